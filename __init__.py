@@ -1,0 +1,42 @@
+"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), for transformers.
+
+Importing the package makes its classes known to AutoConfig, AutoModel, AutoModelForSeq2SeqLM,
+AutoTokenizer and `pipeline("translation")`.
+"""
+
+import sys
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "TranslationPipeline",
+    "VanillaTransformerConfig",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerTokenizer",
+    "sinusoidal_encoding",
+]
+
+# the console script parses its arguments before torch is worth waiting for; a verb that touches
+# a public name then registers all the same
+_is_console_script = PurePath(getattr(sys, "argv", [""])[0]).stem == "vanilla-transformer"
+
+if TYPE_CHECKING or not _is_console_script:
+    from vanilla_transformer.registration import (
+        TranslationPipeline,
+        VanillaTransformerConfig,
+        VanillaTransformerForConditionalGeneration,
+        VanillaTransformerModel,
+        VanillaTransformerTokenizer,
+        sinusoidal_encoding,
+    )
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from vanilla_transformer import registration
+
+        return getattr(registration, name)

@@ -1,0 +1,298 @@
+# Copyright 2026 The vanilla_transformer authors. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""Sizes and options of the model; every default is the base row of Table 3."""
+
+import difflib
+from typing import Literal
+
+from huggingface_hub.dataclasses import strict
+from transformers import GenerationConfig, PreTrainedConfig
+
+# what each row of Table 3 changes from base; D3 and D4 change label smoothing, a training setting
+PAPER_ROWS = {
+    "base": {},
+    "A1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
+    "A2": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},
+    "A3": {"encoder_attention_heads": 16, "decoder_attention_heads": 16},
+    "A4": {"encoder_attention_heads": 32, "decoder_attention_heads": 32},
+    "B1": {"d_k": 16},
+    "B2": {"d_k": 32},
+    "C1": {"encoder_layers": 2, "decoder_layers": 2},
+    "C2": {"encoder_layers": 4, "decoder_layers": 4},
+    "C3": {"encoder_layers": 8, "decoder_layers": 8},
+    "C4": {"hidden_size": 256, "d_k": 32, "d_v": 32},
+    "C5": {"hidden_size": 1024, "d_k": 128, "d_v": 128},
+    "C6": {"encoder_ffn_dim": 1024, "decoder_ffn_dim": 1024},
+    "C7": {"encoder_ffn_dim": 4096, "decoder_ffn_dim": 4096},
+    "D1": {"dropout": 0.0},
+    "D2": {"dropout": 0.2},
+    "D3": {},
+    "D4": {},
+    "E": {"position_encoding": "learned"},
+    "big": {
+        "hidden_size": 1024,
+        "encoder_ffn_dim": 4096,
+        "decoder_ffn_dim": 4096,
+        "encoder_attention_heads": 16,
+        "decoder_attention_heads": 16,
+        "dropout": 0.3,
+    },
+}
+
+# no fields, but what the library writes into config.json or takes beside the fields
+LIBRARY_KEYS = {
+    "attn_implementation",
+    "auto_map",
+    "custom_pipelines",
+    "experts_implementation",
+    "model_type",
+    "name_or_path",
+    "num_labels",
+    "output_attentions",
+    "per_layer_config",
+    "quantization_config",
+    "tie_last_hidden_states",
+    "tokenizer_class",
+    "torch_dtype",
+    "use_bfloat16",
+}
+
+SEPARATE_VOCABULARY_KEYS = {
+    "decoder_vocab_size",
+    "share_encoder_decoder_embeddings",
+    "source_vocab_size",
+    "src_vocab_size",
+    "target_vocab_size",
+    "tgt_vocab_size",
+}
+
+
+def closest_name(name: str, known: list[str]) -> str:
+    """Say which known name was probably meant, as the end of an error message.
+
+    Args:
+        name: What was given.
+        known: What is allowed.
+
+    Returns:
+        `Did you mean X?`, or nothing where no known name is near.
+    """
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+# trf-ignore: TRF057
+@strict
+class VanillaTransformerConfig(PreTrainedConfig):
+    """Sizes and options of a `VanillaTransformerModel`; the defaults are the paper's base model.
+
+    `d_model` is an alias of `hidden_size`, in the constructor too.
+
+    Args:
+        vocab_size: Number of tokens in the vocabulary that source and target share. Section 5.1.
+        hidden_size: d_model, the width of every sub-layer's output. Section 3.1.
+        encoder_layers: N of the encoder. Section 3.1.
+        encoder_attention_heads: h of the encoder. Section 3.2.2.
+        encoder_ffn_dim: d_ff of the encoder. Section 3.3.
+        decoder_layers: N of the decoder.
+        decoder_attention_heads: h of the decoder.
+        decoder_ffn_dim: d_ff of the decoder.
+        d_k: Width of a head's queries and keys; None is `hidden_size / heads`. Table 3, rows B.
+        d_v: Width of a head's values; None is `hidden_size / heads`.
+        position_encoding: "sinusoidal" (section 3.5), "learned" (Table 3, row E) or "none".
+        position_base: Ratio of the longest to the shortest wavelength of the sinusoids.
+        position_layout: "interleaved" sines and cosines as in the paper, or all sines in the first
+            of two "halves", as in many ports.
+        position_offset: Position of the first token.
+        max_position_embeddings: Rows of a learned position table; sinusoids have no limit.
+        norm_first: Normalize a sub-layer's input, not its sum with the output, and add a final
+            norm. The paper normalizes the sum.
+        attention_bias: Biases in the four attention projections. The paper has none.
+        output_bias: A bias on the logits. The paper has none.
+        activation_function: Between the two feed-forward layers; section 3.3 has ReLU.
+        dropout: On each sub-layer's output and on embedding plus position. Section 5.4.
+        attention_dropout: On the attention weights. The paper has none.
+        activation_dropout: After the activation. The paper has none.
+        layer_norm_eps: Added to the variance in layer normalization. The paper does not state it.
+        pad_token_id: Fills sentences of a batch to one length.
+        bos_token_id: Begins a sentence.
+        eos_token_id: Ends a sentence, or a list of such.
+        decoder_start_token_id: What the decoder reads first.
+        is_encoder_decoder: Always true; the library reads it.
+        use_cache: Return keys and values for the next decoding step.
+        tie_word_embeddings: One matrix for source, target and output. Section 3.4.
+
+    Raises:
+        ValueError: If a field is unknown.
+        StrictDataclassError: If a field is of the wrong type or out of range, or sizes do not fit.
+    """
+
+    model_type = "vanilla_transformer"
+    keys_to_ignore_at_inference = ["past_key_values"]
+    attribute_map = {
+        "d_model": "hidden_size",
+        "num_hidden_layers": "encoder_layers",
+        "num_attention_heads": "encoder_attention_heads",
+        "intermediate_size": "encoder_ffn_dim",
+    }
+
+    vocab_size: int = 37000
+    hidden_size: int = 512
+    encoder_layers: int = 6
+    encoder_attention_heads: int = 8
+    encoder_ffn_dim: int = 2048
+    decoder_layers: int = 6
+    decoder_attention_heads: int = 8
+    decoder_ffn_dim: int = 2048
+    d_k: int | None = None
+    d_v: int | None = None
+    position_encoding: Literal["sinusoidal", "learned", "none"] = "sinusoidal"
+    position_base: float | int = 10000.0
+    position_layout: Literal["interleaved", "halves"] = "interleaved"
+    position_offset: int = 0
+    max_position_embeddings: int = 1024
+    norm_first: bool = False
+    attention_bias: bool = False
+    output_bias: bool = False
+    activation_function: str = "relu"
+    dropout: float | int = 0.1
+    attention_dropout: float | int = 0.0
+    activation_dropout: float | int = 0.0
+    layer_norm_eps: float = 1e-5
+    pad_token_id: int | None = 0
+    bos_token_id: int | None = 1
+    eos_token_id: int | list[int] | None = 2
+    decoder_start_token_id: int | None = 1
+    is_encoder_decoder: bool = True
+    use_cache: bool = True
+    tie_word_embeddings: bool = True
+
+    def __post_init__(self, **kwargs):
+        for alias, field in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, field, kwargs.pop(alias))
+        self._refuse_unknown(kwargs)
+        super().__post_init__(**kwargs)
+
+    @classmethod
+    def from_paper(cls, row: str, **overrides) -> "VanillaTransformerConfig":
+        """The sizes of one row of Table 3.
+
+        Args:
+            row: "base", "big", or the name of a variation: "A1" to "A4", "B1", ... "E".
+            overrides: Fields to set beside those of the row, `vocab_size` for one.
+
+        Returns:
+            The configuration of that row.
+
+        Raises:
+            ValueError: If Table 3 has no such row.
+        """
+        if row not in PAPER_ROWS:
+            raise ValueError(
+                f"row must be one of Table 3, {', '.join(PAPER_ROWS)}, got {row!r}."
+                + closest_name(row, list(PAPER_ROWS))
+            )
+        return cls(**{**PAPER_ROWS[row], **overrides})
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head's keys, as the library's static cache asks for it."""
+        return self.d_k or self.hidden_size // self.num_attention_heads
+
+    @property
+    def qk_head_dim(self) -> int | None:
+        """Set where keys and values differ in width: tells the library not to size caches early."""
+        d_v = self.d_v or self.hidden_size // self.num_attention_heads
+        return None if d_v == self.head_dim else self.head_dim
+
+    def validate_architecture(self):
+        """Check that the sizes fit together; called by the library on construction and saving.
+
+        Raises:
+            ValueError: If they do not.
+        """
+        super().validate_architecture()
+        for name in (
+            "vocab_size",
+            "hidden_size",
+            "encoder_layers",
+            "encoder_attention_heads",
+            "encoder_ffn_dim",
+            "decoder_layers",
+            "decoder_attention_heads",
+            "decoder_ffn_dim",
+            "d_k",
+            "d_v",
+            "max_position_embeddings",
+            "position_base",
+        ):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}.")
+        for name in ("dropout", "attention_dropout", "activation_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 0 and below 1, got {getattr(self, name)}."
+                )
+        if self.position_offset < 0:
+            raise ValueError(f"position_offset must not be negative, got {self.position_offset}.")
+        if self.position_encoding == "sinusoidal" and self.hidden_size % 2:
+            raise ValueError(f"d_model must be even, for sin/cos pairs, got {self.hidden_size}.")
+        self._validate_heads()
+        self._validate_token_ids()
+
+    def _validate_heads(self):
+        heads = (self.encoder_attention_heads, self.decoder_attention_heads)
+        for name in ("d_k", "d_v"):
+            if getattr(self, name) is not None:
+                continue
+            if heads[0] != heads[1]:
+                raise ValueError(
+                    f"{name} must be given where encoder and decoder differ in heads, "
+                    f"got {heads[0]} and {heads[1]} heads."
+                )
+            if self.hidden_size % heads[0]:
+                raise ValueError(
+                    f"d_model must be divisible by the number of heads, or {name} given, "
+                    f"got d_model {self.hidden_size} and {heads[0]} heads."
+                )
+
+    def _validate_token_ids(self):
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+            ids = getattr(self, name)
+            for token_id in ids if isinstance(ids, list) else [ids]:
+                if token_id is not None and not 0 <= token_id < self.vocab_size:
+                    raise ValueError(
+                        f"{name} must be below vocab_size ({self.vocab_size}), got {token_id}."
+                    )
+
+    def _refuse_unknown(self, given: dict):
+        """The base class would keep any keyword as an attribute, a misspelt field too."""
+        # a saved configuration may hold attributes a user has set, or keys of a later library
+        is_saved = self.transformers_version is not None
+        fields = list(self.__dataclass_fields__) + list(self.attribute_map)
+        for name in given:
+            if name in SEPARATE_VOCABULARY_KEYS:
+                raise ValueError(
+                    f"{name} must not be given: source and target share vocab_size tokens."
+                )
+            is_library_key = name in LIBRARY_KEYS or name in vars(GenerationConfig())
+            if is_saved or is_library_key or name.startswith("_"):
+                continue
+            hint = closest_name(name, fields)
+            raise ValueError(f"{name} is not a field of {type(self).__name__}.{hint}")
+
+
+__all__ = ["VanillaTransformerConfig"]

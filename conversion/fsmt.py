@@ -1,0 +1,78 @@
+"""From transformers' FSMT, the family of fairseq's WMT19 models."""
+
+import torch
+from transformers import FSMTForConditionalGeneration
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.weights import assembled, stack_weights
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+
+
+def from_fsmt(
+    model: FSMTForConditionalGeneration,
+) -> VanillaTransformerForConditionalGeneration:
+    """The same function of the same tokens, as a model of this package.
+
+    Args:
+        model: An FSMT model whose vocabularies are of one size.
+
+    Returns:
+        A model with equal logits, in evaluation mode, its embeddings tied where source and target
+        were the same; its weights are copies.
+
+    Raises:
+        ValueError: If the model is outside this architecture; the message says in what.
+    """
+    theirs = model.config
+    if theirs.src_vocab_size != theirs.tgt_vocab_size:
+        raise ValueError(
+            "src_vocab_size and tgt_vocab_size must be equal: source and target share one "
+            f"vocabulary here, got {theirs.src_vocab_size} and {theirs.tgt_vocab_size}."
+        )
+    if not theirs.scale_embedding:
+        raise ValueError(
+            "scale_embedding must be true: section 3.4 multiplies by sqrt(d_model), got false."
+        )
+    source_table = model.model.encoder.embed_tokens.weight
+    target_table = model.model.decoder.embed_tokens.weight
+    output_table = model.model.decoder.output_projection.weight
+    tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
+    width = theirs.d_model
+    config = VanillaTransformerConfig(
+        vocab_size=theirs.tgt_vocab_size,
+        hidden_size=width,
+        encoder_layers=theirs.encoder_layers,
+        encoder_attention_heads=theirs.encoder_attention_heads,
+        encoder_ffn_dim=theirs.encoder_ffn_dim,
+        decoder_layers=theirs.decoder_layers,
+        decoder_attention_heads=theirs.decoder_attention_heads,
+        decoder_ffn_dim=theirs.decoder_ffn_dim,
+        d_k=width // theirs.encoder_attention_heads,
+        d_v=width // theirs.encoder_attention_heads,
+        position_layout="halves",
+        # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
+        position_base=10000.0 ** (width / (width - 2)),
+        # fairseq counts from the row after the padding token's
+        position_offset=theirs.pad_token_id + 1,
+        max_position_embeddings=theirs.max_position_embeddings,
+        attention_bias=True,
+        activation_function=theirs.activation_function,
+        dropout=theirs.dropout,
+        attention_dropout=theirs.attention_dropout,
+        activation_dropout=theirs.activation_dropout,
+        pad_token_id=theirs.pad_token_id,
+        bos_token_id=theirs.bos_token_id,
+        eos_token_id=theirs.eos_token_id,
+        decoder_start_token_id=theirs.decoder_start_token_id,
+        tie_word_embeddings=tied,
+    )
+    weights = {
+        **stack_weights(model, "encoder"),
+        **stack_weights(model, "decoder"),
+        "model.encoder.embed_tokens.weight": source_table,
+        "model.decoder.embed_tokens.weight": target_table,
+        "lm_head.weight": output_table,
+    }
+    return assembled(config, weights)

@@ -1,0 +1,612 @@
+"""The search of section 6.1, behind the library's own `generate`.
+
+A generation configuration with `length_penalty_alpha` selects it wherever the library would do beam
+search; one with `max_extra_tokens` bounds every mode by the length of each source sentence. A
+configuration with neither leaves the library's behavior as it is.
+
+Shapes: B sentences still searched, K beams, C candidates, V tokens in the vocabulary, L length of
+the longest allowed target with its start token.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+
+SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens")
+
+
+def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
+    """What the log-probability of a hypothesis is divided by. Section 6.1, after Wu et al. 2016.
+
+    Args:
+        length: Number of target tokens, the end token included, of any shape.
+        alpha: 0 for no penalty; the paper's searches use 0.6.
+
+    Returns:
+        ((5 + length) / 6) ** alpha, of the same shape.
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+class SentenceLengthCriteria(StoppingCriteria):
+    """Stops each sentence at its own number of new tokens. Section 6.1.
+
+    Args:
+        max_new_tokens: The bound of each sentence, [B].
+        prompt_length: Number of target tokens given beforehand.
+    """
+
+    def __init__(self, max_new_tokens: Tensor, prompt_length: int):
+        self.max_new_tokens = max_new_tokens
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        """Tell which rows have reached their bound.
+
+        Args:
+            input_ids: Target tokens so far, the same number of rows for each sentence, [rows, T].
+            scores: Unused.
+            kwargs: Unused.
+
+        Returns:
+            True where a row is to stop, [rows].
+        """
+        rows_per_sentence = input_ids.shape[0] // self.max_new_tokens.shape[0]
+        limits = self.max_new_tokens.repeat_interleave(rows_per_sentence).to(input_ids.device)
+        return input_ids.shape[1] - self.prompt_length >= limits
+
+
+@dataclass
+class Hypotheses:
+    """Some partial or complete translations of each sentence.
+
+    Args:
+        ids: Target tokens, [B, C, L].
+        origins: Row of the batch that each new token's score came from, -1 where none yet,
+            [B, C, L - prompt].
+        scores: Log-probability, or its quotient by the length penalty, [B, C].
+    """
+
+    ids: Tensor
+    origins: Tensor
+    scores: Tensor
+
+    def pick(self, index: Tensor) -> "Hypotheses":
+        """Choose among the hypotheses of each sentence.
+
+        Args:
+            index: Which to keep, [B, C'].
+
+        Returns:
+            The chosen ones, [B, C', ...].
+        """
+        wide = index[:, :, None]
+        return Hypotheses(
+            self.ids.gather(1, wide.expand(-1, -1, self.ids.shape[2])),
+            self.origins.gather(1, wide.expand(-1, -1, self.origins.shape[2])),
+            self.scores.gather(1, index),
+        )
+
+    def best(self, count: int) -> "Hypotheses":
+        """The `count` highest scores of each sentence, best first.
+
+        Args:
+            count: How many to keep.
+
+        Returns:
+            The best ones, [B, count, ...].
+        """
+        return self.pick(self.scores.topk(count, dim=1).indices)
+
+    def joined(self, other: "Hypotheses") -> "Hypotheses":
+        """These and others of the same sentences.
+
+        Args:
+            other: [B, C', ...].
+
+        Returns:
+            All of them, [B, C + C', ...].
+        """
+        return Hypotheses(
+            torch.cat((self.ids, other.ids), dim=1),
+            torch.cat((self.origins, other.origins), dim=1),
+            torch.cat((self.scores, other.scores), dim=1),
+        )
+
+    def of_sentences(self, index: Tensor) -> "Hypotheses":
+        """Keep some of the sentences.
+
+        Args:
+            index: Which sentences, [B'].
+
+        Returns:
+            Their hypotheses, [B', C, ...].
+        """
+        return Hypotheses(self.ids[index], self.origins[index], self.scores[index])
+
+
+class PaperSearchMixin:
+    """Gives a model the paper's search; stands before `GenerationMixin` among its bases."""
+
+    def _prepare_generation_config(self, generation_config, *args, **kwargs):
+        given = {name: kwargs.pop(name) for name in SEARCH_FIELDS if name in kwargs}
+        prepared, model_kwargs = super()._prepare_generation_config(
+            generation_config, *args, **kwargs
+        )
+        for name in SEARCH_FIELDS:
+            setattr(prepared, name, given.get(name, getattr(prepared, name, None)))
+        check_search_settings(prepared)
+        return prepared, model_kwargs
+
+    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
+        prepared = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
+        source, name, _ = prepared
+        # the library stands in meaningless ids for a source that is encoded already
+        if name == "input_ids" and model_kwargs.get("encoder_outputs") is None:
+            check_source_ids(source, self.config.vocab_size)
+        learned = self.config.position_encoding == "learned"
+        if learned and source.shape[1] > self.config.max_position_embeddings:
+            raise ValueError(
+                f"A source must have at most {self.config.max_position_embeddings} tokens, the "
+                f"number of learned positions, got {source.shape[1]}."
+            )
+        return prepared
+
+    def _prepare_generated_length(
+        self, generation_config, has_default_max_length, *args, inputs_tensor, **kwargs
+    ):
+        extra = generation_config.max_extra_tokens
+        learned = self.config.position_encoding == "learned"
+        num_positions = self.config.max_position_embeddings
+        if (
+            extra is not None
+            and has_default_max_length
+            and generation_config.max_new_tokens is None
+        ):
+            longest = inputs_tensor.shape[1] + extra
+            generation_config.max_new_tokens = min(longest, num_positions) if learned else longest
+        prepared = super()._prepare_generated_length(
+            generation_config,
+            has_default_max_length,
+            *args,
+            inputs_tensor=inputs_tensor,
+            **kwargs,
+        )
+        # the last token is never read, so it needs no position
+        if learned and prepared.max_length > num_positions + 1:
+            raise ValueError(
+                f"A target must have at most {num_positions} new tokens, the number of learned "
+                f"positions, got max_length {prepared.max_length}."
+            )
+        return prepared
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
+        return super()._sample(
+            input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
+        )
+
+    def _assisted_decoding(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+    ):
+        limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
+        return super()._assisted_decoding(
+            input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
+        )
+
+    def _beam_search(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+    ):
+        if generation_config.length_penalty_alpha is None or generation_config.do_sample:
+            limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
+            return super()._beam_search(
+                input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
+            )
+        search = PaperBeamSearch(
+            self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+        )
+        return search.run()
+
+
+class PaperBeamSearch:
+    """One beam search over a batch. Section 6.1.
+
+    At each step the likeliest candidates of all beams of a sentence are taken; those that end the
+    sentence are complete hypotheses, scored by log-probability over length penalty, the others go
+    on. A sentence is done when no open hypothesis can still be among the best, or at its bound;
+    only where too few are complete by then do cut ones take their place. Done sentences leave the
+    batch.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+        input_ids: The decoder's prompt, once for each beam, [B * K, prompt].
+        logits_processor: Changes the log-probabilities of each step.
+        stopping_criteria: End a hypothesis beside the end token.
+        generation_config: Prepared by `generate`.
+        synced_gpus: Go on with empty steps until every process is done.
+        model_kwargs: For the model: encoder's outputs, mask and cache.
+    """
+
+    def __init__(
+        self,
+        model,
+        input_ids: Tensor,
+        logits_processor,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        **model_kwargs,
+    ):
+        self.model = model
+        self.config = generation_config
+        self.synced_gpus = synced_gpus
+        self.model_kwargs = model_kwargs
+        self.logits_processor = logits_processor
+        # the bound is kept below, and the end token is known without looking at whole hypotheses
+        self.stopping_criteria = StoppingCriteriaList(
+            criterion
+            for criterion in stopping_criteria
+            if not isinstance(criterion, MaxLengthCriteria | EosTokenCriteria)
+        )
+        self.num_beams = generation_config.num_beams
+        self.num_returned = generation_config.num_return_sequences
+        self.alpha = generation_config.length_penalty_alpha
+        self.end_tokens = generation_config._eos_token_tensor
+        pad = generation_config._pad_token_tensor
+        self.fill = int(self.end_tokens[0] if pad is None else pad)
+        self.num_sentences = input_ids.shape[0] // self.num_beams
+        self.prompt_length = input_ids.shape[1]
+        self.limits = new_token_limits(input_ids, generation_config, model_kwargs, self.num_beams)
+        # where each searched sentence stands in the batch as it was given
+        self.places = torch.arange(self.num_sentences, device=input_ids.device)
+
+        length = self.prompt_length + int(self.limits.max())
+        shape = (self.num_sentences, self.num_beams)
+        ids = input_ids.new_full((*shape, length), self.fill)
+        ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
+        origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
+        scores = torch.zeros(shape, device=input_ids.device)
+        nothing = torch.full_like(scores, -torch.inf)
+        # all beams begin alike: only the first may be continued at first
+        scores[:, 1:] = -torch.inf
+        self.open = Hypotheses(ids, origins, scores)
+        self.complete = Hypotheses(ids, origins, nothing)
+        self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
+        self.record = {"scores": [], "logits": [], "decoder_attentions": []}
+        self.record |= {"cross_attentions": [], "decoder_hidden_states": []}
+
+    def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
+        """Search until every sentence is done.
+
+        Returns:
+            The best hypotheses, [sentences * num_return_sequences, T], in the order of the batch,
+            or the library's output with scores and whatever else was asked for.
+        """
+        step, finished_here = 0, False
+        while self.model._has_unfinished_sequences(
+            finished_here, self.synced_gpus, device=self.places.device
+        ):
+            step += not finished_here
+            log_probs = self._next_log_probs(step)
+            if finished_here:
+                continue
+            done = self._advance(log_probs, step)
+            finished_here = bool(done.all())
+            self._leave(done, finished_here)
+        return self._output()
+
+    def _next_log_probs(self, step: int) -> Tensor:
+        """Score every token after every open hypothesis, [B, K, V]."""
+        length = self.prompt_length + step - 1
+        ids = self.open.ids[:, :, :length].flatten(0, 1)  # [B * K, length]
+        cache = self.model_kwargs.get("past_key_values")
+        unseen = None if cache is None else 1
+        if cache is not None and step == 1:
+            unseen = length - int(cache.get_seq_length())
+        inputs = self.model.prepare_inputs_for_generation(
+            ids,
+            next_sequence_length=unseen,
+            is_first_iteration=step == 1,
+            **self.model_kwargs,
+        )
+        outputs = self.model(**inputs, return_dict=True)
+        self.model_kwargs = self.model._update_model_kwargs_for_generation(
+            outputs, self.model_kwargs, is_encoder_decoder=True
+        )
+        logits = outputs.logits[:, -1].float()  # [B * K, V]
+        log_probs = self._processed(ids, logits.log_softmax(dim=-1))
+        if self.config.return_dict_in_generate:
+            self._record(outputs, logits, log_probs)
+        return log_probs.view(-1, self.num_beams, log_probs.shape[-1])
+
+    def _processed(self, ids: Tensor, log_probs: Tensor) -> Tensor:
+        if not self.logits_processor:
+            return log_probs
+        if len(self.places) == self.num_sentences:
+            return self.logits_processor(ids, log_probs)
+        # a processor may know each row by its place in the whole batch
+        beams = torch.arange(self.num_beams, device=ids.device)
+        rows = (self.places[:, None] * self.num_beams + beams).flatten()
+        all_rows = self.num_sentences * self.num_beams
+        all_ids = ids.new_full((all_rows, ids.shape[1]), self.fill)
+        all_log_probs = log_probs.new_zeros(all_rows, log_probs.shape[1])
+        all_ids[rows] = ids
+        all_log_probs[rows] = log_probs
+        return self.logits_processor(all_ids, all_log_probs)[rows]
+
+    def _advance(self, log_probs: Tensor, step: int) -> Tensor:
+        """Take one step, and tell which sentences are done, [B]."""
+        candidates, beams = self._candidates(log_probs, step)
+        ends = self._ends(candidates, step)  # [B, C]
+
+        ended = candidates.scores / gnmt_length_penalty(step, self.alpha)
+        ended = Hypotheses(candidates.ids, candidates.origins, ended.masked_fill(~ends, -torch.inf))
+        self.complete = self.complete.joined(ended).best(self.num_beams)
+
+        going_on = candidates.scores.masked_fill(ends, -torch.inf)
+        chosen = going_on.topk(self.num_beams, dim=1).indices  # [B, K]
+        candidates.scores = going_on
+        self.open = candidates.pick(chosen)
+        self.chosen_beams = beams.gather(1, chosen)
+
+        at_limit = step >= self.limits
+        cut = self.open.scores / gnmt_length_penalty(step, self.alpha)
+        self._fill_with_cut(at_limit, cut)
+        # log-probabilities only fall, so the penalty at either end of what is left bounds the score
+        best_open = self.open.scores[:, 0]
+        attainable = torch.maximum(
+            best_open / gnmt_length_penalty(step + 1, self.alpha),
+            best_open / gnmt_length_penalty(self.limits, self.alpha),
+        )
+        worst_returned = self.complete.scores[:, self.num_returned - 1]
+        return at_limit | (worst_returned >= attainable)
+
+    def _candidates(self, log_probs: Tensor, step: int) -> tuple[Hypotheses, Tensor]:
+        """The likeliest continuations of each sentence, [B, C], and the beams they continue."""
+        num_tokens = log_probs.shape[-1]
+        # were every beam's end token among the best, as many others would still be left to go on
+        count = max(2, 1 + len(self.end_tokens)) * self.num_beams
+        totals = (log_probs + self.open.scores[:, :, None]).flatten(1)  # [B, K * V]
+        scores, index = totals.topk(min(count, totals.shape[1]), dim=1)
+        beams = index // num_tokens
+        candidates = self.open.pick(beams)
+        candidates.scores = scores
+        candidates.ids[:, :, self.prompt_length + step - 1] = index % num_tokens
+        candidates.origins[:, :, step - 1] = self.places[:, None] * self.num_beams + beams
+        return candidates, beams
+
+    def _ends(self, candidates: Hypotheses, step: int) -> Tensor:
+        length = self.prompt_length + step
+        ends = torch.isin(candidates.ids[:, :, length - 1], self.end_tokens)
+        if self.stopping_criteria:
+            ids = candidates.ids[:, :, :length].flatten(0, 1)
+            scores = tuple(self.record["scores"]) or None
+            ends = ends | self.stopping_criteria(ids, scores).view_as(ends)
+        return ends
+
+    def _fill_with_cut(self, at_limit: Tensor, cut_scores: Tensor):
+        """Where a sentence must stop, let cut hypotheses take the places no complete one has."""
+        missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
+        if not missing.any():
+            return
+        # the open ones stand best first: the first of them goes to the first empty place
+        rank = (missing.cumsum(dim=1) - 1).clamp(min=0)
+        cut = Hypotheses(self.open.ids, self.open.origins, cut_scores).pick(rank)
+        wide = missing[:, :, None]
+        self.complete = Hypotheses(
+            torch.where(wide, cut.ids, self.complete.ids),
+            torch.where(wide, cut.origins, self.complete.origins),
+            torch.where(missing, cut.scores, self.complete.scores),
+        )
+
+    def _leave(self, done: Tensor, all_done: bool):
+        """Set done sentences' results, take them out, and line the cache up with the beams."""
+        newly_done = done & (self.results.scores[self.places, 0] == -torch.inf)
+        places = self.places[newly_done]
+        self.results.ids[places] = self.complete.ids[newly_done]
+        self.results.origins[places] = self.complete.origins[newly_done]
+        self.results.scores[places] = self.complete.scores[newly_done]
+        if all_done:
+            return
+        cache = self.model_kwargs.get("past_key_values")
+        fixed_size = cache is not None and cache.is_compileable
+        stays = torch.arange(len(self.places), device=done.device)
+        # outputs for each step, and collective steps, need every row to the end
+        if not (fixed_size or self.config.return_dict_in_generate or self.synced_gpus):
+            stays = stays[~done]
+        rows = (stays[:, None] * self.num_beams + self.chosen_beams[stays]).flatten()
+        if len(stays) < len(self.places):
+            self.open = self.open.of_sentences(stays)
+            self.complete = self.complete.of_sentences(stays)
+            self.limits, self.places = self.limits[stays], self.places[stays]
+            self.model_kwargs = {
+                name: select_rows(value, rows, len(done) * self.num_beams)
+                for name, value in self.model_kwargs.items()
+            }
+            if cache is not None:
+                cache.reorder_cache(rows)
+        elif cache is not None:
+            # all beams of a sentence share its memory: only what they wrote themselves moves
+            getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
+
+    def _record(self, outputs, logits: Tensor, log_probs: Tensor):
+        config, record = self.config, self.record
+        if config.output_logits:
+            record["logits"].append(logits)
+        if config.output_scores:
+            record["scores"].append(log_probs)
+        if config.output_attentions:
+            record["decoder_attentions"].append(outputs.decoder_attentions)
+            record["cross_attentions"].append(outputs.cross_attentions)
+        if config.output_hidden_states:
+            record["decoder_hidden_states"].append(outputs.decoder_hidden_states)
+
+    def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
+        ids = self.results.ids[:, : self.num_returned].flatten(0, 1)
+        origins = self.results.origins[:, : self.num_returned].flatten(0, 1)
+        longest = int((origins >= 0).sum(dim=1).max())
+        ids = ids[:, : self.prompt_length + longest]
+        config = self.config
+        if not config.return_dict_in_generate:
+            return ids
+        encoder_outputs = self.model_kwargs["encoder_outputs"]
+        scores = self.results.scores[:, : self.num_returned].flatten()
+        return GenerateBeamEncoderDecoderOutput(
+            sequences=ids,
+            sequences_scores=scores if config.output_scores else None,
+            beam_indices=origins[:, :longest],
+            encoder_attentions=(
+                encoder_outputs.get("attentions") if config.output_attentions else None
+            ),
+            encoder_hidden_states=(
+                encoder_outputs.get("hidden_states") if config.output_hidden_states else None
+            ),
+            past_key_values=self.model_kwargs.get("past_key_values"),
+            **{name: tuple(steps) or None for name, steps in self.record.items()},
+        )
+
+
+def check_search_settings(config: GenerationConfig):
+    """Refuse settings that contradict each other.
+
+    Args:
+        config: A generation configuration with `SEARCH_FIELDS`.
+
+    Raises:
+        ValueError: If two length penalties are given, or a value is out of range.
+    """
+    if config.max_extra_tokens is not None and config.max_extra_tokens < 0:
+        raise ValueError(f"max_extra_tokens must not be negative, got {config.max_extra_tokens}.")
+    if config.length_penalty_alpha is None:
+        return
+    if config.length_penalty not in (None, 1.0):
+        raise ValueError(
+            "length_penalty and length_penalty_alpha are two formulas for one thing: give one, got "
+            f"{config.length_penalty} and {config.length_penalty_alpha}."
+        )
+    if config.early_stopping is True:
+        raise ValueError(
+            "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
+            "open hypothesis can still win."
+        )
+    if config.eos_token_id is None:
+        raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
+
+
+def check_source_ids(input_ids: Tensor, vocab_size: int):
+    """Refuse a source that no model of this vocabulary can read.
+
+    Args:
+        input_ids: Source tokens, [B, S].
+        vocab_size: V.
+
+    Raises:
+        ValueError: If the batch is empty or an id is not in the vocabulary.
+    """
+    if input_ids.numel() == 0:
+        raise ValueError(
+            f"input_ids must hold at least one sentence of one token, got {list(input_ids.shape)}."
+        )
+    lowest, highest = int(input_ids.min()), int(input_ids.max())
+    if lowest < 0 or highest >= vocab_size:
+        raise ValueError(
+            f"input_ids must be at least 0 and below the vocabulary size {vocab_size}, got "
+            f"{lowest if lowest < 0 else highest}."
+        )
+
+
+def new_token_limits(
+    input_ids: Tensor, config: GenerationConfig, model_kwargs: dict, rows_per_sentence: int
+) -> Tensor:
+    """How many tokens each sentence may get. Section 6.1.
+
+    Args:
+        input_ids: The decoder's prompt, [B * rows_per_sentence, prompt].
+        config: Prepared by `generate`: `max_length` is set.
+        model_kwargs: With the source's mask, or the encoder's outputs where all is source.
+        rows_per_sentence: Beams, or sampled sequences.
+
+    Returns:
+        The bounds, at least 1, [B].
+    """
+    rows, prompt_length = input_ids.shape
+    longest = config.max_length - prompt_length
+    limits = input_ids.new_full((rows,), longest)
+    if config.max_extra_tokens is not None:
+        mask = model_kwargs.get("attention_mask")
+        if mask is None:
+            source_lengths = model_kwargs["encoder_outputs"].last_hidden_state.shape[1]
+        else:
+            source_lengths = mask.sum(dim=1).to(limits)
+        limits = (limits * 0 + source_lengths + config.max_extra_tokens).clamp(max=longest)
+    return limits[::rows_per_sentence].clamp(min=1)
+
+
+def limit_by_sentence(
+    stopping_criteria: StoppingCriteriaList,
+    input_ids: Tensor,
+    config: GenerationConfig,
+    model_kwargs: dict,
+) -> StoppingCriteriaList:
+    """Add the bound of each sentence to the criteria of the library's own modes.
+
+    Args:
+        stopping_criteria: Those `generate` prepared.
+        input_ids: The decoder's prompt, [rows, prompt].
+        config: Prepared by `generate`.
+        model_kwargs: With the source's mask, or the encoder's outputs.
+
+    Returns:
+        The criteria, with one more where `max_extra_tokens` is set.
+    """
+    if config.max_extra_tokens is None:
+        return stopping_criteria
+    limits = new_token_limits(input_ids, config, model_kwargs, rows_per_sentence=1)
+    own = SentenceLengthCriteria(limits, input_ids.shape[1])
+    return StoppingCriteriaList([*stopping_criteria, own])
+
+
+def select_rows(value, rows: Tensor, num_rows: int):
+    """Keep some rows of whatever belongs to the rows of a batch.
+
+    Args:
+        value: A tensor [num_rows, ...], a library output of such tensors, or anything else.
+        rows: Which rows to keep, [R].
+        num_rows: Size of the batch now.
+
+    Returns:
+        The rows [R, ...]; `value` itself where it has no rows.
+    """
+    if isinstance(value, Tensor):
+        return value[rows] if value.shape[:1] == (num_rows,) else value
+    if isinstance(value, dict):
+        kept = {name: select_rows(part, rows, num_rows) for name, part in value.items()}
+        return type(value)(**kept)
+    return value
+
+
+def set_paper_search(
+    model, num_beams: int = 4, length_penalty_alpha: float = 0.6, max_extra_tokens: int = 50
+):
+    """Give a trained model the search of section 6.1 as its default; the values are the paper's.
+
+    Args:
+        model: Whose generation configuration is replaced.
+        num_beams: Beam size.
+        length_penalty_alpha: Alpha of the length penalty.
+        max_extra_tokens: How much longer than its source a translation may get.
+    """
+    config = model.config
+    model.generation_config = GenerationConfig(
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        num_beams=num_beams,
+        length_penalty_alpha=length_penalty_alpha,
+        max_extra_tokens=max_extra_tokens,
+    )

@@ -1,0 +1,231 @@
+"""Publish a model so that it loads by name, with and without this package installed."""
+
+import json
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import cached_file
+
+from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
+from vanilla_transformer.registration import (
+    TranslationPipeline,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
+
+CONFIG_FILE = "config.json"
+GENERATION_FILE = "generation_config.json"
+TOKENIZER_FILE = "tokenizer_config.json"
+CARD_FILE = "README.md"
+# what a run folder holds beside the model, and a reader of the card may ask for
+RUN_FILES = (
+    "recipe.yaml",
+    "environment.txt",
+    "metrics.jsonl",
+    "scores.json",
+    "hypotheses",
+    "pictures",
+)
+# a push replaces what an earlier one left, however many weight files or modules that had
+REPLACED_FILES = ["model*.safetensors", "model.safetensors.index.json", "*_vanilla_transformer.py"]
+
+
+def push_to_hub(
+    run: str | Path | TranslationPipeline,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    commit_message: str = "Upload model, tokenizer and code",
+    revision: str | None = None,
+) -> CommitInfo:
+    """Publish weights, configurations, tokenizer, model card and code, as one commit.
+
+    Everything is written and checked before the first request, and nothing of it can be seen before
+    all of it can.
+
+    Args:
+        run: A run folder, a model folder, a Hub name, or a pipeline with its model and tokenizer.
+        repo_id: Where to, `user/name`; made if it does not exist.
+        private: Whether a new repository is private; None leaves it to the account's default.
+        token: For the Hub; None takes the one that `hf auth login` left.
+        commit_message: Of the one commit.
+        revision: Branch to commit to, made if it does not exist; None for the main one.
+
+    Returns:
+        The commit, with its address in `commit_url`.
+
+    Raises:
+        ValueError: If the run cannot be read, its tokenizer is not its model's, or the Hub does not
+            take it.
+    """
+    if repo_id.count("/") != 1:
+        raise ValueError(f"repo_id must be user/name, got {repo_id!r}.")
+    validate_repo_id(repo_id)
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as folder:
+        export_for_hub(run, folder, repo_id)
+        try:
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            return api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                revision=revision,
+                delete_patterns=REPLACED_FILES,
+            )
+        except HfHubHTTPError as error:
+            if error.response.status_code in (401, 403):
+                raise ValueError(
+                    f"repo_id must be one that your token may write to (`hf auth login` sets it), "
+                    f"got {repo_id!r}: {error.server_message or 'no valid token'}."
+                ) from error
+            raise
+
+
+def export_for_hub(
+    run: str | Path | TranslationPipeline, folder: str | Path, repo_id: str = "user/name"
+):
+    """Write what `push_to_hub` publishes into a local folder.
+
+    The folder loads with `trust_remote_code=True` where this package is not installed.
+
+    Args:
+        run: A run folder, a model folder, a Hub name, or a pipeline with its model and tokenizer.
+        folder: Where to write; made if it does not exist.
+        repo_id: The name by which the model card tells to load it.
+
+    Raises:
+        ValueError: If the run cannot be read, or its tokenizer is not its model's.
+    """
+    model, tokenizer = load_run(run)
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # the classes are not registered for this, as every later save of the process would then ask to
+    # trust its code; the copies are flat, relative imports included
+    for public in (VanillaTransformerForConditionalGeneration, TranslationPipeline):
+        custom_object_save(public, folder)
+    _edit_json(
+        folder / CONFIG_FILE,
+        auto_map={
+            "AutoConfig": _address(VanillaTransformerConfig),
+            "AutoModel": _address(VanillaTransformerModel),
+            "AutoModelForSeq2SeqLM": _address(VanillaTransformerForConditionalGeneration),
+        },
+        custom_pipelines={
+            TASK: {"impl": _address(TranslationPipeline), "pt": ["AutoModelForSeq2SeqLM"]}
+        },
+    )
+    # a converted model may keep the tokenizer it came with, which needs no code of ours
+    if isinstance(tokenizer, VanillaTransformerTokenizer):
+        custom_object_save(VanillaTransformerTokenizer, folder)
+        addresses = [_address(VanillaTransformerTokenizer), None]
+        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": addresses})
+    # where this is set, the library forgets the search's own settings when it loads the file
+    _edit_json(folder / GENERATION_FILE, _from_model_config=False)
+    if isinstance(run, str | Path):
+        for name in RUN_FILES:
+            source = Path(run, name)
+            if source.is_dir():
+                shutil.copytree(source, folder / name, dirs_exist_ok=True)
+            elif source.is_file():
+                shutil.copyfile(source, folder / name)
+    _write_card(run, folder, repo_id, model)
+
+
+def load_run(
+    run: str | Path | TranslationPipeline,
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The model and the tokenizer of a run.
+
+    Args:
+        run: A run folder, a model folder, a Hub name, or a pipeline, whose own are returned.
+
+    Returns:
+        Both.
+
+    Raises:
+        ValueError: If they cannot be read, or the tokenizer is not the model's.
+    """
+    if isinstance(run, TranslationPipeline):
+        return run.model, run.tokenizer
+    try:
+        config = AutoConfig.from_pretrained(run)
+        if not isinstance(config, VanillaTransformerConfig):
+            raise ValueError(
+                f"run must be a vanilla_transformer, got a {config.model_type}: {run}."
+            )
+        model = VanillaTransformerForConditionalGeneration.from_pretrained(run)
+        tokenizer = AutoTokenizer.from_pretrained(run)
+    except (OSError, SafetensorError) as error:
+        raise ValueError(
+            f"run must be a run folder, a model folder or a Hub name, got {str(run)!r}: {error}"
+        ) from error
+    check_tokenizer(model, tokenizer)
+    return model, tokenizer
+
+
+def _address(public: type) -> str:
+    """Where a class is once its file has been copied."""
+    return f"{public.__module__.rsplit('.', 1)[-1]}.{public.__name__}"
+
+
+def _edit_json(path: Path, **entries: Any):
+    content = json.loads(path.read_text(encoding="utf-8")) | entries
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_card(
+    run: str | Path | TranslationPipeline, folder: Path, repo_id: str, model: PreTrainedModel
+):
+    """The run's own model card, which has its results, or a new one; with how to load it."""
+    found = None
+    if isinstance(run, str | Path):
+        found = cached_file(str(run), CARD_FILE, _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        card = ModelCard(
+            f"# {repo_id.split('/')[-1]}\n\n"
+            'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
+            f"{model.num_parameters():,} parameters.\n"
+        )
+    else:
+        card = ModelCard(Path(found).read_text(encoding="utf-8"))
+    for name, value in (
+        ("library_name", "transformers"),
+        ("pipeline_tag", TASK),
+        ("tags", ["vanilla_transformer", TASK]),
+    ):
+        if card.data.get(name) is None:
+            card.data[name] = value
+    # the run's card tells to load the run's folder, which its readers do not have
+    card.text = re.sub(
+        r'pipeline\("translation", model="[^"]*"',
+        f'pipeline("translation", model="{repo_id}"',
+        card.text,
+    )
+    if "trust_remote_code=True" not in card.text:
+        card.text = (
+            f"{card.text.rstrip()}\n\n## Without the package\n\n"
+            "```python\nfrom transformers import pipeline\n\n"
+            f'translate = pipeline("translation", model="{repo_id}", trust_remote_code=True)\n'
+            'print(translate("..."))\n```\n'
+        )
+    (folder / CARD_FILE).write_text(str(card), encoding="utf-8")
+
+
+__all__ = ["export_for_hub", "load_run", "push_to_hub"]

@@ -1,0 +1,903 @@
+# Copyright 2026 The vanilla_transformer authors. All rights reserved.
+#
+# Licensed under the Apache License, Version 2.0 (the "License");
+# you may not use this file except in compliance with the License.
+# You may obtain a copy of the License at
+#
+#     http://www.apache.org/licenses/LICENSE-2.0
+#
+# Unless required by applicable law or agreed to in writing, software
+# distributed under the License is distributed on an "AS IS" BASIS,
+# WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
+# See the License for the specific language governing permissions and
+# limitations under the License.
+"""The Transformer of "Attention Is All You Need", in the order of the paper's section 3.
+
+Shapes: B sentences, S source positions, T target positions, Q queries, K keys, h heads, d_k and d_v
+widths of a head's keys and values, d_model width of the residual stream, d_ff inner width, V tokens
+in the vocabulary.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import (
+    Cache,
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationMixin,
+    PreTrainedModel,
+)
+from transformers import initialization as init
+from transformers.activations import ACT2FN
+from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import (
+    BaseModelOutput,
+    BaseModelOutputWithPastAndCrossAttentions,
+    Seq2SeqLMOutput,
+    Seq2SeqModelOutput,
+)
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import PaperSearchMixin
+
+# ---- 3.2.1 Scaled Dot-Product Attention ----
+
+
+def scaled_dot_product_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Average the values, weighted by how well each key answers the query. Section 3.2.1, eq. (1).
+
+    Args:
+        query: What each position looks for, [B, h, Q, d_k].
+        key: What each position offers, [B, h, K, d_k].
+        value: What each position gives, [B, h, K, d_v].
+        mask: 0 where attention is allowed, very low where not, broadcastable to [B, h, Q, K].
+        dropout: Probability of dropping an attention weight.
+
+    Returns:
+        The weighted values [B, h, Q, d_v] and the weights [B, h, Q, K].
+    """
+    d_k = query.shape[-1]
+    scores = query @ key.transpose(-2, -1) / math.sqrt(d_k)  # [B, h, Q, K]
+    weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+    context = F.dropout(weights, dropout, training=dropout > 0) @ value  # [B, h, Q, d_v]
+    return context, weights
+
+
+# ---- 3.2.2 Multi-Head Attention ----
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout: float = 0.0,
+    **kwargs: Unpack[TransformersKwargs],
+) -> tuple[Tensor, Tensor]:
+    """Equation (1) in the form of the library's attention functions, which stand in for it.
+
+    Args:
+        module: The calling attention, unused.
+        query: [B, h, Q, d_k].
+        key: [B, h, K, d_k].
+        value: [B, h, K, d_v].
+        mask: 0 where attention is allowed, very low where not, broadcastable to [B, h, Q, K].
+        dropout: Probability of dropping an attention weight.
+        kwargs: For other implementations.
+
+    Returns:
+        The weighted values [B, Q, h, d_v] and the weights [B, h, Q, K].
+    """
+    context, weights = scaled_dot_product_attention(query, key, value, mask, dropout)
+    return context.transpose(1, 2).contiguous(), weights
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention from h points of view at once. Section 3.2.2.
+
+    Args:
+        config: Sizes of the model.
+        num_heads: h, of the stack this attention stands in; the encoder's where None.
+        layer_idx: Place in the decoder's stack, where keys and values are cached.
+        is_causal: Whether the future is hidden, section 3.2.3; the mask hides it all the same.
+    """
+
+    def __init__(
+        self,
+        config: VanillaTransformerConfig,
+        num_heads: int | None = None,
+        layer_idx: int | None = None,
+        is_causal: bool = False,
+    ):
+        super().__init__()
+        num_heads = num_heads or config.encoder_attention_heads
+        self.config = config
+        self.layer_idx = layer_idx
+        self.is_causal = is_causal
+        self.d_k = config.d_k or config.d_model // num_heads
+        self.d_v = config.d_v or config.d_model // num_heads
+        self.scaling = self.d_k**-0.5
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(config.d_model, num_heads * self.d_k, bias=bias)
+        self.k_proj = nn.Linear(config.d_model, num_heads * self.d_k, bias=bias)
+        self.v_proj = nn.Linear(config.d_model, num_heads * self.d_v, bias=bias)
+        self.out_proj = nn.Linear(num_heads * self.d_v, config.d_model, bias=bias)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None,
+        mask: Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[Tensor, Tensor | None]:
+        """Let each position of `x` gather from `memory`, or from `x` itself.
+
+        Args:
+            x: Where the queries come from, [B, Q, d_model].
+            memory: Where keys and values come from, [B, K, d_model]; `x` where None.
+            mask: What the library made for its implementation; None where nothing is masked.
+            past_key_values: Keys and values of earlier steps.
+            kwargs: For the attention implementation.
+
+        Returns:
+            What was gathered [B, Q, d_model], and the weights [B, h, Q, K] where they are computed.
+        """
+        query = self._heads(self.q_proj(x), self.d_k)  # [B, h, Q, d_k]
+        key, value = self._keys_and_values(x, memory, past_key_values)
+        attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention
+        )
+        context, weights = attention(
+            self,
+            query,
+            key,
+            value,
+            mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        return self.out_proj(context.reshape(*x.shape[:-1], -1)), weights
+
+    def _keys_and_values(
+        self, x: Tensor, memory: Tensor | None, past_key_values: Cache | None
+    ) -> tuple[Tensor, Tensor]:
+        cache, is_cross_attention = past_key_values, memory is not None
+        if isinstance(past_key_values, EncoderDecoderCache):
+            cache = past_key_values.self_attention_cache
+            if is_cross_attention:
+                cache = past_key_values.cross_attention_cache
+                if past_key_values.is_updated.get(self.layer_idx):
+                    layer = cache.layers[self.layer_idx]
+                    return layer.keys, layer.values
+        source = memory if is_cross_attention else x
+        key = self._heads(self.k_proj(source), self.d_k)  # [B, h, K, d_k]
+        value = self._heads(self.v_proj(source), self.d_v)  # [B, h, K, d_v]
+        if cache is None:
+            return key, value
+        key, value = cache.update(key, value, self.layer_idx)
+        if is_cross_attention and cache is not past_key_values:
+            past_key_values.is_updated[self.layer_idx] = True
+        return key, value
+
+    @staticmethod
+    def _heads(x: Tensor, width: int) -> Tensor:
+        return x.view(*x.shape[:-1], -1, width).transpose(1, 2)  # [B, h, T, width]
+
+
+# ---- 3.3 Position-wise Feed-Forward Networks ----
+
+
+class FeedForward(nn.Module):
+    """max(0, x W_1 + b_1) W_2 + b_2, at each position alone. Section 3.3, eq. (2).
+
+    Args:
+        config: Sizes of the model.
+        d_ff: Inner width; the encoder's where None.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, d_ff: int | None = None):
+        super().__init__()
+        d_ff = d_ff or config.encoder_ffn_dim
+        self.fc1 = nn.Linear(config.d_model, d_ff)
+        self.fc2 = nn.Linear(d_ff, config.d_model)
+        self.activation = ACT2FN[config.activation_function]
+        self.dropout = nn.Dropout(config.activation_dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Transform each position.
+
+        Args:
+            x: [B, T, d_model].
+
+        Returns:
+            [B, T, d_model].
+        """
+        return self.fc2(self.dropout(self.activation(self.fc1(x))))
+
+
+# ---- 3.1 Encoder and Decoder Stacks ----
+
+
+class TransformerLayer(GradientCheckpointingLayer):
+    """What encoder and decoder layers share: "Add & Norm", as figure 1 calls it. Section 3.1.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__()
+        self.norm_first = config.norm_first
+        self.dropout = nn.Dropout(config.dropout)
+
+    def add_and_norm(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.LayerNorm
+    ) -> Tensor:
+        """LayerNorm(x + Dropout(Sublayer(x))). Sections 3.1 and 5.4.
+
+        Args:
+            x: Residual stream, [B, T, d_model].
+            sublayer: Attention or feed-forward, [B, T, d_model] to [B, T, d_model].
+            norm: The normalization that belongs to the sub-layer.
+
+        Returns:
+            Residual stream, [B, T, d_model].
+        """
+        # CODEPATH: the paper normalizes after the addition; its authors' code came to do it before
+        if self.norm_first:
+            return x + self.dropout(sublayer(norm(x)))
+        return norm(x + self.dropout(sublayer(x)))
+
+
+class EncoderLayer(TransformerLayer):
+    """Self-attention, then feed-forward. Section 3.1, left half of figure 1.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.self_attention = MultiHeadAttention(config, config.encoder_attention_heads)
+        self.self_attention_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(config, config.encoder_ffn_dim)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self, x: Tensor, mask: Tensor | None, **kwargs: Unpack[TransformersKwargs]
+    ) -> Tensor:
+        """Refine the source representation.
+
+        Args:
+            x: Source representation, [B, S, d_model].
+            mask: Hides padding; None where there is none.
+            kwargs: For the attention implementation.
+
+        Returns:
+            Refined representation, [B, S, d_model].
+        """
+
+        def attend_to_source(x: Tensor) -> Tensor:
+            return self.self_attention(x, None, mask, **kwargs)[0]
+
+        x = self.add_and_norm(x, attend_to_source, self.self_attention_norm)
+        return self.add_and_norm(x, self.feed_forward, self.feed_forward_norm)
+
+
+class DecoderLayer(TransformerLayer):
+    """Self-attention to the past, attention to the memory, feed-forward. Section 3.1, right half.
+
+    Args:
+        config: Sizes of the model.
+        layer_idx: Place in the stack, where keys and values are cached.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
+        super().__init__(config)
+        heads = config.decoder_attention_heads
+        self.self_attention = MultiHeadAttention(config, heads, layer_idx, is_causal=True)
+        self.self_attention_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.cross_attention = MultiHeadAttention(config, heads, layer_idx)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+        self.feed_forward = FeedForward(config, config.decoder_ffn_dim)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=config.layer_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None,
+        memory: Tensor,
+        memory_mask: Tensor | None,
+        past_key_values: Cache | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Tensor:
+        """Refine the target representation.
+
+        Args:
+            x: Target representation, [B, T, d_model].
+            mask: Hides the future, and padding.
+            memory: Output of the encoder, [B, S, d_model].
+            memory_mask: Hides the source's padding; None where there is none.
+            past_key_values: Keys and values of earlier steps.
+            kwargs: For the attention implementation.
+
+        Returns:
+            Refined representation, [B, T, d_model].
+        """
+
+        def attend_to_past(x: Tensor) -> Tensor:
+            return self.self_attention(x, None, mask, past_key_values, **kwargs)[0]
+
+        def attend_to_memory(x: Tensor) -> Tensor:
+            return self.cross_attention(x, memory, memory_mask, past_key_values, **kwargs)[0]
+
+        x = self.add_and_norm(x, attend_to_past, self.self_attention_norm)
+        x = self.add_and_norm(x, attend_to_memory, self.cross_attention_norm)
+        return self.add_and_norm(x, self.feed_forward, self.feed_forward_norm)
+
+
+# ---- 3.4 Embeddings and 3.5 Positional Encoding ----
+
+
+def sinusoids(
+    positions: Tensor, d_model: int, base: float = 10000.0, layout: str = "interleaved"
+) -> Tensor:
+    """Sines and cosines of each position, with wavelengths from 2 pi to `base` * 2 pi. Section 3.5.
+
+    Args:
+        positions: Whole numbers of any shape, [...].
+        d_model: Width of the encoding, even.
+        base: Ratio of the longest to the shortest wavelength, nearly: feature d_model has it.
+        layout: "interleaved", sin and cos in turn as in the paper, or "halves", all sines first.
+
+    Returns:
+        The encoding, float32 [..., d_model].
+    """
+    # a position of some thousands times a rounded frequency would lose three digits in float32
+    precise = torch.float32 if positions.device.type == "mps" else torch.float64
+    exponents = torch.arange(0, d_model, 2, device=positions.device, dtype=precise) / d_model
+    angles = positions[..., None].to(precise) * base**-exponents  # [..., d_model / 2]
+    pairs = torch.stack((angles.sin(), angles.cos()), dim=-1).float()  # [..., d_model / 2, 2]
+    return (pairs if layout == "interleaved" else pairs.transpose(-2, -1)).flatten(-2)
+
+
+def sinusoidal_encoding(
+    num_positions: int, d_model: int, base: float = 10000.0, layout: str = "interleaved"
+) -> Tensor:
+    """The positional encoding of positions 0, 1, 2, ... Section 3.5.
+
+    Args:
+        num_positions: Number of rows.
+        d_model: Width of the encoding, even.
+        base: Ratio of the longest to the shortest wavelength; the paper's where not given.
+        layout: "interleaved", sin and cos in turn as in the paper, or "halves", all sines first.
+
+    Returns:
+        The table, float32 [num_positions, d_model].
+
+    Raises:
+        ValueError: If `d_model` is odd, a size or the base is not positive, or the layout unknown.
+    """
+    if num_positions < 0:
+        raise ValueError(f"num_positions must not be negative, got {num_positions}.")
+    if d_model <= 0 or d_model % 2:
+        raise ValueError(f"d_model must be even, for sin/cos pairs, and positive, got {d_model}.")
+    if base <= 0:
+        raise ValueError(f"base must be positive, got {base}.")
+    if layout not in ("interleaved", "halves"):
+        raise ValueError(f"layout must be 'interleaved' or 'halves', got {layout!r}.")
+    return sinusoids(torch.arange(num_positions), d_model, base, layout)
+
+
+class PositionalEncoding(nn.Module):
+    """Adds to each token where it stands; sinusoids have no parameters and no end. Section 3.5.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__()
+        self.config = config
+        # CODEPATH: Table 3, row E, learns a vector for each position instead
+        if config.position_encoding == "learned":
+            rows = config.max_position_embeddings + config.position_offset
+            self.table = nn.Embedding(rows, config.d_model)
+
+    def forward(self, x: Tensor, first_position: int | Tensor = 0) -> Tensor:
+        """Add the positions of a run of tokens.
+
+        Args:
+            x: Scaled embeddings, [B, T, d_model].
+            first_position: How many tokens stand before the first of `x`.
+
+        Returns:
+            Embeddings with positions, [B, T, d_model].
+        """
+        config = self.config
+        # CODEPATH: no position at all, to show that attention alone has no notion of order
+        if config.position_encoding == "none":
+            return x
+        positions = torch.arange(x.shape[1], device=x.device) + first_position  # [T]
+        positions = positions + config.position_offset
+        # CODEPATH: Table 3, row E
+        if config.position_encoding == "learned":
+            return x + self.table(positions)
+        encoding = sinusoids(
+            positions, config.d_model, config.position_base, config.position_layout
+        )
+        return x + encoding.to(x.dtype)
+
+
+# ---- The Hugging Face contract ----
+# trf-ignore: TRF057 stands where the library would write docstrings for its own models; out of the
+# library they come out with holes, so ours are written by hand
+
+
+# trf-ignore: TRF057
+class VanillaTransformerPreTrainedModel(PreTrainedModel):
+    """What the library asks of every model: initialization, loading, and what is supported."""
+
+    config: VanillaTransformerConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["EncoderLayer", "DecoderLayer"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _can_compile_fullgraph = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        # the paper does not state its initialization: this is what its authors' code does
+        super()._init_weights(module)
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=self.config.d_model**-0.5)
+
+    def _check_and_adjust_attn_implementation(
+        self, attn_implementation: str | None, *args, **kwargs
+    ) -> str:
+        sizes = self.config.head_dim, self.config.qk_head_dim
+        if "flash" in (attn_implementation or "") and sizes[1] is not None:
+            raise ValueError(
+                f"{attn_implementation} needs d_k equal to d_v, got d_k {sizes[0]} and another "
+                "d_v. Use 'sdpa', 'flex_attention' or 'eager'."
+            )
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
+
+    def _resize_token_embeddings(
+        self, new_num_tokens, pad_to_multiple_of=None, mean_resizing=True
+    ) -> nn.Embedding:
+        resized = super()._resize_token_embeddings(
+            new_num_tokens, pad_to_multiple_of, mean_resizing
+        )
+        # where nothing is tied, the library knows of the source's table and the output's only
+        decoder = self.get_decoder()
+        if decoder.embed_tokens.num_embeddings != resized.num_embeddings:
+            decoder.embed_tokens = self._get_resized_embeddings(
+                decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
+            )
+        return resized
+
+    def _final_norm(self) -> nn.Module:
+        # CODEPATH: layers that normalize their input leave their last output to a final norm
+        if self.config.norm_first:
+            return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps)
+        return nn.Identity()
+
+    def _embed(self, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError(
+                "Exactly one of input_ids and inputs_embeds must be given, got "
+                + ("neither." if input_ids is None else "both.")
+            )
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        return inputs_embeds * math.sqrt(self.config.d_model)  # [B, T, d_model]
+
+
+# trf-ignore: TRF057
+class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
+    """Embedding, positions and N encoder layers: source tokens to memory. Section 3.1.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
+    _tp_plan = {
+        "embed_tokens": "embedding_rowwise",
+        "layers.*.self_attention.q_proj": "colwise",
+        "layers.*.self_attention.k_proj": "colwise",
+        "layers.*.self_attention.v_proj": "colwise",
+        "layers.*.self_attention.out_proj": "rowwise",
+        "layers.*.feed_forward.fc1": "colwise",
+        "layers.*.feed_forward.fc2": "rowwise",
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = PositionalEncoding(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList([EncoderLayer(config) for _ in range(config.encoder_layers)])
+        self.norm = self._final_norm()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    # trf-ignore: TRF057
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutput:
+        """Read the source.
+
+        Args:
+            input_ids: Source tokens, [B, S].
+            attention_mask: 1 for a token, 0 for padding, [B, S]; all tokens where None.
+            inputs_embeds: Embedded source in place of `input_ids`, not yet scaled, [B, S, d_model].
+            kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+
+        Returns:
+            `last_hidden_state` is the memory, [B, S, d_model].
+
+        Raises:
+            ValueError: If not exactly one of `input_ids` and `inputs_embeds` is given.
+        """
+        embedded = self._embed(input_ids, inputs_embeds)
+        mask = create_bidirectional_mask(
+            config=self.config, inputs_embeds=embedded, attention_mask=attention_mask
+        )
+        x = self.dropout(self.positions(embedded))
+        for layer in self.layers:
+            x = layer(x, mask, **kwargs)
+        return BaseModelOutput(last_hidden_state=self.norm(x))
+
+
+# trf-ignore: TRF057
+class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
+    """Embedding, positions and N decoder layers: target tokens and memory to states. Section 3.1.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    _can_record_outputs = {
+        "hidden_states": DecoderLayer,
+        "attentions": OutputRecorder(MultiHeadAttention, index=1, layer_name="self_attention"),
+        "cross_attentions": OutputRecorder(
+            MultiHeadAttention, index=1, layer_name="cross_attention"
+        ),
+    }
+    _tp_plan = {
+        **VanillaTransformerEncoder._tp_plan,
+        "layers.*.cross_attention.q_proj": "colwise",
+        "layers.*.cross_attention.k_proj": "colwise",
+        "layers.*.cross_attention.v_proj": "colwise",
+        "layers.*.cross_attention.out_proj": "rowwise",
+    }
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
+        self.positions = PositionalEncoding(config)
+        self.dropout = nn.Dropout(config.dropout)
+        self.layers = nn.ModuleList([DecoderLayer(config, i) for i in range(config.decoder_layers)])
+        self.norm = self._final_norm()
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    # trf-ignore: TRF057
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        encoder_hidden_states: Tensor | None = None,
+        encoder_attention_mask: Tensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> BaseModelOutputWithPastAndCrossAttentions:
+        """Read the target so far, and the memory.
+
+        Args:
+            input_ids: Target tokens, [B, T].
+            attention_mask: 1 for a token, 0 for padding, [B, T]; all tokens where None.
+            encoder_hidden_states: The memory, [B, S, d_model].
+            encoder_attention_mask: 1 for a source token, 0 for padding, [B, S].
+            past_key_values: Keys and values of earlier steps; the tokens given come after them.
+            inputs_embeds: Embedded target in place of `input_ids`, not yet scaled, [B, T, d_model].
+            use_cache: Return keys and values for the next step; never while training.
+            kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+
+        Returns:
+            `last_hidden_state`, [B, T, d_model], and `past_key_values` where a cache is used.
+
+        Raises:
+            ValueError: If the memory is missing, or not exactly one of `input_ids` and
+                `inputs_embeds` is given.
+        """
+        if encoder_hidden_states is None:
+            raise ValueError("encoder_hidden_states must be given: every layer attends to them.")
+        embedded = self._embed(input_ids, inputs_embeds)
+        if use_cache and past_key_values is None and not self.training:
+            past_key_values = EncoderDecoderCache(
+                DynamicCache(config=self.config), DynamicCache(config=self.config)
+            )
+        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
+        self_attention_cache = (
+            past_key_values.self_attention_cache
+            if isinstance(past_key_values, EncoderDecoderCache)
+            else past_key_values
+        )
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=embedded,
+            attention_mask=attention_mask,
+            past_key_values=self_attention_cache,
+        )
+        memory_mask = create_bidirectional_mask(
+            config=self.config,
+            inputs_embeds=embedded,
+            attention_mask=encoder_attention_mask,
+            encoder_hidden_states=encoder_hidden_states,
+        )
+        x = self.dropout(self.positions(embedded, past_length))
+        for layer in self.layers:
+            x = layer(
+                x,
+                mask,
+                encoder_hidden_states,
+                memory_mask,
+                past_key_values=past_key_values,
+                **kwargs,
+            )
+        return BaseModelOutputWithPastAndCrossAttentions(
+            last_hidden_state=self.norm(x), past_key_values=past_key_values
+        )
+
+
+# trf-ignore: TRF057
+class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
+    """Encoder and decoder with one embedding matrix, without the output projection. Figure 1.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.encoder = VanillaTransformerEncoder(config)
+        self.decoder = VanillaTransformerDecoder(config)
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source's embedding, which is the target's and the output's too where tied."""
+        return self.encoder.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        """Replace the source's embedding, and the target's where the two are tied.
+
+        Args:
+            value: The new embedding, of width d_model.
+        """
+        self.encoder.embed_tokens = value
+        # CODEPATH: untied tables are two, each replaced on its own module
+        if self.config.tie_word_embeddings:
+            self.decoder.embed_tokens = value
+
+    # trf-ignore: TRF057
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqModelOutput:
+        """Read source and target.
+
+        Args:
+            input_ids: Source tokens, [B, S].
+            attention_mask: 1 for a source token, 0 for padding, [B, S].
+            decoder_input_ids: Target tokens, shifted right, [B, T].
+            decoder_attention_mask: 1 for a target token, 0 for padding, [B, T].
+            encoder_outputs: What the encoder gave for this source, in place of the source.
+            past_key_values: Keys and values of earlier steps.
+            inputs_embeds: Embedded source, not yet scaled, [B, S, d_model].
+            decoder_inputs_embeds: Embedded target, not yet scaled, [B, T, d_model].
+            use_cache: Return keys and values for the next step; never while training.
+            kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+
+        Returns:
+            States of the decoder, [B, T, d_model], and of the encoder, [B, S, d_model].
+        """
+        if encoder_outputs is None:
+            encoder_outputs = self.encoder(
+                input_ids=input_ids,
+                attention_mask=attention_mask,
+                inputs_embeds=inputs_embeds,
+                **kwargs,
+            )
+        elif not isinstance(encoder_outputs, BaseModelOutput):
+            encoder_outputs = BaseModelOutput(*encoder_outputs)
+        decoder_outputs = self.decoder(
+            input_ids=decoder_input_ids,
+            attention_mask=decoder_attention_mask,
+            encoder_hidden_states=encoder_outputs.last_hidden_state,
+            encoder_attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        return Seq2SeqModelOutput(
+            last_hidden_state=decoder_outputs.last_hidden_state,
+            past_key_values=decoder_outputs.past_key_values,
+            decoder_hidden_states=decoder_outputs.hidden_states,
+            decoder_attentions=decoder_outputs.attentions,
+            cross_attentions=decoder_outputs.cross_attentions,
+            encoder_last_hidden_state=encoder_outputs.last_hidden_state,
+            encoder_hidden_states=encoder_outputs.hidden_states,
+            encoder_attentions=encoder_outputs.attentions,
+        )
+
+
+# trf-ignore: TRF057
+class VanillaTransformerForConditionalGeneration(
+    VanillaTransformerPreTrainedModel, PaperSearchMixin, GenerationMixin
+):
+    """The whole of figure 1: probabilities of the next target token, and search. Sections 3, 6.1.
+
+    Args:
+        config: Sizes of the model.
+    """
+
+    _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+
+    def __init__(self, config: VanillaTransformerConfig):
+        super().__init__(config)
+        self.model = VanillaTransformerModel(config)
+        self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
+        # the library's default for this class name would shift the labels a second time
+        self.loss_type = "ForMaskedLM"
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The source's embedding, which is the target's and the output's too where tied."""
+        return self.model.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        """Replace the source's embedding, and the target's where the two are tied.
+
+        Args:
+            value: The new embedding, of width d_model.
+        """
+        self.model.set_input_embeddings(value)
+
+    def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
+        """Shift the labels right, so that each position predicts the next token. Section 3.1.
+
+        Args:
+            labels: Target tokens, -100 where none counts, [B, T].
+
+        Returns:
+            The start token and all labels but the last, [B, T].
+        """
+        start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
+        shifted = torch.cat((start, labels[:, :-1]), dim=1)
+        return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
+
+    # trf-ignore: TRF057
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        decoder_input_ids: Tensor | None = None,
+        decoder_attention_mask: Tensor | None = None,
+        encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: Tensor | None = None,
+        decoder_inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> Seq2SeqLMOutput:
+        """Score the next token at each target position.
+
+        Args:
+            input_ids: Source tokens, [B, S].
+            attention_mask: 1 for a source token, 0 for padding, [B, S].
+            decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` where None.
+            decoder_attention_mask: 1 for a target token, 0 for padding, [B, T].
+            encoder_outputs: What the encoder gave for this source, in place of the source.
+            past_key_values: Keys and values of earlier steps.
+            inputs_embeds: Embedded source, not yet scaled, [B, S, d_model].
+            decoder_inputs_embeds: Embedded target, not yet scaled, [B, T, d_model].
+            labels: Target tokens, -100 where none counts, [B, T].
+            use_cache: Return keys and values for the next step; never while training.
+            logits_to_keep: Number of last positions to score, or their indices; 0 is all.
+            kwargs: `num_items_in_batch` to divide the summed loss by, `output_attentions`,
+                `output_hidden_states`, and what attention takes.
+
+        Returns:
+            `logits`, [B, T, V], and `loss` where labels are given: the mean over the labels that
+            count, or their sum over `num_items_in_batch`.
+        """
+        if labels is not None:
+            use_cache = False
+            if decoder_input_ids is None and decoder_inputs_embeds is None:
+                decoder_input_ids = self.prepare_decoder_input_ids_from_labels(labels)
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            decoder_input_ids=decoder_input_ids,
+            decoder_attention_mask=decoder_attention_mask,
+            encoder_outputs=encoder_outputs,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            decoder_inputs_embeds=decoder_inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits = self.lm_head(outputs.last_hidden_state[:, kept])  # [B, T, V]
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+        return Seq2SeqLMOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            decoder_hidden_states=outputs.decoder_hidden_states,
+            decoder_attentions=outputs.decoder_attentions,
+            cross_attentions=outputs.cross_attentions,
+            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
+            encoder_hidden_states=outputs.encoder_hidden_states,
+            encoder_attentions=outputs.encoder_attentions,
+        )
+
+
+__all__ = [
+    "VanillaTransformerDecoder",
+    "VanillaTransformerEncoder",
+    "VanillaTransformerForConditionalGeneration",
+    "VanillaTransformerModel",
+    "VanillaTransformerPreTrainedModel",
+]

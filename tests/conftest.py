@@ -1,0 +1,55 @@
+"""Small models with sizes that are all different, for every test file."""
+
+import pytest
+import torch
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+
+SMALL = {
+    "vocab_size": 23,
+    "hidden_size": 12,
+    "encoder_layers": 2,
+    "encoder_attention_heads": 3,
+    "encoder_ffn_dim": 20,
+    "decoder_layers": 3,
+    "decoder_attention_heads": 3,
+    "decoder_ffn_dim": 18,
+}
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_model():
+    """A function from fields of the configuration to a small model in evaluation mode."""
+
+    def build(**fields):
+        config = VanillaTransformerConfig(**{**SMALL, **fields})
+        model = VanillaTransformerForConditionalGeneration(config).eval()
+        # biases begin at zero and norms at one: move them, or a wrong one would not show
+        for parameter in model.parameters():
+            parameter.data += 0.1 * torch.randn_like(parameter)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def batch():
+    """Four sources of 7, 5, 4 and 2 tokens, padded, and targets of 5 tokens."""
+    generator = torch.Generator().manual_seed(1)
+    source = torch.randint(3, 23, (4, 7), generator=generator)
+    mask = torch.ones_like(source)
+    for row, length in enumerate((7, 5, 4, 2)):
+        source[row, length - 1] = 2
+        source[row, length:] = 0
+        mask[row, length:] = 0
+    target = torch.randint(3, 23, (4, 5), generator=generator)
+    target[:, 0] = 1
+    return {"input_ids": source, "attention_mask": mask, "decoder_input_ids": target}

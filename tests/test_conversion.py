@@ -1,0 +1,203 @@
+"""The relatives in transformers, converted: the same logits, and the same translations."""
+
+import pytest
+import torch
+from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+
+from vanilla_transformer.conversion import from_fsmt, from_marian, from_torch
+
+
+def randomized(model):
+    """Weights at which translations are various and end at various lengths."""
+    for name, parameter in model.named_parameters():
+        # positions are parameters there, and must stay what they are
+        if "embed_positions" in name:
+            continue
+        if "_proj.weight" in name:
+            parameter.data.normal_(std=0.3)
+        elif "embed_tokens" in name or "shared" in name:
+            parameter.data.normal_(std=0.3)
+        else:
+            parameter.data += 0.1 * torch.randn_like(parameter)
+    return model.eval()
+
+
+def marian(**fields):
+    sizes = {
+        "vocab_size": 23,
+        "d_model": 48,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "encoder_ffn_dim": 20,
+        "decoder_layers": 3,
+        "decoder_attention_heads": 3,
+        "decoder_ffn_dim": 18,
+        "scale_embedding": True,
+        "pad_token_id": 0,
+        "decoder_start_token_id": 0,
+        "eos_token_id": 2,
+        "forced_eos_token_id": None,
+        "activation_function": "swish",
+    }
+    model = MarianMTModel(MarianConfig(**{**sizes, **fields}))
+    model.final_logits_bias.normal_(std=0.1)
+    return randomized(model)
+
+
+def fsmt(tied, **fields):
+    sizes = {
+        "src_vocab_size": 23,
+        "tgt_vocab_size": 23,
+        "langs": ["en", "de"],
+        "d_model": 48,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "encoder_ffn_dim": 20,
+        "decoder_layers": 3,
+        "decoder_attention_heads": 3,
+        "decoder_ffn_dim": 18,
+        "pad_token_id": 1,
+        "bos_token_id": 0,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": None,
+    }
+    model = randomized(FSMTForConditionalGeneration(FSMTConfig(**{**sizes, **fields})))
+    decoder = model.model.decoder
+    decoder.output_projection.weight = decoder.embed_tokens.weight
+    if tied:
+        model.model.encoder.embed_tokens.weight = decoder.embed_tokens.weight
+    return model
+
+
+PEERS = {
+    "marian": (marian, from_marian),
+    "fsmt": (lambda: fsmt(tied=False), from_fsmt),
+    "fsmt-tied": (lambda: fsmt(tied=True), from_fsmt),
+}
+
+
+@pytest.fixture(params=PEERS)
+def pair(request):
+    build, convert = PEERS[request.param]
+    theirs = build()
+    return theirs, convert(theirs)
+
+
+@pytest.fixture
+def source(pair, batch):
+    """Padded sources in the peer's own special tokens."""
+    pad = pair[0].config.pad_token_id
+    ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, pad)
+    return {"input_ids": ids, "attention_mask": batch["attention_mask"]}
+
+
+def test_the_logits_are_the_peers(pair, source, batch):
+    theirs, ours = pair
+    target = batch["decoder_input_ids"].clone()
+    target[:, 0] = theirs.config.decoder_start_token_id
+    with torch.no_grad():
+        expected = theirs(**source, decoder_input_ids=target, use_cache=False).logits
+        actual = ours(**source, decoder_input_ids=target).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
+
+
+# the library's own search for both, in each of its modes
+# FSMT counts positions past a padding token it has written itself, so none may be written
+LENGTHS = {"max_new_tokens": 9, "sequence_bias": {(2,): 1.0}, "suppress_tokens": [0, 1]}
+MODES = {
+    "greedy": {"num_beams": 1},
+    "beam": {"num_beams": 4},
+    "n-best": {"num_beams": 4, "num_return_sequences": 3},
+    "length penalty": {"num_beams": 3, "length_penalty": 2.0, "early_stopping": True},
+    "canonical": {"num_beams": 5, "length_penalty": 0.0, "early_stopping": "never"},
+    "processors": {"num_beams": 3, "no_repeat_ngram_size": 2, "min_new_tokens": 4},
+    "sampled": {"do_sample": True, "num_beams": 1, "top_k": 5},
+    "beam sampled": {"do_sample": True, "num_beams": 3},
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_librarys_search_gives_the_peers_translations(pair, source, mode):
+    theirs, ours = pair
+    settings = {**MODES[mode], **LENGTHS}
+    outputs = []
+    for model in (theirs, ours):
+        own = {"length_penalty_alpha": None, "max_extra_tokens": None} if model is ours else {}
+        torch.manual_seed(3)
+        outputs.append(model.generate(**source, **settings, **own))
+    assert outputs[1].tolist() == outputs[0].tolist()
+    assert len({tuple(row) for row in outputs[1].tolist()}) > 1
+
+
+def test_what_generate_returns_is_the_peers(pair, source):
+    theirs, ours = pair
+    settings = {
+        **LENGTHS,
+        "num_beams": 3,
+        "return_dict_in_generate": True,
+        "output_scores": True,
+        "output_logits": True,
+    }
+    expected = theirs.generate(**source, **settings)
+    own = {"length_penalty_alpha": None, "max_extra_tokens": None}
+    actual = ours.generate(**source, **settings, **own)
+    assert actual.keys() == expected.keys()
+    for name in ("sequences", "beam_indices"):
+        assert actual[name].tolist() == expected[name].tolist()
+    for name in ("sequences_scores", "scores", "logits"):
+        torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-4)
+
+
+def test_the_papers_search_without_a_penalty_is_the_librarys_canonical_one(pair, source):
+    theirs, ours = pair
+    canonical = theirs.generate(
+        **source, num_beams=5, length_penalty=0.0, early_stopping="never", **LENGTHS
+    )
+    paper_search = ours.generate(
+        **source, num_beams=5, length_penalty_alpha=0.0, max_extra_tokens=None, **LENGTHS
+    )
+    eos = theirs.config.eos_token_id
+    compared = 0
+    for expected, actual in zip(canonical.tolist(), paper_search.tolist(), strict=True):
+        # where nothing was complete in time, the two cut in different ways
+        if eos in expected[1:]:
+            length = expected.index(eos, 1) + 1
+            assert actual[:length] == expected[:length]
+            compared += 1
+    assert compared
+
+
+def test_a_converted_model_searches_as_the_paper_does(pair, tmp_path):
+    ours = pair[1]
+    ours.save_pretrained(tmp_path)
+    config = type(ours).from_pretrained(tmp_path).generation_config
+    assert (config.num_beams, config.length_penalty_alpha, config.max_extra_tokens) == (4, 0.6, 50)
+
+
+def test_converted_embeddings_are_tied_where_the_peers_were():
+    assert from_fsmt(fsmt(tied=True)).config.tie_word_embeddings
+    assert not from_fsmt(fsmt(tied=False)).config.tie_word_embeddings
+
+
+@pytest.mark.parametrize(
+    ("build", "convert", "message"),
+    [
+        (lambda: marian(scale_embedding=False), from_marian, "scale_embedding must be true"),
+        (
+            lambda: marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=23),
+            from_marian,
+            "share one matrix",
+        ),
+        (lambda: fsmt(False, tgt_vocab_size=25), from_fsmt, "must be equal.* got 23 and 25"),
+        (
+            lambda: torch.nn.Transformer(12, 3, 1, 1, 20),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "encoder.norm must be None where norm_first is False",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(build, convert, message):
+    model = build()
+    with pytest.raises(ValueError, match=message):
+        convert(model)

@@ -1,0 +1,348 @@
+"""Section 6.1: the paper's search against exhaustive search, and against itself."""
+
+import copy
+
+import paper
+import pytest
+import torch
+from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.generation_vanilla_transformer import (
+    PaperBeamSearch,
+    gnmt_length_penalty,
+    set_paper_search,
+)
+
+PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}
+
+
+@pytest.fixture
+def model(small_model):
+    """A model whose translations are various and end at various lengths."""
+    model = small_model(hidden_size=48, vocab_size=23, dropout=0.0)
+    for name, parameter in model.named_parameters():
+        if "_proj.weight" in name:
+            parameter.data.normal_(std=0.3)
+        elif "embed_tokens" in name:
+            parameter.data.normal_(std=0.2)
+    return model
+
+
+@pytest.fixture
+def source(batch):
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+def without_padding(rows, pad=0):
+    return [[token for token in row if token != pad] for row in rows.tolist()]
+
+
+def test_the_penalty_is_the_papers_formula():
+    for length in (1, 2, 17):
+        for alpha in (-0.5, 0.0, 0.6, 1.0):
+            expected = paper.length_penalty(length, alpha)
+            assert gnmt_length_penalty(length, alpha) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("alpha", [-1.0, 0.0, 0.6, 2.0])
+def test_a_wide_enough_beam_finds_what_exhaustive_search_finds(small_model, alpha):
+    model = small_model(vocab_size=5)
+    source = torch.tensor([[3, 4, 2]])
+    max_length = 4
+    encoded = model.get_encoder()(source).last_hidden_state
+
+    def next_log_probs(tokens):
+        target = torch.tensor([[1, *tokens]])
+        with torch.no_grad():
+            logits = model(encoder_outputs=(encoded,), decoder_input_ids=target).logits
+        return paper.log_softmax(logits[0, -1].tolist())
+
+    expected = paper.exhaustive_search(next_log_probs, 5, 2, max_length, alpha)
+    found = model.generate(
+        source,
+        num_beams=128,
+        num_return_sequences=10,
+        length_penalty_alpha=alpha,
+        max_extra_tokens=max_length - source.shape[1],
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    for row, score, (tokens, expected_score) in zip(
+        found.sequences.tolist(), found.sequences_scores.tolist(), expected, strict=False
+    ):
+        assert row[1 : 1 + len(tokens)] == tokens
+        assert score == pytest.approx(expected_score, rel=1e-4)
+    assert len(found.sequences) == 10
+
+
+def test_a_score_is_the_log_probability_over_the_penalty(model, source):
+    found = model.generate(
+        **source, **PAPER, return_dict_in_generate=True, output_scores=True, output_logits=True
+    )
+    for row, ids, mask in zip(range(4), source["input_ids"], source["attention_mask"], strict=True):
+        target = without_padding(found.sequences)[row]
+        with torch.no_grad():
+            logits = model(
+                input_ids=ids[None, : mask.sum()], decoder_input_ids=torch.tensor([target[:-1]])
+            ).logits[0]
+        log_prob = sum(
+            paper.log_softmax(scores)[token]
+            for scores, token in zip(logits.tolist(), target[1:], strict=True)
+        )
+        expected = log_prob / paper.length_penalty(len(target) - 1, 0.6)
+        assert found.sequences_scores[row].item() == pytest.approx(expected, rel=1e-4)
+    transitions = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
+    lengths = (found.beam_indices >= 0).sum(dim=1)
+    penalties = gnmt_length_penalty(lengths, 0.6)
+    torch.testing.assert_close(
+        transitions.sum(dim=1) / penalties, found.sequences_scores, rtol=1e-4, atol=1e-4
+    )
+
+
+def test_a_batch_of_one_and_of_64_in_any_order_find_the_same(model):
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(2, 12, (64,), generator=generator)
+    ids = torch.randint(3, 23, (64, 12), generator=generator)
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    ids = ids * mask
+    together = without_padding(model.generate(ids, attention_mask=mask, **PAPER))
+    assert len({len(row) for row in together}) > 3
+    order = torch.randperm(64, generator=generator)
+    shuffled = without_padding(model.generate(ids[order], attention_mask=mask[order], **PAPER))
+    assert shuffled == [together[i] for i in order]
+    for row in range(0, 64, 9):
+        alone = model.generate(ids[row : row + 1, : lengths[row]], **PAPER)
+        assert without_padding(alone)[0] == together[row]
+
+
+def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
+    rows = []
+    forward = type(model).forward
+
+    def counting(self, *args, **kwargs):
+        rows.append(kwargs["decoder_input_ids"].shape[0])
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(type(model), "forward", counting)
+    model.generate(**source, **PAPER)
+    assert rows[0] == 16
+    assert rows == sorted(rows, reverse=True)
+    assert rows[-1] < 16
+
+
+def test_no_sentence_is_longer_than_its_source_allows(model, source):
+    never_ending = {"suppress_tokens": [2], "bad_words_ids": [[0]]}
+    lengths = source["attention_mask"].sum(dim=1).tolist()
+    modes = [{"num_beams": 4, "length_penalty_alpha": 0.6}, {"num_beams": 1}, {"num_beams": 3}]
+    modes += [{"do_sample": True}, {"do_sample": True, "num_beams": 2}]
+    for mode in modes:
+        out = model.generate(**source, **mode, **never_ending, max_extra_tokens=3)
+        # the library's beam search pads with the end token where the padding token is 0
+        new_tokens = [sum(token not in (0, 2) for token in row[1:]) for row in out.tolist()]
+        assert new_tokens == [n + 3 for n in lengths], mode
+
+
+def test_an_explicit_length_bounds_every_sentence(model, source):
+    out = model.generate(**source, **PAPER, max_new_tokens=2)
+    assert out.shape[1] <= 3
+
+
+class Hasten(LogitsProcessor):
+    """Makes going on the less likely the longer a hypothesis is."""
+
+    def __call__(self, input_ids, scores):
+        hastened = scores - 0.3 * input_ids.shape[1]
+        hastened[:, 2] = scores[:, 2]
+        return hastened
+
+
+def test_stopping_early_loses_nothing(model, source, monkeypatch):
+    settings = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_new_tokens": 30}
+    settings["logits_processor"] = [Hasten()]
+    steps = []
+    advance = PaperBeamSearch._advance
+
+    def never_done(self, log_probs, step):
+        steps.append(step)
+        return advance(self, log_probs, step) & (step >= self.limits)
+
+    stopped = model.generate(**source, **settings)
+    monkeypatch.setattr(PaperBeamSearch, "_advance", never_done)
+    assert model.generate(**source, **settings).tolist() == stopped.tolist()
+    assert 4 < stopped.shape[1] < 20
+    assert max(steps) == 30
+
+
+CACHES = [{}, {"use_cache": False}, {"cache_implementation": "static"}]
+
+
+@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_caches_and_kernels_find_the_same(model, source, cache, attention):
+    expected = without_padding(model.generate(**source, **PAPER))
+    model.set_attn_implementation(attention)
+    assert without_padding(model.generate(**source, **PAPER, **cache)) == expected
+
+
+def test_a_static_cache_holds_heads_of_two_widths(small_model, source):
+    model = small_model(d_k=5, d_v=2)
+    expected = without_padding(model.generate(**source, **PAPER))
+    static = model.generate(**source, **PAPER, cache_implementation="static")
+    assert without_padding(static) == expected
+
+
+@pytest.mark.parametrize("num_return_sequences", [2, 4])
+def test_n_best_lists_are_sorted_and_begin_with_the_best(model, source, num_return_sequences):
+    best = without_padding(model.generate(**source, **PAPER))
+    listed = model.generate(
+        **source,
+        **PAPER,
+        num_return_sequences=num_return_sequences,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    rows = without_padding(listed.sequences)
+    assert rows[::num_return_sequences] == best
+    scores = listed.sequences_scores.view(4, num_return_sequences)
+    assert (scores[:, :-1] >= scores[:, 1:]).all()
+    for first in range(0, len(rows), num_return_sequences):
+        group = rows[first : first + num_return_sequences]
+        assert len({tuple(row) for row in group}) == num_return_sequences
+    plain = model.generate(**source, **PAPER, num_return_sequences=num_return_sequences)
+    assert without_padding(plain) == rows
+
+
+class Forbid(LogitsProcessor):
+    """Forbids each sentence a token of its own, told by its row."""
+
+    def __init__(self, tokens):
+        self.tokens = tokens
+
+    def __call__(self, input_ids, scores):
+        rows = scores.shape[0] // len(self.tokens)
+        for sentence, token in enumerate(self.tokens):
+            scores[sentence * rows : (sentence + 1) * rows, token] = -torch.inf
+        return scores
+
+
+def test_a_processor_sees_every_sentence_in_its_place(model, source):
+    plain = without_padding(model.generate(**source, **PAPER))
+    forbidden = [row[1] for row in plain]
+    out = without_padding(
+        model.generate(**source, **PAPER, logits_processor=LogitsProcessorList([Forbid(forbidden)]))
+    )
+    assert all(token not in row[1:] for token, row in zip(forbidden, out, strict=True))
+    for row in range(4):
+        length = int(source["attention_mask"][row].sum())
+        alone = model.generate(
+            source["input_ids"][row : row + 1, :length],
+            **PAPER,
+            logits_processor=LogitsProcessorList([Forbid(forbidden[row : row + 1])]),
+        )
+        assert without_padding(alone)[0] == out[row]
+
+
+def test_a_prefix_function_is_asked_about_the_right_sentence(model, source):
+    asked = set()
+
+    def allowed(sentence, ids):
+        asked.add(sentence)
+        return [3 + sentence, 2]
+
+    out = model.generate(**source, **PAPER, prefix_allowed_tokens_fn=allowed, min_new_tokens=2)
+    assert asked == {0, 1, 2, 3}
+    for sentence, row in enumerate(without_padding(out)):
+        assert set(row[1:]) <= {3 + sentence, 2}
+
+
+def test_a_stopping_criterion_ends_a_hypothesis(model, source):
+    def is_four_long(input_ids, scores, **kwargs):
+        return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 4)
+
+    out = model.generate(**source, **PAPER, stopping_criteria=[is_four_long])
+    assert out.shape[1] <= 4
+
+
+def test_a_prompt_is_kept(model, source):
+    prompt = torch.tensor([[1, 9, 8]]).expand(4, -1)
+    out = model.generate(**source, **PAPER, decoder_input_ids=prompt)
+    assert out[:, :3].tolist() == prompt.tolist()
+
+
+def test_a_bare_model_searches_as_the_library_does(model, source, monkeypatch):
+    assert not hasattr(model.generation_config, "length_penalty_alpha")
+    plain = model.generate(**source, num_beams=4, max_new_tokens=9)
+    library = GenerationMixin._beam_search
+    called = []
+
+    def watched(*args, **kwargs):
+        called.append(True)
+        return library(*args, **kwargs)
+
+    monkeypatch.setattr(GenerationMixin, "_beam_search", watched)
+    assert model.generate(**source, num_beams=4, max_new_tokens=9).tolist() == plain.tolist()
+    assert called
+    called.clear()
+    model.generate(**source, **PAPER)
+    assert not called
+    assert not hasattr(model.generation_config, "length_penalty_alpha")
+
+
+def test_a_saved_search_is_the_search_of_the_loaded_model(model, source, tmp_path):
+    set_paper_search(model, num_beams=3, length_penalty_alpha=0.7, max_extra_tokens=5)
+    expected = model.generate(**source)
+    model.save_pretrained(tmp_path)
+    again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert again.generation_config.length_penalty_alpha == 0.7
+    assert again.generate(**source).tolist() == expected.tolist()
+    explicit = again.generate(**source, num_beams=3, length_penalty_alpha=0.7, max_extra_tokens=5)
+    assert explicit.tolist() == expected.tolist()
+    given = GenerationConfig(num_beams=1, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
+    greedy = again.generate(**source, generation_config=given)
+    assert greedy.tolist() == again.generate(**source, num_beams=1).tolist()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length_penalty": 2.0}, "two formulas for one thing: give one, got 2.0 and 0.6"),
+        ({"early_stopping": True}, "early_stopping must not be True with length_penalty_alpha"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens must not be negative, got -1"),
+    ],
+)
+def test_settings_that_contradict_are_refused(model, source, settings, message):
+    with pytest.raises(ValueError, match=message):
+        model.generate(**source, **{**PAPER, **settings})
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[5, 23, 2]], "below the vocabulary size 23, got 23"),
+        ([[5, -100, 2]], "at least 0 .* got -100"),
+        ([[]], r"at least one sentence of one token, got \[1, 0\]"),
+    ],
+)
+def test_a_source_no_model_could_read_is_refused(model, ids, message):
+    with pytest.raises(ValueError, match=message):
+        model.generate(torch.tensor(ids, dtype=torch.long))
+
+
+def test_learned_positions_say_when_they_end(small_model):
+    model = small_model(position_encoding="learned", max_position_embeddings=9)
+    with pytest.raises(ValueError, match="at most 9 tokens, the number of learned positions, got"):
+        model.generate(torch.full((1, 10), 5), max_new_tokens=2)
+    with pytest.raises(ValueError, match="at most 9 new tokens"):
+        model.generate(torch.full((1, 9), 5), max_new_tokens=10)
+    assert model.generate(torch.full((1, 9), 5), **PAPER).shape[1] <= 10
+
+
+def test_greedy_and_assisted_decoding_agree(model, source):
+    assistant = copy.deepcopy(model)
+    for parameter in assistant.parameters():
+        parameter.data += 0.02 * torch.randn_like(parameter)
+    one = source["input_ids"][:1]
+    greedy = model.generate(one, max_new_tokens=9)
+    assisted = model.generate(one, max_new_tokens=9, assistant_model=assistant)
+    assert assisted.tolist() == greedy.tolist()

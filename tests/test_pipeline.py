@@ -1,0 +1,329 @@
+"""Text in, text out: what a translation pipeline promises around the model's own search."""
+
+import itertools
+
+import datasets
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from transformers import (
+    GenerationConfig,
+    GPT2Config,
+    GPT2LMHeadModel,
+    MarianConfig,
+    MarianMTModel,
+    pipeline,
+)
+from transformers.pipelines.pt_utils import KeyDataset
+
+from vanilla_transformer import (
+    TranslationPipeline,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW, batches_by_length
+
+TEXTS = [
+    "the small cat sleeps",
+    "dogs",
+    "the cat and the small dog sleep in the house",
+    "a house",
+    "in the small house the dogs sleep",
+]
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> VanillaTransformerTokenizer:
+    return VanillaTransformerTokenizer().train_new_from_iterator(TEXTS * 20, vocab_size=290)
+
+
+def make_model(
+    tokenizer: VanillaTransformerTokenizer, **options
+) -> VanillaTransformerForConditionalGeneration:
+    """A model whose translations are readable and differ, with the paper's search."""
+    sizes = {
+        "d_model": 24,
+        "encoder_layers": 2,
+        "decoder_layers": 1,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 40,
+        "decoder_ffn_dim": 32,
+    }
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig(**{"vocab_size": len(tokenizer), **sizes, **options})
+    model = VanillaTransformerForConditionalGeneration(config).eval()
+    # a seed whose best translations neither end at once nor depend on one setting only
+    torch.manual_seed(13)
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
+    model.generation_config = GenerationConfig(
+        pad_token_id=config.pad_token_id,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
+        decoder_start_token_id=config.decoder_start_token_id,
+        num_beams=4,
+        length_penalty_alpha=0.6,
+        max_extra_tokens=3,
+        suppress_tokens=[
+            index
+            for index in range(len(tokenizer))
+            if not tokenizer.decode([index]).isalpha() and index != tokenizer.eos_token_id
+        ],
+    )
+    return model
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer) -> VanillaTransformerForConditionalGeneration:
+    return make_model(tokenizer)
+
+
+@pytest.fixture
+def translate(model, tokenizer) -> TranslationPipeline:
+    return TranslationPipeline(model, tokenizer, device="cpu")
+
+
+def alone(model, tokenizer, text: str, **search) -> list[str]:
+    """What the model's own search finds for one text."""
+    ids = model.generate(**tokenizer(text, return_tensors="pt"), **search)
+    return tokenizer.batch_decode(ids, skip_special_tokens=True)
+
+
+def texts_of(results: list[dict[str, str]]) -> list[str]:
+    return [result["translation_text"] for result in results]
+
+
+def test_a_text_gives_what_the_model_finds_for_it(translate, model, tokenizer):
+    found = alone(model, tokenizer, TEXTS[0])
+    assert found[0]
+    assert translate(TEXTS[0]) == [{"translation_text": found[0]}]
+
+
+@pytest.mark.parametrize(
+    "batching", [{}, {"batch_size": 1}, {"batch_size": 2}, {"tokens_per_batch": 30}]
+)
+def test_a_list_keeps_its_order_however_it_is_batched(translate, model, tokenizer, batching):
+    expected = [alone(model, tokenizer, text)[0] for text in TEXTS]
+    assert len(set(expected)) == len(TEXTS)
+    assert texts_of(translate(TEXTS, **batching)) == expected
+    assert texts_of(translate(tuple(reversed(TEXTS)), **batching)) == expected[::-1]
+
+
+def test_texts_of_like_length_are_searched_together(translate, model, monkeypatch):
+    shapes = []
+    generate = type(model).generate
+
+    def recording(self, input_ids, **search):
+        shapes.append(tuple(input_ids.shape))
+        return generate(self, input_ids=input_ids, **search)
+
+    monkeypatch.setattr(type(model), "generate", recording)
+    translate(TEXTS, batch_size=2)
+    lengths = sorted((len(ids) for ids in translate.tokenizer(TEXTS).input_ids), reverse=True)
+    assert shapes == [(2, lengths[0]), (2, lengths[2]), (1, lengths[4])]
+
+
+@given(
+    st.dictionaries(st.integers(0, 99), st.integers(1, 20), max_size=30),
+    st.none() | st.integers(1, 5),
+    st.integers(1, 60),
+)
+def test_batches_hold_every_text_once_and_keep_their_bounds(lengths, batch_size, tokens_per_batch):
+    batches = batches_by_length(lengths, batch_size, tokens_per_batch)
+    assert sorted(itertools.chain(*batches)) == sorted(lengths)
+    for batch in batches:
+        assert batch_size is None or len(batch) <= batch_size
+        assert len(batch) == 1 or max(lengths[i] for i in batch) * len(batch) <= tokens_per_batch
+
+
+def test_a_generator_is_read_only_as_far_as_needed(translate):
+    read = []
+
+    def endless():
+        for number in itertools.count():
+            read.append(number)
+            yield TEXTS[number % len(TEXTS)]
+
+    results = translate(endless(), num_beams=1)
+    assert read == []
+    first = [result[0] for result in itertools.islice(results, 3)]
+    assert len(read) == TEXTS_PER_WINDOW
+    assert first == translate(TEXTS[:3], num_beams=1)
+    read.clear()
+    next(translate(endless(), batch_size=1))
+    assert read == [0]
+
+
+def test_datasets_stream_too(translate):
+    rows = datasets.Dataset.from_list([{"en": text, "de": ""} for text in TEXTS])
+    expected = [[result] for result in translate(TEXTS)]
+    for texts in (KeyDataset(rows, "en"), rows["en"], (row["en"] for row in rows)):
+        results = translate(texts)
+        assert not isinstance(results, list)
+        assert list(results) == expected
+
+
+def test_nothing_is_translated_by_nothing(translate):
+    assert translate("") == [{"translation_text": ""}]
+    assert translate(" \n") == [{"translation_text": ""}]
+    results = translate(["", TEXTS[0], ""])
+    assert texts_of(results) == ["", *texts_of(translate(TEXTS[0])), ""]
+    assert translate([]) == []
+    assert list(translate(iter([]))) == []
+
+
+def test_several_translations_of_each_text_come_as_lists(translate, model, tokenizer):
+    results = translate([TEXTS[1], "", TEXTS[0]], num_return_sequences=3)
+    assert [len(result) for result in results] == [3, 3, 3]
+    assert texts_of(results[2]) == alone(model, tokenizer, TEXTS[0], num_return_sequences=3)
+    assert texts_of(results[1]) == ["", "", ""]
+    assert texts_of(translate(TEXTS[1], num_return_sequences=3)) == texts_of(results[0])
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"num_beams": 1},
+        {"length_penalty_alpha": 2.0},
+        {"max_extra_tokens": 0},
+        {"max_new_tokens": 2},
+        {"generation_config": GenerationConfig(max_new_tokens=2)},
+        {"num_beams": 1, "return_dict_in_generate": True, "output_scores": True},
+    ],
+)
+def test_settings_of_the_search_reach_it(translate, model, tokenizer, search):
+    plain = {name: value for name, value in search.items() if name != "return_dict_in_generate"}
+    plain.pop("output_scores", None)
+    expected = [alone(model, tokenizer, text, **plain)[0] for text in TEXTS]
+    assert expected != texts_of(translate(TEXTS))
+    assert texts_of(translate(TEXTS, **search)) == expected
+    of_every_call = TranslationPipeline(model, tokenizer, device="cpu", **search)
+    assert texts_of(of_every_call(TEXTS)) == expected
+
+
+def test_a_setting_of_the_call_wins_over_one_of_the_pipeline(model, tokenizer, translate):
+    greedy = TranslationPipeline(model, tokenizer, device="cpu", num_beams=1)
+    assert greedy(TEXTS) != translate(TEXTS)
+    assert greedy(TEXTS, num_beams=4) == translate(TEXTS)
+
+
+def test_a_misspelt_setting_is_refused(translate):
+    with pytest.raises(ValueError, match="num_beam"):
+        translate(TEXTS[0], num_beam=2)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        TranslationPipeline(translate.model, translate.tokenizer, batch_size=0)(TEXTS)
+
+
+@pytest.mark.parametrize("inputs", [None, 5, b"bytes", {"en": "text"}])
+def test_what_is_no_text_is_refused_by_its_type(translate, inputs):
+    with pytest.raises(TypeError, match=f"must be a string.*got {type(inputs).__name__}"):
+        translate(inputs)
+
+
+@pytest.mark.parametrize("wrong", [None, 5, ["nested"], {"en": "text"}])
+def test_what_is_no_text_among_texts_is_refused_by_its_type(translate, wrong):
+    with pytest.raises(TypeError, match=f"must be a string, got {type(wrong).__name__}"):
+        translate(["text", wrong])
+    with pytest.raises(TypeError, match=f"must be a string, got {type(wrong).__name__}"):
+        next(translate(iter([wrong])))
+
+
+def test_a_text_longer_than_learned_positions_is_refused_and_said_so(tokenizer):
+    model = make_model(tokenizer, position_encoding="learned", max_position_embeddings=8)
+    translate = TranslationPipeline(model, tokenizer, device="cpu")
+    text = "dogs " * 20
+    with pytest.raises(ValueError, match=r"at most 8 tokens.*got \d+: 'dogs dogs"):
+        translate(["dogs", text])
+    assert translate("dogs")
+
+
+def test_sinusoids_translate_a_text_of_any_length(translate, model):
+    text = "dogs " * (model.config.max_position_embeddings + 1)
+    assert len(translate.tokenizer(text).input_ids) > model.config.max_position_embeddings
+    assert len(translate(text, num_beams=1, max_new_tokens=3)) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"pad_token_id": 5}, "pad_token_id is 0, the model's 5"),
+        ({"eos_token_id": 7}, "eos_token_id is 2, the model's 7"),
+        ({"eos_token_id": [7, 9]}, r"eos_token_id is 2, the model's \[7, 9\]"),
+        ({"vocab_size": 100}, r"ids go up to \d+, the model's only to 99"),
+    ],
+)
+def test_the_tokenizer_of_another_model_is_refused(tokenizer, options, message):
+    model = make_model(tokenizer, **options)
+    with pytest.raises(ValueError, match=message):
+        TranslationPipeline(model, tokenizer, device="cpu")
+
+
+def test_one_of_several_end_tokens_is_enough(tokenizer):
+    model = make_model(tokenizer, eos_token_id=[2, 5])
+    assert TranslationPipeline(model, tokenizer, device="cpu")("dogs")
+
+
+def test_a_model_that_cannot_translate_is_refused(tokenizer, model):
+    with pytest.raises(ValueError, match=r"encoder-decoder .* got VanillaTransformerModel"):
+        TranslationPipeline(VanillaTransformerModel(model.config), tokenizer)
+    decoder = GPT2LMHeadModel(GPT2Config(vocab_size=300, n_embd=8, n_layer=1, n_head=2))
+    with pytest.raises(ValueError, match=r"encoder-decoder .* got GPT2LMHeadModel"):
+        TranslationPipeline(decoder, tokenizer)
+    with pytest.raises(ValueError, match="tokenizer must be given"):
+        TranslationPipeline(model)
+
+
+def test_a_model_in_training_translates_without_dropout_and_trains_on(tokenizer):
+    model = make_model(tokenizer, dropout=0.5)
+    translate = TranslationPipeline(model, tokenizer, device="cpu")
+    expected = translate(TEXTS)
+    model.train()
+    assert translate(TEXTS) == expected
+    assert model.training
+    with pytest.raises(ValueError, match="num_beam"):
+        translate(TEXTS, num_beam=2)
+    assert model.training
+
+
+def test_the_library_builds_it_under_the_name_it_had_removed(model, tokenizer, translate, tmp_path):
+    built = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
+    assert type(built) is TranslationPipeline
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    loaded = pipeline("translation", model=str(tmp_path), device="cpu", num_beams=4)
+    assert type(loaded) is TranslationPipeline
+    assert built(TEXTS) == loaded(TEXTS) == translate(TEXTS)
+
+
+@pytest.mark.parametrize("task", ["summarization", "text2text-generation", "translation_en_to_de"])
+def test_other_removed_names_stay_removed(model, tokenizer, task):
+    with pytest.raises(KeyError, match=task):
+        pipeline(task, model=model, tokenizer=tokenizer)
+
+
+def test_a_translation_model_of_the_library_gets_its_pipeline_back(tokenizer):
+    torch.manual_seed(0)
+    config = MarianConfig(
+        vocab_size=len(tokenizer),
+        d_model=16,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=24,
+        decoder_ffn_dim=24,
+        max_position_embeddings=16,
+        pad_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=0,
+        forced_eos_token_id=None,
+    )
+    marian = MarianMTModel(config).eval()
+    translate = pipeline("translation", model=marian, tokenizer=tokenizer, device="cpu")
+    expected = [alone(marian, tokenizer, text, max_new_tokens=6)[0] for text in TEXTS[:2]]
+    assert texts_of(translate(TEXTS[:2], max_new_tokens=6)) == expected
+    with pytest.raises(ValueError, match="at most 16 tokens"):
+        translate("dogs " * 30)

@@ -1,0 +1,221 @@
+"""The tokenizer of section 5.1: what it promises about any text, and that the promise is saved."""
+
+import json
+import subprocess
+import sys
+import unicodedata
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import AutoTokenizer, TokenizersBackend
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
+
+SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
+# literal special tokens occur more often than any other word: no merge may spell them all the same
+CORPUS = [
+    "The small cat sleeps. Die kleine Katze schläft.",
+    "the cat of the house isn't the cat </s> <s> <pad> <unk>",
+    "a</s>b</s>c <unk><unk><pad><pad><s>",
+] * 30
+HARD_CHARACTERS = (
+    " \n\r\t\x00\x1f\u00a0\u2028\u2581ĠĊaeñ\u0301\u0323ﬁ한\u1112\u1161<>/s😀\u200d\ufeff\ufffd"
+)
+
+texts = st.one_of(
+    st.text(),
+    st.text(st.sampled_from(HARD_CHARACTERS)),
+    st.lists(st.sampled_from([*SPECIAL_TOKENS, " ", "the", "cat"]) | st.text(max_size=3)).map(
+        "".join
+    ),
+)
+hundreds = settings(max_examples=300, deadline=None, database=None)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> VanillaTransformerTokenizer:
+    return VanillaTransformerTokenizer().train_new_from_iterator(CORPUS, 320)
+
+
+@pytest.fixture(scope="module")
+def folder(tokenizer, tmp_path_factory) -> Path:
+    path = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture(params=["itself", "auto", "plain"])
+def reloaded(request, folder) -> TokenizersBackend:
+    if request.param == "itself":
+        return VanillaTransformerTokenizer.from_pretrained(folder)
+    if request.param == "plain":
+        return TokenizersBackend.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
+
+
+def nfc(text: str) -> str:
+    return unicodedata.normalize("NFC", text)
+
+
+def back(tokenizer: TokenizersBackend, text: str) -> str:
+    return tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True)
+
+
+def save_foreign(path: Path, vocab: list[str]) -> Path:
+    numbered = {token: index for index, token in enumerate(vocab)}
+    Tokenizer(models.BPE(vocab=numbered, merges=[])).save(str(path / "tokenizer.json"))
+    return path
+
+
+@hundreds
+@given(text=texts)
+def test_a_text_in_nfc_comes_back_exactly(tokenizer, text):
+    assert back(tokenizer, nfc(text)) == nfc(text)
+
+
+@hundreds
+@given(text=texts)
+@example(text="\u0301\u08d3")
+def test_every_text_comes_back_up_to_nfc(tokenizer, text):
+    # normalized once more: tokenizers and Python know different versions of Unicode, whose NFC
+    # orders the newest combining marks differently
+    assert nfc(back(tokenizer, text)) == nfc(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", " ", "   ", "\n", " a", "  a ", "a\r\n\tb  ", "\x00", "😀 </s>", "▁a", "e\u0301"]
+)
+def test_spaces_and_control_characters_stay(tokenizer, reloaded, text):
+    assert back(tokenizer, text) == back(reloaded, text) == nfc(text)
+
+
+@hundreds
+@given(text=texts)
+def test_ids_are_in_the_vocabulary_and_only_the_last_is_special(tokenizer, text):
+    *ids, last = tokenizer(text)["input_ids"]
+    assert last == tokenizer.eos_token_id
+    assert all(len(SPECIAL_TOKENS) <= index < len(tokenizer) for index in ids)
+
+
+def test_special_tokens_come_first_and_in_order(tokenizer):
+    for made in (VanillaTransformerTokenizer(), tokenizer):
+        named = [made.pad_token_id, made.bos_token_id, made.eos_token_id, made.unk_token_id]
+        assert named == [0, 1, 2, 3]
+        assert made.convert_ids_to_tokens(named) == SPECIAL_TOKENS
+
+
+def test_a_tokenizer_that_has_learned_nothing_spells_bytes():
+    tokenizer = VanillaTransformerTokenizer()
+    assert len(tokenizer) == len(SPECIAL_TOKENS) + 256
+    assert len(tokenizer.tokenize("für")) == len(" für".encode())
+
+
+def test_a_word_has_the_same_tokens_at_the_start_of_a_text_as_inside(tokenizer):
+    assert tokenizer.tokenize("cat") == ["Ġcat"]
+    for word in ("cat", "Katze", "unheard"):
+        assert tokenizer.tokenize(f"the {word}") == ["Ġthe", *tokenizer.tokenize(word)]
+
+
+def test_words_split_beforehand_are_words_of_a_text(tokenizer):
+    words = ["the", "cat", "Katze"]
+    split = tokenizer(words, is_split_into_words=True)
+    assert split["input_ids"] == tokenizer(" ".join(words))["input_ids"]
+
+
+@pytest.mark.parametrize("token", SPECIAL_TOKENS)
+def test_a_literal_special_token_is_text(tokenizer, reloaded, token):
+    for text in (token, f"the {token} cat", f"a{token}b", f"{token} {token}"):
+        ids = tokenizer(text)["input_ids"]
+        assert [index for index in ids if index < len(SPECIAL_TOKENS)] == [tokenizer.eos_token_id]
+        assert reloaded(text)["input_ids"] == ids
+        assert back(reloaded, text) == text
+
+
+def test_whoever_wants_special_tokens_found_in_texts_says_so(folder):
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(folder, split_special_tokens=False)
+    assert tokenizer("the</s>")["input_ids"][-2:] == [2, 2]
+
+
+def test_targets_become_labels_that_end(tokenizer):
+    batch = tokenizer(["the cat"], text_target=["die Katze"])
+    assert list(batch) == ["input_ids", "attention_mask", "labels"]
+    assert batch["labels"] == tokenizer(["die Katze"])["input_ids"]
+    assert batch["labels"][0][-1] == tokenizer.eos_token_id
+
+
+def test_a_saved_tokenizer_is_the_same_tokenizer(tokenizer, reloaded):
+    assert reloaded.backend_tokenizer.to_str() == tokenizer.backend_tokenizer.to_str()
+    for text in [*CORPUS[:3], " a", "", "größer als 1,000"]:
+        assert reloaded(text).data == tokenizer(text).data
+
+
+def test_the_auto_class_gives_our_class(folder):
+    VanillaTransformerConfig().save_pretrained(folder)
+    assert type(AutoTokenizer.from_pretrained(folder)) is VanillaTransformerTokenizer
+    (folder / "config.json").unlink()
+
+
+def test_a_saved_tokenizer_needs_none_of_our_code(tokenizer, folder):
+    texts = ["the cat </s>", "  a <pad>", "größer"]
+    program = (
+        "import json, sys\n"
+        "from transformers import AutoTokenizer\n"
+        "tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])\n"
+        "assert 'vanilla_transformer' not in sys.modules\n"
+        "ids = tokenizer(json.loads(sys.argv[2]))['input_ids']\n"
+        "print(json.dumps([type(tokenizer).__name__, ids]))"
+    )
+    command = [sys.executable, "-c", program, str(folder), json.dumps(texts)]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert json.loads(output) == ["TokenizersBackend", tokenizer(texts)["input_ids"]]
+
+
+def test_a_token_that_a_user_adds_is_found_and_keeps_the_text_around_it(folder, tmp_path):
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(folder)
+    size = len(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    tokenizer.add_tokens(["<2fr>"], special_tokens=True)
+    tokenizer.add_tokens(["<ent>"])
+    tokenizer.save_pretrained(tmp_path)
+    text = "<2de> the cat<2fr>  a <ent>b</s>"
+    for made in (tokenizer, VanillaTransformerTokenizer.from_pretrained(tmp_path)):
+        ids = made(text)["input_ids"]
+        assert [index for index in ids if index >= size] == [size, size + 1, size + 2]
+        assert ids[-1] == 2
+        assert 2 not in ids[:-1]
+        assert made.decode(ids) == text + "</s>"
+        assert made.decode(ids, skip_special_tokens=True) == "the cat  a <ent>b</s>"
+        assert made.tokenize("<2de> the") == ["<2de>", *made.tokenize("the")]
+
+
+def test_a_special_token_that_was_replaced_stays_text(folder, tmp_path):
+    VanillaTransformerTokenizer.from_pretrained(folder, eos_token="[E]").save_pretrained(tmp_path)
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(tmp_path)
+    for text in ("a </s>", "a [E]"):
+        *ids, last = tokenizer(text)["input_ids"]
+        assert last == tokenizer.eos_token_id == len(tokenizer) - 1
+        assert not {2, last}.intersection(ids)
+        assert back(tokenizer, text) == text
+
+
+def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"must hold a tokenizer\.json, got none"):
+        VanillaTransformerTokenizer.from_pretrained(tmp_path)
+
+
+def test_a_vocabulary_without_special_tokens_is_refused(tmp_path):
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    save_foreign(tmp_path, ["<s>", "<unk>", *alphabet])
+    with pytest.raises(ValueError, match=r"special tokens .* got 258 tokens without <pad>, </s>"):
+        VanillaTransformerTokenizer.from_pretrained(tmp_path)
+    named = VanillaTransformerTokenizer.from_pretrained(tmp_path, pad_token="[P]", eos_token="[E]")
+    assert {named.pad_token_id, named.eos_token_id} == {258, 259}
+
+
+def test_a_vocabulary_without_the_bytes_is_refused(tmp_path):
+    save_foreign(tmp_path, [*SPECIAL_TOKENS, "a", "b"])
+    with pytest.raises(ValueError, match=r"must hold all 256 byte symbols.* got 2"):
+        VanillaTransformerTokenizer.from_pretrained(tmp_path)

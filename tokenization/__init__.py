@@ -1,0 +1,1 @@
+"""Learns the shared vocabulary and holds the tokenizer that uses it."""

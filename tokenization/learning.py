@@ -1,0 +1,106 @@
+"""Learns the vocabulary that source and target share. Section 5.1."""
+
+import logging
+import random
+from collections.abc import Iterable, Iterator, Mapping
+
+from tqdm import tqdm
+
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+
+logger = logging.getLogger(__name__)
+
+
+def learn_vocabulary(
+    texts: Iterable[str | Mapping],
+    vocab_size: int,
+    *,
+    max_sentences: int = 2_000_000,
+    seed: int = 0,
+    progress: bool = True,
+) -> VanillaTransformerTokenizer:
+    """Learn one BPE vocabulary from sentences of both languages. Section 5.1.
+
+    Reads the texts once and keeps a uniform sample of at most `max_sentences`, so that memory is
+    bounded by the sample, not by the corpus. Counting every word would need no sample, but the
+    number of distinct words never stops growing with the corpus. The same texts, seed and sizes
+    give the same vocabulary, bit for bit.
+
+    Args:
+        texts: Sentences, or rows such as those of a translation dataset, {"de": ..., "en": ...}, of
+            which every language is used. Anything that can be iterated over, a stream too.
+        vocab_size: Number of tokens, the special tokens and the single bytes among them.
+        max_sentences: Most sentences to learn from.
+        seed: Of the sample.
+        progress: Whether to show progress bars on stderr.
+
+    Returns:
+        The tokenizer. It has fewer tokens than asked for, with a warning, where the sentences have
+        no more pairs of tokens that occur twice.
+
+    Raises:
+        ValueError: When a size is too small, a text is no string, or there is no text.
+    """
+    if isinstance(texts, str | Mapping):
+        raise ValueError(
+            f"texts must be an iterable of sentences, such as one split of a dataset, "
+            f"got one {type(texts).__name__}."
+        )
+    tokenizer = VanillaTransformerTokenizer()
+    if vocab_size < len(tokenizer):
+        raise ValueError(
+            f"vocab_size must be at least {len(tokenizer)}, for the special tokens and the single "
+            f"bytes, got {vocab_size}."
+        )
+    if max_sentences < 1:
+        raise ValueError(f"max_sentences must be at least 1, got {max_sentences}.")
+    sentences = tqdm(_sentences(texts), "read", unit=" sentences", disable=not progress)
+    sample = _sample(sentences, max_sentences, seed)
+    if not sample:
+        raise ValueError("texts must hold at least one sentence, got none.")
+    # the trainer's own progress bar would write to stdout; counting is most of its work. A pair
+    # seen once says nothing about the language
+    tokenizer = tokenizer.train_new_from_iterator(
+        tqdm(sample, "count words", unit=" sentences", disable=not progress),
+        vocab_size,
+        min_frequency=2,
+        show_progress=False,
+    )
+    if len(tokenizer) < vocab_size:
+        logger.warning(
+            "The vocabulary has %d tokens, not the %d asked for: no other pair occurs twice in %d "
+            "sentences. Give more text or ask for fewer tokens.",
+            len(tokenizer),
+            vocab_size,
+            len(sample),
+        )
+    return tokenizer
+
+
+def _sentences(rows: Iterable[str | Mapping]) -> Iterator[str]:
+    for row in rows:
+        if isinstance(row, str):
+            if row:
+                yield row
+        elif isinstance(row, Mapping):
+            yield from _sentences(row.values())
+        else:
+            raise ValueError(
+                f"texts must be strings, or mappings from language to string, got {row!r}."
+            )
+
+
+def _sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
+    # reservoir sampling: of the first n sentences, each is kept with the chance size / n
+    generator = random.Random(seed)
+    sample = []
+    for index, sentence in enumerate(sentences):
+        if index < size:
+            sample.append(sentence)
+        else:
+            place = generator.randrange(index + 1)
+            if place < size:
+                sample[place] = sentence
+    return sample

@@ -1,0 +1,129 @@
+"""The tokenizer: one byte-level BPE vocabulary for source and target. Section 5.1.
+
+This file travels to the Hub without the package and imports nothing from it.
+"""
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
+from tokenizers.models import BPE
+from transformers import TokenizersBackend
+
+SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+
+
+class VanillaTransformerTokenizer(TokenizersBackend):
+    """One vocabulary for both languages, in which every text has a spelling. Section 5.1.
+
+    Decoding what was encoded gives the text back up to Unicode's NFC, every space, line break and
+    control character in place. A word has the same tokens at the start of a text as after a space.
+    The end token follows every text. Special tokens are no part of a language: their literal text
+    inside a text is spelled out like any other, unless `split_special_tokens` is off.
+
+    Without arguments it knows the single bytes only; `train_new_from_iterator` learns a vocabulary.
+
+    Args:
+        vocab: Id of every token, the special tokens and the byte alphabet among them.
+        merges: Pairs of tokens to join, most urgent first.
+        pad_token: Fills up a batch.
+        bos_token: What the decoder starts from.
+        eos_token: Ends every text.
+        unk_token: Never made from a text; there because the library asks for its id.
+        split_special_tokens: Whether the text of a special token inside a text is only text.
+        **kwargs: As for every tokenizer of the library.
+
+    Raises:
+        ValueError: When the vocabulary is absent, or lacks a special token or a byte.
+    """
+
+    vocab_files_names = {"tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask"]
+    model = BPE
+
+    def __init__(
+        self,
+        vocab: dict[str, int] | None = None,
+        merges: list[tuple[str, str]] | None = None,
+        pad_token: str | AddedToken | None = SPECIAL_TOKENS[0],
+        bos_token: str | AddedToken | None = SPECIAL_TOKENS[1],
+        eos_token: str | AddedToken | None = SPECIAL_TOKENS[2],
+        unk_token: str | AddedToken | None = SPECIAL_TOKENS[3],
+        split_special_tokens: bool = True,
+        **kwargs,
+    ):
+        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        if vocab is None:
+            path = kwargs.get("name_or_path")
+            if path and not (kwargs.get("tokenizer_file") or kwargs.get("tokenizer_object")):
+                raise ValueError(f"{path} must hold a tokenizer.json, got none.")
+            vocab = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
+        self._tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges or []))
+        # the pre-tokenizer puts a space before a text that has none, so the normalizer doubles the
+        # one that is there: the decoder can then always take one away
+        self._tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.NFC(), normalizers.Replace(Regex(r"\A "), "  ")]
+        )
+        # ByteLevel's own add_prefix_space would also put one after every token that a user adds;
+        # its pattern parts letters from punctuation, so no merge can ever spell a special token
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [
+                pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
+                pre_tokenizers.ByteLevel(add_prefix_space=False),
+            ]
+        )
+        self._tokenizer.decoder = decoders.Sequence(
+            [decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
+        )
+        # makes the post-processor, which is what the library saves of it
+        kwargs.setdefault("add_eos_token", True)
+        super().__init__(
+            pad_token=pad_token,
+            bos_token=bos_token,
+            eos_token=eos_token,
+            unk_token=unk_token,
+            split_special_tokens=split_special_tokens,
+            **kwargs,
+        )
+        # the library would give a missing token the next free id, outside the model's embedding;
+        # a name of the caller's own is taken as the wish for just that
+        known = self._tokenizer.get_vocab(with_added_tokens=False).keys()
+        known |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
+        named = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
+        missing = [token for token in named if token in SPECIAL_TOKENS and token not in known]
+        if missing:
+            raise ValueError(
+                f"the vocabulary must hold the special tokens {', '.join(SPECIAL_TOKENS)}, "
+                f"got {len(known)} tokens without {', '.join(missing)}."
+            )
+        if not known.issuperset(alphabet):
+            raise ValueError(
+                f"the vocabulary must hold all {len(alphabet)} byte symbols, so that no text is "
+                f"unknown, got {len(known.intersection(alphabet))}."
+            )
+
+    def _add_tokens(
+        self, new_tokens: list[str] | list[AddedToken], special_tokens: bool = False
+    ) -> int:
+        # split_special_tokens hides all special tokens of the backend from the text. Right for the
+        # named ones; but one that a user adds (a language tag) is meant to be found there, so the
+        # backend takes it for an ordinary token and only this class knows that it is special. It is
+        # looked for in the normalized text: else the text behind it would count as a start of text.
+        named = {*SPECIAL_TOKENS, *map(str, self._special_tokens_map.values())}
+        tokens = []
+        for token in new_tokens:
+            state = (token if isinstance(token, AddedToken) else AddedToken(token)).__getstate__()
+            is_named = state["content"] in named
+            tokens.append(AddedToken(**state | {"special": is_named, "normalized": not is_named}))
+            if special_tokens and not is_named and str(token) not in self.extra_special_tokens:
+                self._extra_special_tokens.append(tokens[-1])
+        return self._tokenizer.add_tokens(tokens)
+
+    def _decode(
+        self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
+    ) -> str:
+        if skip_special_tokens and self.extra_special_tokens:
+            skipped = set(self.extra_special_tokens_ids)
+            ids = [token_ids] if isinstance(token_ids, int) else token_ids
+            token_ids = [index for index in ids if index not in skipped]
+        return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+
+
+__all__ = ["VanillaTransformerTokenizer"]

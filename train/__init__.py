@@ -1,0 +1,1 @@
+"""Training, averaging and evaluation of translation models, as in sections 5 and 6.1."""
