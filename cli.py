@@ -1,0 +1,193 @@
+"""`vanilla-transformer VERB`: each verb is one call into a sibling, imported when asked for."""
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+EXIT_INTERRUPTED = 130
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one verb.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0 if all went well, 1 with one sentence on stderr if not.
+    """
+    arguments, rest = _parser().parse_known_args(argv)
+    if rest and not arguments.takes_more:
+        _parser().error(f"unknown arguments: {' '.join(rest)}")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+    try:
+        _quieten_library()
+        return arguments.run(arguments, rest) or 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read the output has had enough of it
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        if not isinstance(error, _expected_errors()):
+            raise
+        # the library wraps the sentence that matters
+        sentence = " ".join(str(error.__cause__ or error).split())
+        print(f"error: {sentence}", file=sys.stderr)
+        return 1
+
+
+def _quieten_library():
+    from transformers.utils import logging as library_logging
+
+    # a bar for each file that is loaded or saved would tear those of the verbs
+    library_logging.disable_progress_bar()
+
+
+def _expected_errors() -> tuple[type[Exception], ...]:
+    from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+
+    # the base of the Hub's errors is that of its HTTP client, whichever that is
+    connection_error = HfHubHTTPError.__bases__[0]
+    return ValueError, OSError, FloatingPointError, StrictDataclassError, connection_error
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vanilla-transformer",
+        description='The Transformer of "Attention Is All You Need": train it, and use it.',
+        epilog="`vanilla-transformer VERB --help` says more.",
+    )
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+
+    def verb(name: str, run: Any, help_text: str, takes_more: bool = False):
+        added = verbs.add_parser(
+            name, help=help_text, description=help_text, add_help=not takes_more, allow_abbrev=False
+        )
+        added.set_defaults(run=run, takes_more=takes_more)
+        return added
+
+    demo = verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
+    demo.add_argument("--output_dir", default="runs/demo", help="the run folder (%(default)s)")
+    verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
+    verb("train", _train, "train a recipe, from raw text to an averaged model", takes_more=True)
+
+    average = verb("average", _average, "average the last checkpoints of a run into its model")
+    average.add_argument("run_folder", metavar="RUN", help="a run folder")
+    average.add_argument("--num_checkpoints", type=int, help="how many; as the recipe says if not")
+
+    evaluate = verb("evaluate", _evaluate, "translate a split and score it: BLEU, chrF")
+    evaluate.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
+    evaluate.add_argument("--split", default="test", help="of the dataset (%(default)s)")
+    evaluate.add_argument("--dataset", help="another dataset than the run's own")
+    evaluate.add_argument("--name", help="the dataset's configuration")
+    evaluate.add_argument("--source_lang", help="language to translate from")
+    evaluate.add_argument("--target_lang", help="language to translate into")
+    evaluate.add_argument("--bleu_tokenizer", default="13a", help="of sacreBLEU (%(default)s)")
+    evaluate.add_argument("--output_dir", help="for hypotheses and scores; RUN if not given")
+    _add_search(evaluate)
+
+    translate = verb("translate", _translate, "translate lines, from a file or stdin, to stdout")
+    translate.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
+    translate.add_argument(
+        "file", metavar="FILE", nargs="?", help="a text file; stdin if not given"
+    )
+    _add_search(translate)
+
+    push = verb("push", _push, "publish a model, so that it loads where this package is not")
+    push.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
+    push.add_argument("repo_id", metavar="USER/NAME", help="the repository on the Hub")
+    push.add_argument("--private", action="store_true", default=None, help="hide a new repository")
+    push.add_argument("--revision", help="the branch; the main one if not given")
+    push.add_argument("--commit_message", help="what the commit says")
+    return parser
+
+
+def _add_search(parser: argparse.ArgumentParser):
+    group = parser.add_argument_group("search", "the model's own settings where not given")
+    group.add_argument("--num_beams", type=int, help="beam size")
+    group.add_argument("--length_penalty_alpha", type=float, help="length penalty, section 6.1")
+    group.add_argument("--max_extra_tokens", type=int, help="longest output beyond the source")
+
+
+def _search(arguments: argparse.Namespace) -> dict[str, Any]:
+    names = ("num_beams", "length_penalty_alpha", "max_extra_tokens")
+    return {
+        name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
+    }
+
+
+def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+    return {
+        name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
+    }
+
+
+def _demo(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.train.demo import run_demo
+
+    print(run_demo(arguments.output_dir))
+
+
+def _tokenize(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.train.config import parse_arguments
+    from vanilla_transformer.train.loop import prepare_tokenizer
+
+    config, _ = parse_arguments(rest, "vanilla-transformer tokenize")
+    tokenizer = prepare_tokenizer(config)
+    print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
+
+
+def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
+    from vanilla_transformer.train.__main__ import main as train
+
+    return train(rest, "vanilla-transformer train")
+
+
+def _average(arguments: argparse.Namespace, rest: list[str]):
+    from pathlib import Path
+
+    from vanilla_transformer.train.loop import average_run
+
+    count = average_run(Path(arguments.run_folder), arguments.num_checkpoints)
+    print(f"the mean of {count} checkpoints is in {arguments.run_folder}")
+
+
+def _evaluate(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.train.evaluate import evaluate, score_table
+
+    options = _given(
+        arguments, "dataset", "name", "source_lang", "target_lang", "bleu_tokenizer", "output_dir"
+    )
+    scores = evaluate(arguments.model, arguments.split, **options, **_search(arguments))
+    print(score_table(scores))
+
+
+def _translate(arguments: argparse.Namespace, rest: list[str]):
+    from contextlib import nullcontext
+    from pathlib import Path
+
+    from vanilla_transformer.train.data import read_lines
+    from vanilla_transformer.train.evaluate import load_model, translate_lines
+
+    model, tokenizer = load_model(arguments.model)
+    path = Path(arguments.file) if arguments.file else None
+    with path.open("rb") if path else nullcontext(sys.stdin.buffer) as lines:
+        decoded = read_lines(lines, str(path or "stdin"))
+        for line in translate_lines(model, tokenizer, decoded, **_search(arguments)):
+            print(line, flush=True)
+
+
+def _push(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.hub import push_to_hub
+
+    options = _given(arguments, "private", "revision", "commit_message")
+    commit = push_to_hub(arguments.model, arguments.repo_id, **options)
+    print(commit.commit_url)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

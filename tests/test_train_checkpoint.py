@@ -1,0 +1,171 @@
+"""Checkpoints that are whole or not there, and their average. Section 6.1."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.train import checkpoint as checkpointing
+from vanilla_transformer.train.checkpoint import (
+    average_weights,
+    checkpoints,
+    load_checkpoint,
+    load_weights,
+    read_state,
+    read_weights,
+    save_checkpoint,
+)
+
+
+def make_model(seed=0, hidden_size=8):
+    torch.manual_seed(seed)
+    return VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(
+            vocab_size=19,
+            hidden_size=hidden_size,
+            encoder_layers=1,
+            decoder_layers=2,
+            encoder_attention_heads=2,
+            decoder_attention_heads=2,
+            encoder_ffn_dim=12,
+            decoder_ffn_dim=12,
+        )
+    )
+
+
+def make_optimizer(model):
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    for parameter in model.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return optimizer
+
+
+def save(folder, step, seed=0, keep=5):
+    model = make_model(seed)
+    optimizer = make_optimizer(model)
+    save_checkpoint(folder, step, model, optimizer, {"note": "x"}, keep)
+    return model, optimizer
+
+
+def test_a_checkpoint_gives_back_weights_optimizer_and_state(tmp_path):
+    model, optimizer = save(tmp_path, 3)
+    other = make_model(seed=9)
+    other_optimizer = make_optimizer(other)
+    path = checkpoints(tmp_path)[0]
+    load_checkpoint(path, other, other_optimizer)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+    before, after = optimizer.state_dict()["state"], other_optimizer.state_dict()["state"]
+    assert len(before) == len(after) > 10
+    assert all(torch.equal(before[i][name], after[i][name]) for i in before for name in before[i])
+    assert (read_state(path)["step"], read_state(path)["note"]) == (3, "x")
+
+
+def test_the_newest_checkpoints_are_kept_in_the_order_of_their_steps(tmp_path):
+    for step in (8, 9, 10, 11):
+        save(tmp_path, step, keep=3)
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-9", "step-10", "step-11"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-9"]
+
+
+class Killed(BaseException):
+    """What a test throws in place of a SIGKILL."""
+
+
+@pytest.mark.parametrize("writes", range(6))
+def test_a_save_that_was_killed_leaves_the_last_checkpoint(tmp_path, monkeypatch, writes):
+    save(tmp_path, 4)
+    left = writes
+
+    def fsync(path):
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise Killed
+
+    monkeypatch.setattr(checkpointing, "_to_disk", fsync)
+    try:
+        save(tmp_path, 5, seed=1)
+    except Killed:
+        names = ["step-4"]
+        # only the last write comes after the rename
+        names += ["step-5"] if (tmp_path / "step-5").exists() else []
+        assert [path.name for path in checkpoints(tmp_path)] == names
+    assert left < 0, "it was not killed"
+    monkeypatch.undo()
+    save(tmp_path, 6)
+    assert not list(tmp_path.glob(".*")), "what was unfinished is still there"
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
+def test_a_torn_checkpoint_is_passed_over(tmp_path, name):
+    save(tmp_path, 4)
+    save(tmp_path, 5)
+    torn = tmp_path / "step-5" / name
+    torn.write_bytes(torn.read_bytes()[:-20])
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-4"]
+    torn.unlink()
+    assert [path.name for path in checkpoints(tmp_path)] == ["step-4"]
+
+
+def full_disk(*args, **options):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("writer", ["torch.save", "safetensors", "state"])
+def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, monkeypatch, writer):
+    save(tmp_path, 4)
+    if writer == "torch.save":
+        monkeypatch.setattr(torch, "save", full_disk)
+    elif writer == "safetensors":
+        monkeypatch.setattr(
+            VanillaTransformerForConditionalGeneration, "save_pretrained", full_disk
+        )
+    else:
+        monkeypatch.setattr(Path, "write_text", full_disk)
+    with pytest.raises(
+        OSError,
+        match=r"step-5 cannot be written with .* kB free, .*step-4 is intact.*No space left",
+    ):
+        save(tmp_path, 5)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-4"]
+    assert len(checkpoints(tmp_path)) == 1
+
+
+def test_an_average_is_the_mean_of_each_weight(tmp_path):
+    models = [save(tmp_path, step, seed=step)[0] for step in (1, 2, 3)]
+    average = average_weights(checkpoints(tmp_path))
+    assert len(average) > 10
+    for name, tensor in average.items():
+        mean = sum(model.state_dict()[name].double() for model in models) / 3
+        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
+
+
+def test_an_averaged_model_is_tied_as_before_and_loads(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step, seed=step)
+    model = make_model()
+    average = average_weights(checkpoints(tmp_path))
+    load_weights(model, average)
+    table = model.model.encoder.embed_tokens.weight
+    assert model.lm_head.weight is table
+    assert model.model.decoder.embed_tokens.weight is table
+    assert torch.equal(table, next(v for k, v in average.items() if v.shape == (19, 8)))
+    model.save_pretrained(tmp_path / "out")
+    assert read_weights(tmp_path / "out").keys() == average.keys()
+
+
+def test_weights_of_another_model_are_refused(tmp_path):
+    save(tmp_path, 1)
+    with pytest.raises(ValueError, match="weights must fit the model"):
+        load_weights(make_model(hidden_size=4), read_weights(tmp_path / "step-1"))
+    with pytest.raises(ValueError, match="got without"):
+        load_weights(make_model(), {})
+    with pytest.raises(ValueError, match="at least one checkpoint, got none"):
+        average_weights([])

@@ -1,0 +1,142 @@
+"""Settings: the paper's, then a recipe's, then the command line's."""
+
+import dataclasses
+
+import pytest
+import yaml
+
+from vanilla_transformer.train.__main__ import main
+from vanilla_transformer.train.config import (
+    RECIPES,
+    TrainConfig,
+    load_config,
+    parse_arguments,
+    recipe_names,
+    refuse_other_data,
+    save_config,
+)
+
+
+def test_the_paper_is_the_default():
+    config = load_config("paper-base")
+    assert dataclasses.replace(config, output_dir=None) == TrainConfig()
+    assert (config.warmup_steps, config.label_smoothing, config.tokens_per_step) == (
+        4000,
+        0.1,
+        25000,
+    )
+    assert (config.adam_beta1, config.adam_beta2, config.adam_epsilon) == (0.9, 0.98, 1e-9)
+    sizes = config.model_config(37000)
+    assert (sizes.d_model, sizes.encoder_layers, sizes.dropout) == (512, 6, 0.1)
+
+
+def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_paper():
+    config, _ = parse_arguments(
+        ["paper-big", "--warmup_steps", "8000", "--model", "{dropout: 0.1}"]
+    )
+    assert (config.max_steps, config.warmup_steps) == (300000, 8000)
+    sizes = config.model_config(37000)
+    assert (sizes.d_model, sizes.dropout) == (1024, 0.1)
+
+
+def test_one_field_of_a_recipes_model_can_be_changed():
+    config = load_config("demo", {"model": {"dropout": 0.25}})
+    assert config.model == {**load_config("demo").model, "dropout": 0.25}
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_recipe_says_what_it_reproduces_and_differs_from_the_defaults(recipe):
+    text = (RECIPES / f"{recipe}.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# ")
+    for name, value in (yaml.safe_load(text) or {}).items():
+        assert getattr(TrainConfig(), name) != value, f"{name} is the default"
+    config = load_config(recipe)
+    assert config.output_dir == f"runs/{recipe}"
+    assert config.model_config(config.vocab_size).vocab_size == config.vocab_size
+
+
+def test_a_recipe_can_be_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("seed: 7\nadam_epsilon: 1e-8\n", encoding="utf-8")
+    config = load_config(str(path))
+    assert (config.seed, config.adam_epsilon, config.output_dir) == (7, 1e-8, "runs/mine")
+
+
+def test_saved_settings_are_read_back_equal(tmp_path):
+    config = load_config("demo", {"max_grad_norm": 2})
+    save_config(config, tmp_path / "recipe.yaml")
+    assert load_config(str(tmp_path / "recipe.yaml")) == config
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["dmo"], "recipe must be .* one of demo, .* got 'dmo'. Did you mean 'demo'"),
+        (["demo", "--warmup", "5"], "warmup is not a setting. Did you mean 'warmup_steps'"),
+        (["demo", "--zzz", "5"], "zzz is not a setting. The settings are dataset, name"),
+        (["demo", "--max_steps", "many"], "max_steps must be of type int, got 'many'"),
+        (["demo", "--max_steps", "1.5"], "max_steps must be of type int, got 1.5"),
+        (["demo", "--max_steps", "true"], "max_steps must be of type int, got True"),
+        (["demo", "--max_steps", "0"], "max_steps must be at least 1, got 0"),
+        (["demo", "--max_steps"], "max_steps: expected one argument"),
+        (["demo", "--label_smoothing", "1"], "label_smoothing must be at least 0 and below 1"),
+        (["demo", "--precision", "bf61"], "precision must be one of .* Did you mean 'bf16'"),
+        (["demo", "--model", "[1]"], r"model must be of type dict, got \[1\]"),
+        (["demo", "--model", "{"], "model must be a YAML value, got '{'"),
+        (["demo", "--target_lang", "en"], "target_lang must differ from source_lang"),
+        (["demo", "--max_length", "5000"], "tokens_per_micro_batch must be at least max_length"),
+        (["demo", "twice"], "'twice' is one argument too many"),
+        (["demo", "--dry_run", "--model", "{d_modle: 5}"], "d_modle is not a field .*'d_model'"),
+        (["demo", "--dry_run", "--model", "{d_model: 5}"], "d_model must be"),
+        (["demo", "--dry_run", "--paper_row", "bog"], "got 'bog'. Did you mean 'big'"),
+    ],
+)
+def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
+    with pytest.raises(ValueError, match=message):
+        parse_arguments(argv)[0].model_config(1000)
+    assert main(argv) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("error: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_step: 5", "max_step is not a setting. Did you mean 'max_steps'"),
+        ("max_steps: few", "max_steps must be of type int, got 'few'"),
+        ("- 5", "must map names to values"),
+        ("a: b: c", "must be YAML"),
+    ],
+)
+def test_a_slip_in_a_recipe_is_refused(text, message, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        load_config(str(path))
+
+
+def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
+    before = load_config("demo")
+    refuse_other_data(load_config("demo", {"max_steps": 9, "log_every_steps": 3}), before)
+    with pytest.raises(ValueError, match="tokens_per_step was 3000, got 77; seed was 1, got 2"):
+        refuse_other_data(
+            load_config("demo", {"tokens_per_step": 77, "max_length": 70, "seed": 2}),
+            dataclasses.replace(before, tokens_per_step=3000, max_length=70),
+        )
+
+
+def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper-base", "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    # no attention biases, biased feed-forward, embeddings tied three ways
+    attention, feed_forward, norm = 4 * 512 * 512, 2 * 512 * 2048 + 2048 + 512, 2 * 512
+    layers = 6 * (attention + feed_forward + 2 * norm) + 6 * (
+        2 * attention + feed_forward + 3 * norm
+    )
+    assert f"parameters: {37000 * 512 + layers:,} with 37,000 tokens" in out
+    assert "tokens per step: 25,000" in out
+    assert "warmup_steps: 4000" in out
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,333 @@
+"""Whole runs: any number of processes, killed at any time, end with the same model."""
+
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import train_toys
+from accelerate.state import AcceleratorState
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from vanilla_transformer.train import checkpoint as checkpointing
+from vanilla_transformer.train import loop, step
+from vanilla_transformer.train.checkpoint import average_weights, checkpoints
+from vanilla_transformer.train.loop import average_run, prepare_tokenizer, train
+from vanilla_transformer.train.run_folder import read_metrics
+
+TIMES = ("tokens_per_second",)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(scope="module")
+def whole_run(corpus, tmp_path_factory):
+    """A run of 12 steps, never stopped; an epoch has more than 4 and fewer than 12."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    assert train(train_toys.toy_config(corpus, folder))
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process():
+    # accelerate keeps the precision of the first run in a process
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def curve(folder):
+    return [
+        {name: value for name, value in line.items() if name not in TIMES}
+        for line in read_metrics(folder)
+    ]
+
+
+def test_a_run_leaves_a_folder_that_loads_and_translates(whole_run):
+    for name in (
+        *("config.json", "model.safetensors", "generation_config.json", "tokenizer.json"),
+        *("README.md", "recipe.yaml", "environment.txt", "metrics.jsonl"),
+        *("pictures/loss.png", "pictures/attention.png", "tokenizer/tokenizer.json"),
+    ):
+        assert (whole_run / name).stat().st_size > 0, name
+    model = AutoModelForSeq2SeqLM.from_pretrained(whole_run)
+    tokenizer = AutoTokenizer.from_pretrained(whole_run)
+    inputs = tokenizer("ant bee cat", return_tensors="pt")
+    output = model.generate(**inputs)
+    assert 1 < output.shape[1] <= 1 + inputs["input_ids"].shape[1] + 50
+    settings = GenerationConfig.from_pretrained(whole_run)
+    assert (settings.num_beams, settings.length_penalty_alpha) == (4, 0.6)
+    assert settings.max_extra_tokens == 50
+
+
+def test_the_model_of_a_run_is_the_average_of_its_last_checkpoints(whole_run):
+    found = checkpoints(whole_run / "checkpoints")
+    assert [path.name for path in found] == ["step-8", "step-12"]
+    average = average_weights(found)
+    saved = train_toys.weights(whole_run)
+    assert average.keys() == saved.keys()
+    assert all(torch.equal(average[name], saved[name]) for name in saved)
+
+
+def test_a_run_says_how_it_went(whole_run):
+    lines = read_metrics(whole_run)
+    losses = [line["loss"] for line in lines if "loss" in line]
+    assert len(losses) == 12
+    assert losses[-1] < losses[0]
+    # before anything is learned every token is about as likely
+    assert losses[0] == pytest.approx(math.log(290), rel=0.3)
+    assert [line["step"] for line in lines if "validation_loss" in line] == [6, 12]
+    assert all(line["non_padding"] > 0.7 for line in lines if "loss" in line)
+    environment = (whole_run / "environment.txt").read_text(encoding="utf-8")
+    assert re.search(r"^torch: 2\.", environment, re.MULTILINE)
+    assert re.search(r"^tokenizer_sha256: [0-9a-f]{64}$", environment, re.MULTILINE)
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(corpus, whole_run, tmp_path):
+    # the first part ends in the middle of an epoch, between two saves and two logs
+    assert train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=5))
+    assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
+    train_toys.assert_same_bits(
+        tmp_path / "run/checkpoints/step-12", whole_run / "checkpoints/step-12"
+    )
+    whole = curve(whole_run)
+    parts = [line for line in curve(tmp_path / "run") if line["step"] != 5 or "loss" in line]
+    assert parts == whole
+
+
+def test_what_is_counted_between_two_lines_survives_a_stop(corpus, tmp_path):
+    settings = {"log_every_steps": 4, "save_every_steps": 3, "num_averaged_checkpoints": 9}
+    config = train_toys.toy_config(corpus, tmp_path / "run", **settings, max_steps=8)
+    train(config)
+    expected = curve(tmp_path / "run")
+    assert [line["step"] for line in expected if "loss" in line] == [4, 8]
+    for path in checkpoints(tmp_path / "run/checkpoints")[1:]:
+        path.rename(tmp_path / path.name)
+    train(config, resume=True)
+    assert curve(tmp_path / "run") == expected
+
+
+def test_a_save_killed_in_the_middle_costs_nothing_but_time(
+    corpus, whole_run, tmp_path, monkeypatch
+):
+    class Killed(BaseException):
+        pass
+
+    def killed_at_step_8(path):
+        if "step-8" in str(path):
+            raise Killed
+
+    config = train_toys.toy_config(corpus, tmp_path / "run")
+    monkeypatch.setattr(checkpointing, "_to_disk", killed_at_step_8)
+    with pytest.raises(Killed):
+        train(config)
+    monkeypatch.undo()
+    folder = tmp_path / "run/checkpoints"
+    assert (folder / ".step-8.unfinished/model.safetensors").is_file()
+    assert [path.name for path in checkpoints(folder)] == ["step-4"]
+    assert train(config, resume=True)
+    train_toys.assert_same_bits(tmp_path / "run", whole_run)
+    assert curve(tmp_path / "run") == curve(whole_run)
+
+
+def wait_for_step(process, folder, step):
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if any(line["step"] >= step for line in read_metrics(folder)):
+            return
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.005)
+    raise AssertionError(f"step {step} did not come")
+
+
+def start(recipe: Path) -> subprocess.Popen:
+    return subprocess.Popen(
+        train_toys.command(recipe),
+        env=train_toys.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def test_a_killed_run_that_is_resumed_is_one_never_killed(corpus, whole_run, tmp_path):
+    folder = tmp_path / "run"
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, folder, max_steps=5000)
+    )
+    process = start(recipe)
+    wait_for_step(process, folder, 5)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    reached = max(line["step"] for line in read_metrics(folder))
+    saved = checkpoints(folder / "checkpoints")
+    assert saved, "it was killed before it saved"
+    # the toy is fast: it may have come further than the run to compare with
+    end = reached + 6
+    assert train(train_toys.toy_config(corpus, folder, max_steps=end), resume=True)
+    assert train(train_toys.toy_config(corpus, tmp_path / "never", max_steps=end))
+    train_toys.assert_same_bits(
+        folder / f"checkpoints/step-{end}", tmp_path / f"never/checkpoints/step-{end}"
+    )
+
+
+def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path):
+    folder = tmp_path / "run"
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml",
+        train_toys.toy_settings(corpus, folder, max_steps=50_000, save_every_steps=50_000),
+    )
+    process = start(recipe)
+    wait_for_step(process, folder, 2)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate()
+    assert process.returncode == 143
+    (saved,) = checkpoints(folder / "checkpoints")
+    assert f"saved {saved.name.replace('-', ' ')}, go on with --resume" in stderr
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_two_processes_do_what_one_does(corpus, tmp_path):
+    settings = {"max_steps": 8, "model": {"dropout": 0.0}, "save_every_steps": 8}
+    for processes in (1, 2):
+        recipe = train_toys.write_recipe(
+            tmp_path / f"toy{processes}.yaml",
+            train_toys.toy_settings(corpus, tmp_path / str(processes), **settings),
+        )
+        train_toys.run_command(recipe, processes=processes)
+    environment = (tmp_path / "2/environment.txt").read_text(encoding="utf-8")
+    assert "processes: 2" in environment
+    for one, two in zip(curve(tmp_path / "1"), curve(tmp_path / "2"), strict=True):
+        for name in {"loss", "validation_loss"} & one.keys():
+            assert two[name] == pytest.approx(one[name], rel=1e-5)
+        assert one.get("learning_rate") == two.get("learning_rate")
+    # Adam divides by the root of squared gradients, some of them hardly above rounding
+    torch.testing.assert_close(
+        train_toys.weights(tmp_path / "2"),
+        train_toys.weights(tmp_path / "1"),
+        rtol=1e-4,
+        atol=1e-5,
+    )
+
+
+def test_how_much_memory_there_is_does_not_matter(corpus, tmp_path):
+    for cap in (60, 300):
+        config = train_toys.toy_config(
+            corpus, tmp_path / str(cap), model={"dropout": 0.0}, tokens_per_micro_batch=cap
+        )
+        train(config)
+    for small, large in zip(curve(tmp_path / "60"), curve(tmp_path / "300"), strict=True):
+        for name in {"loss", "validation_loss"} & small.keys():
+            assert small[name] == pytest.approx(large[name], rel=1e-5)
+
+
+def test_batches_prepared_by_workers_are_the_same(corpus, whole_run, tmp_path):
+    assert train(train_toys.toy_config(corpus, tmp_path / "run", num_workers=2))
+    train_toys.assert_same_bits(tmp_path / "run", whole_run)
+
+
+def test_a_run_is_not_overwritten(corpus, whole_run):
+    with pytest.raises(ValueError, match=r"--resume be given, got .* with step-12"):
+        train(train_toys.toy_config(corpus, whole_run))
+
+
+def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path):
+    own = train_toys.write_corpus(tmp_path / "corpus")
+    train(train_toys.toy_config(own, tmp_path / "run", max_steps=4))
+    with pytest.raises(ValueError, match="tokens_per_step was 300, got 400"):
+        train(train_toys.toy_config(own, tmp_path / "run", tokens_per_step=400), resume=True)
+    train_toys.write_corpus(tmp_path / "corpus", pairs=70, seed=8)
+    with pytest.raises(ValueError, match=r"its own data, .*'pairs': 90.*'pairs': 70"):
+        train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
+
+
+def test_a_loss_that_stays_infinite_ends_the_run_with_advice(corpus, tmp_path):
+    config = train_toys.toy_config(
+        corpus, tmp_path / "run", learning_rate_factor=1e30, max_skipped_steps=3, max_steps=30
+    )
+    with pytest.raises(FloatingPointError, match=r"3 steps in a row.*learning_rate_factor"):
+        train(config)
+
+
+def test_a_skipped_step_is_counted(corpus, tmp_path, monkeypatch):
+    real_step, real_loss = loop.training_step, step.smoothed_loss_sum
+
+    def third_step_without_a_loss(accelerator, model, optimizer, scheduler, *rest):
+        factor = math.inf if scheduler.last_epoch == 2 else 1.0
+        monkeypatch.setattr(step, "smoothed_loss_sum", lambda *given: factor * real_loss(*given))
+        return real_step(accelerator, model, optimizer, scheduler, *rest)
+
+    monkeypatch.setattr(loop, "training_step", third_step_without_a_loss)
+    assert train(train_toys.toy_config(corpus, tmp_path / "run"))
+    skipped = [line["skipped"] for line in read_metrics(tmp_path / "run") if "skipped" in line]
+    assert skipped == [0, 0] + [1] * 10
+
+
+def test_fewer_checkpoints_can_be_averaged_afterwards(corpus, tmp_path):
+    train(train_toys.toy_config(corpus, tmp_path / "run"))
+    assert average_run(tmp_path / "run", 1) == 1
+    train_toys.assert_same_bits(tmp_path / "run", tmp_path / "run/checkpoints/step-12")
+    with pytest.raises(ValueError, match="has 2 checkpoints to average, got 3"):
+        average_run(tmp_path / "run", 3)
+    with pytest.raises(ValueError, match=r"must be a run folder, with recipe\.yaml"):
+        average_run(tmp_path)
+
+
+def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):
+    brought = str(whole_run / "tokenizer")
+    config = train_toys.toy_config(corpus, tmp_path / "run", tokenizer=brought, max_steps=1)
+    train(config)
+    assert not (tmp_path / "run/tokenizer").exists()
+    one, two = (AutoTokenizer.from_pretrained(path) for path in (brought, tmp_path / "run"))
+    assert one.get_vocab() == two.get_vocab()
+    with pytest.raises(ValueError, match=r"tokenizer .* cannot be loaded"):
+        prepare_tokenizer(train_toys.toy_config(corpus, tmp_path, tokenizer=str(tmp_path / "no")))
+
+
+def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
+    from vanilla_transformer.train.__main__ import main
+
+    def full_disk(path):
+        raise OSError(28, os.strerror(28))
+
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
+    )
+    monkeypatch.setattr(checkpointing, "_to_disk", full_disk)
+    assert main([str(recipe)]) == 1
+    last = capsys.readouterr().err.strip().split("\n")[-1]
+    assert re.match(
+        r"error: checkpoint .*step-4 cannot be written with .* kB free, there is none before it",
+        last,
+    )
+    assert not checkpoints(tmp_path / "run/checkpoints")
+
+
+def test_a_precision_that_the_device_lacks_is_refused(corpus, tmp_path):
+    with pytest.raises(ValueError, match="precision must be fp32 or bf16 on a CPU, got 'fp16'"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", precision="fp16"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_half_precision_is_used_where_asked_for(corpus, whole_run, tmp_path):
+    train(train_toys.toy_config(corpus, tmp_path / "run", precision="bf16"))
+    loss, expected = (
+        curve(folder)[-1]["validation_loss"] for folder in (tmp_path / "run", whole_run)
+    )
+    assert loss == pytest.approx(expected, rel=1e-2)
+    assert loss != expected
+    assert all(
+        tensor.dtype == torch.float32 for tensor in train_toys.weights(tmp_path / "run").values()
+    )
+
+
+def test_metrics_are_lines_of_json(whole_run):
+    lines = (whole_run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    assert len(lines) == len([json.loads(line) for line in lines]) == 14

@@ -1,0 +1,42 @@
+"""The learning rate of section 5.3."""
+
+import paper
+import pytest
+import torch
+
+from vanilla_transformer.train.schedule import learning_rate, paper_schedule
+
+
+@pytest.mark.parametrize("step", [1, 7, 3999, 4000, 4001, 100_000])
+def test_the_rate_is_equation_3(step):
+    assert learning_rate(step, 512, 4000) == pytest.approx(paper.learning_rate(step, 512, 4000))
+
+
+def test_the_rate_of_the_base_model_is_highest_when_warmup_ends():
+    rates = [learning_rate(step, 512, 4000) for step in range(1, 12_000)]
+    assert max(rates) == rates[4000 - 1] == pytest.approx(6.99e-4, rel=1e-3)
+
+
+def test_the_first_step_is_number_1():
+    with pytest.raises(ValueError, match="step must be at least 1, got 0"):
+        learning_rate(0, 512, 4000)
+
+
+def rates_seen(steps, steps_done=0):
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    scheduler = paper_schedule(optimizer, 16, 5, factor=0.5, steps_done=steps_done)
+    seen = []
+    for _ in range(steps):
+        seen.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return seen
+
+
+def test_an_optimizer_takes_each_step_with_its_own_rate():
+    expected = [0.5 * paper.learning_rate(step, 16, 5) for step in range(1, 13)]
+    assert rates_seen(12) == pytest.approx(expected)
+
+
+def test_a_resumed_schedule_goes_on_where_it_was():
+    assert rates_seen(5, steps_done=7) == rates_seen(12)[7:]

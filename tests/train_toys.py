@@ -1,0 +1,111 @@
+"""A toy corpus and a toy run, for the tests of training."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from vanilla_transformer.train.config import TrainConfig, load_config
+
+WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905
+
+
+def write_corpus(folder: Path, pairs: int = 90, seed: int = 3) -> Path:
+    """Text files whose German is the English backwards."""
+    rng = random.Random(seed)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", pairs), ("validation", 11), ("test", 7)):
+        sources = [rng.choices(WORDS, k=rng.randint(1, 9)) for _ in range(count)]
+        for lang, step in (("en", 1), ("de", -1)):
+            lines = [" ".join(words[::step]) + "\n" for words in sources]
+            (folder / f"{split}.{lang}").write_text("".join(lines), encoding="utf-8")
+    return folder
+
+
+def toy_settings(corpus: Path, output_dir: Path, **changes) -> dict:
+    """Settings of a run that takes seconds."""
+    settings = {
+        "dataset": str(corpus),
+        "name": None,
+        "vocab_size": 290,
+        "max_length": 60,
+        "model": {
+            "hidden_size": 16,
+            "encoder_layers": 1,
+            "decoder_layers": 2,
+            "encoder_attention_heads": 2,
+            "decoder_attention_heads": 2,
+            "encoder_ffn_dim": 24,
+            "decoder_ffn_dim": 24,
+        },
+        "tokens_per_step": 300,
+        "length_groups_per_step": 3,
+        "tokens_per_micro_batch": 80,
+        "max_steps": 12,
+        "warmup_steps": 5,
+        "log_every_steps": 1,
+        "eval_every_steps": 6,
+        "save_every_steps": 4,
+        "num_averaged_checkpoints": 2,
+        "output_dir": str(output_dir),
+    }
+    model = {**settings["model"], **changes.pop("model", {})}
+    return {**settings, **changes, "model": model}
+
+
+def toy_config(corpus: Path, output_dir: Path, **changes) -> TrainConfig:
+    """The same, resolved."""
+    return load_config("paper-base", toy_settings(corpus, output_dir, **changes))
+
+
+def write_recipe(path: Path, settings: dict) -> Path:
+    """The same, as a recipe."""
+    path.write_text(yaml.safe_dump(settings), encoding="utf-8")
+    return path
+
+
+def command(recipe: Path, *flags: str, processes: int = 0) -> list[str]:
+    """The command line of a run; of `accelerate launch` where the number of processes is given."""
+    module = ["-m", "vanilla_transformer.train", str(recipe), *flags]
+    if not processes:
+        return [sys.executable, *module]
+    # this is how accelerate starts several processes, on whatever device
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    if processes == 1:
+        launch.remove("--multi_gpu")
+    launch += ["--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
+    return [*launch, "--mixed_precision", "no", "--dynamo_backend", "no", *module]
+
+
+def environment() -> dict[str, str]:
+    """As many threads as here: the number of threads changes the last bit of a sum."""
+    threads = str(torch.get_num_threads())
+    return {**os.environ, "OMP_NUM_THREADS": threads, "ACCELERATE_USE_CPU": "true"}
+
+
+def run_command(*arguments, **options) -> subprocess.CompletedProcess:
+    """Run a training to its end, and show what it said if it fails."""
+    result = subprocess.run(
+        command(*arguments, **options), env=environment(), capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    """The weights in a run folder or a checkpoint."""
+    return load_file(folder / "model.safetensors")
+
+
+def assert_same_bits(run: Path, other: Path):
+    """Weights of two runs are equal in every bit, and there are some."""
+    left, right = weights(run), weights(other)
+    assert left.keys() == right.keys()
+    assert len(left) > 10
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name

@@ -1,0 +1,213 @@
+"""Checkpoints that are whole or not there, and the average of the last few. Section 6.1."""
+
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+from torch.optim import Optimizer
+from transformers import PreTrainedModel
+
+STATE_FILE = "state.json"
+OPTIMIZER_FILE = "optimizer.pt"
+WEIGHTS_FILE = "model.safetensors"
+
+
+def save_checkpoint(
+    folder: Path,
+    step: int,
+    model: PreTrainedModel,
+    optimizer: Optimizer,
+    state: Mapping[str, Any],
+    keep: int,
+    scaler: Any = None,
+) -> Path:
+    """Write `step-N` in a folder of checkpoints, and remove the oldest beyond `keep`.
+
+    It is written beside its place and renamed when all of it is on disk: whatever has the name of
+    a checkpoint is one.
+
+    Args:
+        folder: Of all checkpoints.
+        step: Steps done.
+        model: The model, not wrapped for several processes.
+        optimizer: Its optimizer.
+        state: What else the run needs to go on.
+        keep: How many checkpoints to keep.
+        scaler: Of the loss, in half precision.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Raises:
+        OSError: If it cannot be written, for want of space for one; the last one is untouched.
+    """
+    final = folder / f"step-{step}"
+    unfinished = folder / f".step-{step}.unfinished"
+    try:
+        remove_unfinished(folder)
+        unfinished.mkdir(parents=True)
+        model.save_pretrained(unfinished, max_shard_size="1TB")
+        tensors = {"optimizer": optimizer.state_dict()}
+        if scaler is not None:
+            tensors["scaler"] = scaler.state_dict()
+        torch.save(tensors, unfinished / OPTIMIZER_FILE)
+        sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
+        text = json.dumps({"step": step, **state, "sizes": sizes}, indent=1)
+        (unfinished / STATE_FILE).write_text(text, encoding="utf-8")
+        for path in (*unfinished.iterdir(), unfinished):
+            _to_disk(path)
+        if final.exists():
+            shutil.rmtree(final)
+        unfinished.rename(final)
+        _to_disk(folder)
+    # the writers of safetensors and torch have their own names for a full disk
+    except (OSError, SafetensorError, RuntimeError) as error:
+        free = shutil.disk_usage(folder).free // 1000 if folder.exists() else 0
+        shutil.rmtree(unfinished, ignore_errors=True)
+        last = checkpoints(folder)
+        intact = f"{last[-1]} is intact" if last else "there is none before it"
+        raise OSError(
+            f"checkpoint {final} cannot be written with {free:,} kB free, {intact}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    for path in checkpoints(folder)[:-keep]:
+        shutil.rmtree(path)
+    return final
+
+
+def _to_disk(path: Path):
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def remove_unfinished(folder: Path) -> None:
+    """Remove what a killed save left behind.
+
+    Args:
+        folder: Of all checkpoints.
+    """
+    for path in folder.glob(".step-*.unfinished"):
+        shutil.rmtree(path)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints of a folder; one with a missing or cut file is passed over.
+
+    Args:
+        folder: Of all checkpoints.
+
+    Returns:
+        Their folders, the oldest first.
+    """
+    whole = []
+    for path in folder.glob("step-*"):
+        try:
+            state = read_state(path)
+            if all((path / name).stat().st_size == size for name, size in state["sizes"].items()):
+                whole.append((state["step"], path))
+        except (OSError, ValueError, KeyError):
+            continue
+    return [path for _, path in sorted(whole)]
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """What the run had noted beside the tensors.
+
+    Args:
+        checkpoint: Folder of one checkpoint.
+
+    Returns:
+        `step`, and what was given to `save_checkpoint`.
+    """
+    return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+
+
+def load_checkpoint(
+    checkpoint: Path, model: PreTrainedModel, optimizer: Optimizer, scaler: Any = None
+) -> None:
+    """Put weights and optimizer back to where they were.
+
+    Args:
+        checkpoint: Folder of one checkpoint.
+        model: The model, not wrapped for several processes.
+        optimizer: Its optimizer.
+        scaler: Of the loss, in half precision.
+
+    Raises:
+        ValueError: If the weights are of another model.
+    """
+    load_weights(model, read_weights(checkpoint))
+    tensors = torch.load(checkpoint / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    optimizer.load_state_dict(tensors["optimizer"])
+    if scaler is not None and "scaler" in tensors:
+        scaler.load_state_dict(tensors["scaler"])
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights of a saved model, tied ones once.
+
+    Args:
+        folder: Of a checkpoint or a model.
+
+    Returns:
+        Tensors by name.
+    """
+    with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
+    """Put weights into a model; tied ones follow the one that was saved.
+
+    Args:
+        model: The model to change.
+        weights: Tensors by name.
+
+    Raises:
+        ValueError: If a name or a size is not the model's.
+    """
+    try:
+        missing, unexpected = model.load_state_dict(weights, strict=False)
+    except RuntimeError as error:
+        raise ValueError(f"weights must fit the model: {' '.join(str(error).split())}") from error
+    missing = set(missing) - set(model.all_tied_weights_keys)
+    if missing or unexpected:
+        raise ValueError(
+            f"weights must be the model's, got without {sorted(missing)}, with {unexpected}."
+        )
+
+
+def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
+    """The mean of each weight over some checkpoints. Section 6.1.
+
+    Args:
+        folders: Of the checkpoints.
+
+    Returns:
+        Tensors by name, in float32.
+
+    Raises:
+        ValueError: If there is no checkpoint, or they are of different models.
+    """
+    if not folders:
+        raise ValueError("an average must have at least one checkpoint, got none.")
+    total: dict[str, Tensor] = {}
+    for folder in folders:
+        weights = {name: tensor.float() for name, tensor in read_weights(folder).items()}
+        if not total:
+            total = weights
+            continue
+        if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in total.items()}:
+            raise ValueError(f"{folder} must have the same weights as {folders[0]} to be averaged.")
+        for name, tensor in weights.items():
+            total[name] += tensor
+    return {name: tensor / len(folders) for name, tensor in total.items()}

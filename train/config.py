@@ -1,0 +1,337 @@
+"""Settings of a training run: the paper's <- a recipe's <- the command line's."""
+
+# `setting` returns a dataclass field, which the linter cannot know
+# ruff: noqa: RUF009
+
+import argparse
+import contextlib
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import yaml
+from huggingface_hub.errors import StrictDataclassError
+
+from vanilla_transformer.configuration_vanilla_transformer import (
+    VanillaTransformerConfig,
+    closest_name,
+)
+
+RECIPES = Path(__file__).parent / "recipes"
+PRECISIONS = ("fp32", "bf16", "fp16")
+
+
+def setting(default: Any, help_text: str, data: bool = False) -> Any:
+    """Declare a field of `TrainConfig`.
+
+    Args:
+        default: What holds if neither recipe nor command line says otherwise.
+        help_text: What the command line's help says.
+        data: Whether a run cannot be resumed with another value.
+
+    Returns:
+        A dataclass field.
+    """
+    metadata = {"help": help_text, "data": data}
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(kw_only=True)
+class TrainConfig:
+    """All settings of a run but the sizes of the model; the defaults are the paper's base model.
+
+    Raises:
+        ValueError: If a value is of the wrong type or out of range.
+    """
+
+    dataset: str = setting(
+        "wmt/wmt14",
+        "Hub name or local folder of a translation dataset; a folder with train.en, train.de (and "
+        "validation., test.; .gz too), or PREFIX of PREFIX.en, PREFIX.de; or demo",
+        data=True,
+    )
+    name: str | None = setting("de-en", "configuration of the dataset", data=True)
+    source_lang: str = setting("en", "language to translate from", data=True)
+    target_lang: str = setting("de", "language to translate into", data=True)
+    max_length: int = setting(
+        256, "longest sentence to train on, in tokens, either side", data=True
+    )
+    tokenizer: str | None = setting(None, "a tokenizer to use, instead of learning one", data=True)
+    vocab_size: int = setting(37000, "size of the shared vocabulary to learn, sec. 5.1", data=True)
+
+    paper_row: str = setting("base", "row of Table 3 that the model starts from", data=True)
+    model: dict = setting({}, "fields of VanillaTransformerConfig that differ from it", data=True)
+
+    tokens_per_step: int = setting(
+        25000, "most source and most target tokens of a step, over all devices, sec. 5.1", data=True
+    )
+    length_groups_per_step: int = setting(
+        8,
+        "groups of about equal length that a step is drawn from; the paper had one a GPU",
+        data=True,
+    )
+    tokens_per_micro_batch: int = setting(
+        4096, "most source or target tokens, padding included, that a device holds at a time"
+    )
+    max_steps: int = setting(100000, "steps to train, sec. 5.2")
+    warmup_steps: int = setting(4000, "steps in which the rate rises, sec. 5.3")
+    learning_rate_factor: float = setting(1.0, "scales the rate of sec. 5.3")
+    adam_beta1: float = setting(0.9, "sec. 5.3")
+    adam_beta2: float = setting(0.98, "sec. 5.3")
+    adam_epsilon: float = setting(1e-9, "sec. 5.3")
+    label_smoothing: float = setting(0.1, "epsilon_ls, sec. 5.4")
+    max_grad_norm: float | None = setting(None, "clips the gradient's norm; the paper does not")
+    max_skipped_steps: int = setting(10, "steps in a row without a finite loss that stop the run")
+    precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}")
+    seed: int = setting(1, "of weights, order of the data and dropout", data=True)
+    num_workers: int = setting(0, "processes that prepare batches, for each device")
+
+    log_every_steps: int = setting(50, "steps between two lines of metrics.jsonl")
+    eval_every_steps: int = setting(1500, "steps between two looks at the validation loss")
+    save_every_steps: int = setting(1500, "steps between checkpoints; 10 minutes in the paper")
+    num_averaged_checkpoints: int = setting(5, "last checkpoints to average, sec. 6.1")
+    output_dir: str | None = setting(None, "the run folder; runs/RECIPE if not given")
+
+    num_beams: int = setting(4, "beam size, sec. 6.1")
+    length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
+    max_extra_tokens: int = setting(50, "longest translation, beyond the source's tokens, sec. 6.1")
+
+    def __post_init__(self):
+        for known in dataclasses.fields(self):
+            setattr(self, known.name, _checked(known, getattr(self, known.name)))
+        if self.precision not in PRECISIONS:
+            raise ValueError(
+                f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
+                + closest_name(self.precision, list(PRECISIONS))
+            )
+        for name in _COUNTS:
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(
+                    f"{name} must be at least 0 and below 1, got {getattr(self, name)}."
+                )
+        for name in ("learning_rate_factor", "adam_epsilon"):
+            if getattr(self, name) <= 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
+            raise ValueError(f"max_grad_norm must be above 0, got {self.max_grad_norm}.")
+        for name in ("num_workers", "max_extra_tokens", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
+        if self.tokens_per_micro_batch < self.max_length:
+            raise ValueError(
+                "tokens_per_micro_batch must be at least max_length, to hold every sentence, "
+                f"got {self.tokens_per_micro_batch} and max_length {self.max_length}."
+            )
+        if self.source_lang == self.target_lang:
+            raise ValueError(f"target_lang must differ from source_lang, got {self.target_lang!r}.")
+        if "vocab_size" in self.model:
+            raise ValueError("model must not hold vocab_size: it is a setting of its own.")
+
+    def model_config(self, vocab_size: int, **token_ids: int | None) -> VanillaTransformerConfig:
+        """The sizes of the model this run trains.
+
+        Args:
+            vocab_size: Number of tokens in the vocabulary.
+            token_ids: Special tokens, `pad_token_id` and so on.
+
+        Returns:
+            The configuration.
+
+        Raises:
+            ValueError: If the row is none of Table 3, or a field is unknown or does not fit.
+        """
+        given = {**token_ids, **self.model, "vocab_size": vocab_size}
+        try:
+            return VanillaTransformerConfig.from_paper(self.paper_row, **given)
+        except (ValueError, StrictDataclassError) as error:
+            # the library wraps the sentence that matters
+            sentence = str(error.__cause__ or error)
+            raise ValueError(f"model: {' '.join(sentence.split())}") from error
+
+
+_COUNTS = (
+    "max_length",
+    "vocab_size",
+    "tokens_per_step",
+    "length_groups_per_step",
+    "tokens_per_micro_batch",
+    "max_steps",
+    "warmup_steps",
+    "max_skipped_steps",
+    "log_every_steps",
+    "eval_every_steps",
+    "save_every_steps",
+    "num_averaged_checkpoints",
+    "num_beams",
+)
+
+
+def recipe_names() -> list[str]:
+    """The recipes that come with the package.
+
+    Returns:
+        Their names, sorted.
+    """
+    return sorted(path.stem for path in RECIPES.glob("*.yaml"))
+
+
+def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
+    """Resolve a run's settings: defaults, then the recipe, then what is given beside it.
+
+    Args:
+        recipe: Name of a recipe of the package, or path of a .yaml file.
+        overrides: Settings that win over the recipe's; `model` is merged with the recipe's.
+
+    Returns:
+        The settings.
+
+    Raises:
+        ValueError: If the recipe or a setting is unknown, or a value is refused.
+    """
+    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    if not path.is_file():
+        known = recipe_names()
+        raise ValueError(
+            f"recipe must be a .yaml file or one of {', '.join(known)}, got {recipe!r}."
+            + closest_name(recipe, known)
+        )
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path} must be YAML: {' '.join(str(error).split())}") from error
+    settings = {} if settings is None else settings
+    if not isinstance(settings, dict):
+        raise ValueError(f"recipe {path} must map names to values, got {settings!r}.")
+    overrides = overrides or {}
+    for name in [*settings, *overrides]:
+        if name not in TrainConfig.__dataclass_fields__:
+            _refuse(str(name))
+    if isinstance(settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
+        overrides = {**overrides, "model": {**settings["model"], **overrides["model"]}}
+    config = TrainConfig(**{**settings, **overrides})
+    if config.output_dir is None:
+        config.output_dir = str(Path("runs") / path.stem)
+    return config
+
+
+def parse_arguments(
+    argv: list[str], prog: str = "vanilla_transformer.train"
+) -> tuple[TrainConfig, argparse.Namespace]:
+    """Read a command line: `RECIPE --field value ... [--resume] [--dry_run]`.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Returns:
+        The settings, and the switches `resume` and `dry_run`.
+
+    Raises:
+        ValueError: If the recipe or a flag is unknown, or a value is refused.
+    """
+    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument(
+        "recipe",
+        nargs="?",
+        default="paper-base",
+        help=f"a .yaml file or one of {', '.join(recipe_names())}",
+    )
+    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--dry_run", action="store_true", help="print the settings and stop")
+    for known in dataclasses.fields(TrainConfig):
+        default = "" if isinstance(known.default, type(dataclasses.MISSING)) else known.default
+        parser.add_argument(
+            f"--{known.name}",
+            metavar="VALUE",
+            default=argparse.SUPPRESS,
+            help=f"{known.metadata['help']} ({default})".replace("%", "%%"),
+        )
+    try:
+        given, unknown = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        raise ValueError(f"{error}.") from error
+    for argument in unknown:
+        if argument.startswith("-"):
+            _refuse(argument.lstrip("-").split("=")[0])
+        raise ValueError(f"{argument!r} is one argument too many: the recipe is {given.recipe!r}.")
+    overrides = {
+        name: text if _takes_text(name) else _yaml_value(name, text)
+        for name, text in vars(given).items()
+        if name in TrainConfig.__dataclass_fields__
+    }
+    return load_config(given.recipe, overrides), given
+
+
+def save_config(config: TrainConfig, path: Path) -> None:
+    """Write settings as a recipe that holds all of them.
+
+    Args:
+        config: The settings.
+        path: The .yaml file to write.
+    """
+    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    path.write_text(text, encoding="utf-8")
+
+
+def refuse_other_data(config: TrainConfig, before: TrainConfig) -> None:
+    """Refuse to resume a run with settings that would make it another run.
+
+    Args:
+        config: The settings asked for.
+        before: The settings the run began with.
+
+    Raises:
+        ValueError: If data, batches or model differ; says where.
+    """
+    differences = [
+        f"{known.name} was {getattr(before, known.name)!r}, got {getattr(config, known.name)!r}"
+        for known in dataclasses.fields(TrainConfig)
+        if known.metadata["data"] and getattr(before, known.name) != getattr(config, known.name)
+    ]
+    if differences:
+        raise ValueError(f"a run must be resumed with its own settings: {'; '.join(differences)}.")
+
+
+def _refuse(name: str) -> NoReturn:
+    known = list(TrainConfig.__dataclass_fields__)
+    raise ValueError(
+        f"{name} is not a setting.{closest_name(name, known)} The settings are {', '.join(known)}."
+    )
+
+
+def _takes_text(name: str) -> bool:
+    return TrainConfig.__dataclass_fields__[name].type in (str, str | None)
+
+
+def _yaml_value(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(f"{name} must be a YAML value, got {text!r}.") from error
+
+
+def _checked(known: dataclasses.Field, value: Any) -> Any:
+    is_optional = isinstance(known.type, types.UnionType)
+    wanted = typing.get_args(known.type)[0] if is_optional else known.type
+    if value is None and is_optional:
+        return None
+    if wanted is float and isinstance(value, str):
+        # YAML 1.1 takes 1e-9 for text
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if wanted is float and type(value) is int:
+        value = float(value)
+    if type(value) is not wanted:
+        raise ValueError(
+            f"{known.name} must be of type {wanted.__name__}{' or null' if is_optional else ''}, "
+            f"got {value!r}."
+        )
+    return value

@@ -1,0 +1,105 @@
+"""`make demo`: the main job from nothing, on the embedded corpus."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from vanilla_transformer.train.evaluate import evaluate, score_table
+
+SHOWN_SENTENCES = 12
+COLUMN_WIDTH = 38
+
+
+def run_demo(output_dir: str = "runs/demo") -> str:
+    """Train on the embedded corpus through `accelerate launch`, translate its test split, score it.
+
+    A run that was interrupted goes on; one that is finished is only evaluated.
+
+    Args:
+        output_dir: The run folder.
+
+    Returns:
+        Translations beside their references, scores, and where everything lies.
+
+    Raises:
+        ValueError: If training ended with an error, which it has printed itself.
+    """
+    threads = str(os.cpu_count() or 1)
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
+    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch += ["--num_cpu_threads_per_process", threads, "-m", "vanilla_transformer.train"]
+    trained = subprocess.run([*launch, "demo", "--output_dir", output_dir, "--resume"], check=False)
+    if trained.returncode:
+        raise ValueError(f"training must end well to be evaluated, got exit {trained.returncode}.")
+    scores = evaluate(output_dir)
+    folder = Path(output_dir)
+    return "\n\n".join(
+        [
+            translation_table(folder / "hypotheses", "test", SHOWN_SENTENCES),
+            score_table(scores),
+            contents(folder),
+        ]
+    )
+
+
+def translation_table(folder: Path, split: str, num_sentences: int) -> str:
+    """Some translations of a split, spread over it, beside source and reference.
+
+    Args:
+        folder: Of the hypotheses.
+        split: Which they are of.
+        num_sentences: How many to show.
+
+    Returns:
+        A table of three columns; a translation that is not the reference has a mark.
+    """
+    columns = [
+        (folder / f"{split}.{side}.txt").read_text(encoding="utf-8").splitlines()
+        for side in ("source", "reference", "translation")
+    ]
+    every = max(1, len(columns[0]) // num_sentences)
+    lines = [_row(["source", "reference", "translation"]), "-" * (3 * COLUMN_WIDTH + 6)]
+    for source, reference, translation in list(zip(*columns, strict=True))[::every][:num_sentences]:
+        mark = "" if translation == reference else "* "
+        cells = [
+            textwrap.wrap(text, COLUMN_WIDTH) for text in (source, reference, mark + translation)
+        ]
+        for i in range(max(map(len, cells))):
+            lines.append(_row([cell[i] if i < len(cell) else "" for cell in cells]))
+        lines.append("")
+    return "\n".join([*lines, "* not word for word the reference"])
+
+
+def _row(cells: list[str]) -> str:
+    return "   ".join(cell.ljust(COLUMN_WIDTH) for cell in cells).rstrip()
+
+
+def contents(folder: Path) -> str:
+    """What lies in a run folder, and how to go on from it.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        A line for each part that is there.
+    """
+    parts = {
+        "model.safetensors": "the averaged model; the folder loads with from_pretrained",
+        "README.md": "its model card",
+        "recipe.yaml": "every setting of the run",
+        "metrics.jsonl": "what was logged",
+        "pictures/loss.png": "loss against steps",
+        "pictures/attention.png": "what each word of one translation looked at",
+        "hypotheses": "all translations, with sources and references",
+        "checkpoints": "what `--resume` needs",
+    }
+    width = max(len(str(folder / name)) for name in parts)
+    lines = [
+        f"{folder / name!s:{width}}  {what}"
+        for name, what in parts.items()
+        if (folder / name).exists()
+    ]
+    translate = f"echo 'Oscar wants to learn Polish.' | vanilla-transformer translate {folder}"
+    return "\n".join([*lines, "", f"Go on:  {translate}"])

@@ -1,0 +1,645 @@
+"""A run from parallel text to an averaged model. Sections 5 and 6.1."""
+
+import dataclasses
+import json
+import logging
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import torch
+from accelerate import Accelerator
+from accelerate.utils import set_seed
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+from tqdm.contrib.logging import logging_redirect_tqdm
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.generation_vanilla_transformer import set_paper_search
+from vanilla_transformer.tokenization.learning import learn_vocabulary
+from vanilla_transformer.train import checkpoint as checkpointing
+from vanilla_transformer.train.config import TrainConfig, refuse_other_data, save_config
+from vanilla_transformer.train.data import (
+    Collator,
+    TrainingSteps,
+    checked_texts,
+    drop_untrainable,
+    encode_pairs,
+    evaluation_batches,
+    load_translations,
+)
+from vanilla_transformer.train.evaluate import validation_loss
+from vanilla_transformer.train.run_folder import (
+    METRICS_FILE,
+    RECIPE_FILE,
+    draw_attention,
+    draw_loss_curve,
+    perplexity,
+    read_metrics,
+    read_recipe,
+    tokenizer_hash,
+    write_environment,
+    write_model_card,
+)
+from vanilla_transformer.train.schedule import learning_rate, paper_schedule
+from vanilla_transformer.train.step import IGNORED, StepResult, training_step
+
+logger = logging.getLogger(__name__)
+
+
+def describe(config: TrainConfig) -> str:
+    """What a run would do, without data and without weights.
+
+    Args:
+        config: Its settings.
+
+    Returns:
+        Settings, parameters and tokens per step, a line each.
+    """
+    model_config = config.model_config(config.vocab_size)
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(model_config)
+    peak = learning_rate(
+        config.warmup_steps, model_config.d_model, config.warmup_steps, config.learning_rate_factor
+    )
+    lines = {
+        **dataclasses.asdict(config),
+        "parameters": f"{model.num_parameters():,} with {config.vocab_size:,} tokens",
+        "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
+        "highest rate": f"{peak:.3g} at step {config.warmup_steps:,}",
+    }
+    return "\n".join(f"{name}: {value}" for name, value in lines.items())
+
+
+def prepare_tokenizer(
+    config: TrainConfig, train_rows: datasets.Dataset | None = None
+) -> PreTrainedTokenizerBase:
+    """Take the tokenizer that was asked for or learned before, or learn it into the run folder.
+
+    Args:
+        config: Settings of the run.
+        train_rows: The split to learn from; loaded if not given.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If it cannot be loaded, or lacks a token that training needs.
+    """
+    learned = Path(config.output_dir, "tokenizer")
+    if config.tokenizer is None and not learned.is_dir():
+        languages = (config.source_lang, config.target_lang)
+        if train_rows is None:
+            train_rows = load_translations(config.dataset, config.name, *languages)["train"]
+        tokenizer = learn_vocabulary(
+            _all_texts(train_rows, languages), config.vocab_size, seed=config.seed
+        )
+        unfinished = learned.with_name(".tokenizer.unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        tokenizer.save_pretrained(unfinished)
+        unfinished.rename(learned)
+        return tokenizer
+    source = config.tokenizer or str(learned)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tokenizer {source!r} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+    for token in ("pad_token", "eos_token"):
+        if getattr(tokenizer, token) is None:
+            raise ValueError(f"tokenizer {source!r} must have a {token}, got none.")
+    if tokenizer("").input_ids != [tokenizer.eos_token_id]:
+        raise ValueError(
+            f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
+        )
+    return tokenizer
+
+
+def _all_texts(rows: datasets.Dataset, languages: tuple[str, str]) -> Iterator[str]:
+    line = 1
+    for batch in rows.iter(batch_size=1000):
+        for texts in checked_texts(batch["translation"], languages, "train", line):
+            yield from texts
+        line += len(batch["translation"])
+
+
+class Progress:
+    """The bar on stderr, the lines of `metrics.jsonl`, and what was counted since the last line.
+
+    Args:
+        folder: The run folder.
+        config: Settings of the run.
+        steps_done: Steps before this process began; later lines of an earlier try are removed.
+        window: Sums since the last line of the checkpoint that the run goes on from.
+        is_main: Whether this process is the one that reports.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        steps_done: int,
+        window: dict[str, float] | None,
+        is_main: bool,
+    ):
+        self.path = folder / METRICS_FILE
+        self.is_main = is_main
+        self.window = window or self._empty_window()
+        self.started = time.monotonic()
+        self.tokens_before = self.window["tokens"]
+        self.bar = tqdm(
+            total=config.max_steps,
+            initial=steps_done,
+            desc="training",
+            unit=" steps",
+            disable=not is_main,
+            dynamic_ncols=True,
+        )
+        if is_main:
+            kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
+            self.path.write_text(
+                "".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8"
+            )
+
+    @staticmethod
+    def _empty_window() -> dict[str, float]:
+        return {"loss": 0.0, "tokens": 0, "cells": 0, "filled_cells": 0}
+
+    def count(self, batches: list[dict[str, Tensor]], result: StepResult):
+        """Count one step that was not skipped.
+
+        Args:
+            batches: What this process had of it.
+            result: What it reports.
+        """
+        tokens = int(result.num_tokens)
+        self.window["loss"] += float(result.loss) * tokens
+        self.window["tokens"] += tokens
+        for batch in batches:
+            source, target = batch["attention_mask"], batch["labels"]
+            self.window["cells"] += source.numel() + target.numel()
+            self.window["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
+
+    def log(self, **facts: Any):
+        """Write a line with what was counted since the last.
+
+        Args:
+            facts: What else the line says.
+        """
+        elapsed = time.monotonic() - self.started
+        tokens = self.window["tokens"]
+        facts |= {
+            "loss": self.window["loss"] / tokens if tokens else None,
+            "non_padding": self.window["filled_cells"] / max(self.window["cells"], 1),
+            "tokens_per_second": (tokens - self.tokens_before) / elapsed,
+        }
+        self.write(**facts)
+        self.bar.set_postfix_str(
+            f"loss {facts['loss'] or float('nan'):.3f}, rate {facts['learning_rate']:.2e}, "
+            f"{facts['tokens_per_second']:,.0f} tokens/s"
+        )
+        self.window = self._empty_window()
+        self.tokens_before = 0
+        self.started = time.monotonic()
+
+    def write(self, **facts: Any):
+        """Write a line.
+
+        Args:
+            facts: What it says.
+        """
+        if self.is_main:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(facts) + "\n")
+
+
+@dataclass
+class Run:
+    """What a run works with.
+
+    Args:
+        config: Its settings.
+        accelerator: Knows the processes, the device and the precision.
+        folder: Where it leaves everything.
+        rows: Tokenized splits: "train", and "validation" where there is one.
+        collator: Makes a micro-batch.
+        steps: What this process sees at each step.
+        model: The model as it is saved.
+        wrapped_model: The model as it is trained.
+        optimizer: The optimizer as it is saved.
+        wrapped_optimizer: The optimizer as it is used.
+        scheduler: Its rate.
+        progress: What is reported.
+        steps_done: Steps before this process began.
+        skipped: Steps that changed no weight, so far.
+        skipped_in_a_row: Those of them that came last.
+    """
+
+    config: TrainConfig
+    accelerator: Accelerator
+    folder: Path
+    rows: dict[str, datasets.Dataset]
+    collator: Collator
+    steps: TrainingSteps
+    model: VanillaTransformerForConditionalGeneration
+    wrapped_model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    wrapped_optimizer: torch.optim.Optimizer
+    scheduler: LRScheduler
+    progress: Progress
+    steps_done: int
+    skipped: int
+    skipped_in_a_row: int
+
+
+def train(config: TrainConfig, resume: bool = False) -> bool:
+    """Train a model and leave its run folder: tokenizer, checkpoints, averaged model, model card.
+
+    Works as one process, or as one of many that `accelerate launch` started.
+
+    Args:
+        config: Settings of the run.
+        resume: Go on from the last checkpoint, if there is one.
+
+    Returns:
+        Whether the run is finished; if not, it was asked to end and can be resumed.
+
+    Raises:
+        ValueError: If a setting, the data or the folder does not fit.
+        FloatingPointError: If the loss stays infinite or not a number.
+        OSError: If a checkpoint cannot be written.
+    """
+    run = _open_run(config, resume)
+    with run.progress.bar, logging_redirect_tqdm(), _noticing_sigterm() as received:
+        for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
+            result = _step(run, step, batches)
+            is_last = step == config.max_steps
+            if step % config.log_every_steps == 0 or is_last:
+                _log(run, step, result)
+            if (step % config.eval_every_steps == 0 or is_last) and "validation" in run.rows:
+                _evaluate(run, step)
+            is_stopped = _on_any_process(run.accelerator, bool(received)) and not is_last
+            if step % config.save_every_steps == 0 or is_last or is_stopped:
+                _save(run, step)
+            if is_stopped:
+                logger.warning("asked to end: saved step %d, go on with --resume", step)
+                return False
+    if run.accelerator.is_main_process:
+        average_run(run.folder)
+    run.accelerator.wait_for_everyone()
+    run.accelerator.end_training()
+    return True
+
+
+def _open_run(config: TrainConfig, resume: bool) -> Run:
+    accelerator = Accelerator(
+        mixed_precision="no" if config.precision == "fp32" else config.precision
+    )
+    if not accelerator.is_main_process:
+        logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
+        datasets.disable_progress_bars()
+    _refuse_precision(config.precision, accelerator.device)
+    _warn_of_idle_cores(accelerator)
+    folder = Path(config.output_dir)
+    # the main process decides first: the others would see what it makes
+    with accelerator.main_process_first():
+        checkpoint = _last_checkpoint(folder, config, resume)
+        folder.mkdir(parents=True, exist_ok=True)
+        rows, tokenizer = _load_data(config)
+
+    model, collator = _make_model(config, tokenizer)
+    steps = TrainingSteps(
+        rows["train"],
+        collator,
+        config.tokens_per_step,
+        config.length_groups_per_step,
+        config.tokens_per_micro_batch,
+        config.seed,
+        accelerator.num_processes,
+        accelerator.process_index,
+    )
+    optimizer = torch.optim.Adam(
+        model.parameters(),
+        lr=1.0,
+        betas=(config.adam_beta1, config.adam_beta2),
+        eps=config.adam_epsilon,
+        fused=True,
+    )
+    wrapped_model, wrapped_optimizer = accelerator.prepare(model, optimizer)
+    wrapped_model.train()
+    state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
+    if checkpoint is not None:
+        state = checkpointing.read_state(checkpoint)
+        _refuse_other_pairs(steps.fingerprint(), state["data"])
+        checkpointing.load_checkpoint(checkpoint, model, optimizer, accelerator.scaler)
+    scheduler = paper_schedule(
+        optimizer,
+        model.config.d_model,
+        config.warmup_steps,
+        config.learning_rate_factor,
+        steps_done=state["step"],
+    )
+    if accelerator.is_main_process:
+        save_config(config, folder / RECIPE_FILE)
+        facts = {
+            "processes": accelerator.num_processes,
+            "device": accelerator.device,
+            "first_step": state["step"] + 1,
+            "dataset_fingerprint": rows["train"]._fingerprint,
+            "tokenizer_sha256": tokenizer_hash(tokenizer),
+        }
+        write_environment(folder, facts | steps.fingerprint())
+        logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
+    progress = Progress(folder, config, state["step"], state["window"], accelerator.is_main_process)
+    return Run(
+        config=config,
+        accelerator=accelerator,
+        folder=folder,
+        rows=rows,
+        collator=collator,
+        steps=steps,
+        model=model,
+        wrapped_model=wrapped_model,
+        optimizer=optimizer,
+        wrapped_optimizer=wrapped_optimizer,
+        scheduler=scheduler,
+        progress=progress,
+        steps_done=state["step"],
+        skipped=state["skipped"],
+        skipped_in_a_row=state["skipped_in_a_row"],
+    )
+
+
+def _refuse_precision(precision: str, device: torch.device):
+    # on a processor, accelerate would go on in float32 without a word
+    if precision == "fp16" and device.type == "cpu":
+        raise ValueError("precision must be fp32 or bf16 on a CPU, got 'fp16'.")
+    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        raise ValueError(
+            f"precision must be fp32 or fp16 on {torch.cuda.get_device_name()}, got 'bf16'."
+        )
+
+
+def _warn_of_idle_cores(accelerator: Accelerator):
+    threads = torch.get_num_threads()
+    if accelerator.device.type == "cpu" and threads * accelerator.num_processes < os.cpu_count():
+        logger.warning(
+            "Each process computes on %d of %d cores; `accelerate launch "
+            "--num_cpu_threads_per_process N` gives it more.",
+            threads,
+            os.cpu_count(),
+        )
+
+
+def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
+    found = checkpointing.checkpoints(folder / "checkpoints")
+    if not found:
+        return None
+    if not resume:
+        raise ValueError(
+            f"output_dir must be new, or --resume be given, got {folder} with {found[-1].name}."
+        )
+    refuse_other_data(config, read_recipe(folder))
+    return found[-1]
+
+
+def _refuse_other_pairs(now: dict[str, int], before: dict[str, int]):
+    if now != before:
+        raise ValueError(f"a run must be resumed with its own data, {before}, got {now}.")
+
+
+def _load_data(config: TrainConfig) -> tuple[dict[str, datasets.Dataset], PreTrainedTokenizerBase]:
+    languages = (config.source_lang, config.target_lang)
+    texts = load_translations(config.dataset, config.name, *languages)
+    if "train" not in texts:
+        raise ValueError(f"dataset must have a split 'train', got {', '.join(texts)}.")
+    tokenizer = prepare_tokenizer(config, texts["train"])
+    rows = {}
+    for split in ("train", "validation"):
+        if split in texts:
+            encoded = encode_pairs(texts[split], split, tokenizer, *languages)
+            rows[split] = drop_untrainable(encoded, split, config.max_length)[0]
+    return rows, tokenizer
+
+
+def _make_model(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase
+) -> tuple[VanillaTransformerForConditionalGeneration, Collator]:
+    start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
+    model_config = config.model_config(
+        len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=start,
+    )
+    # the same weights on every process
+    set_seed(config.seed)
+    model = VanillaTransformerForConditionalGeneration(model_config)
+    return model, Collator(tokenizer.pad_token_id, start, len(tokenizer))
+
+
+def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
+    return iter(
+        DataLoader(
+            run.steps,
+            batch_size=None,
+            sampler=range(run.steps_done, run.config.max_steps),
+            num_workers=run.config.num_workers,
+            pin_memory=run.accelerator.device.type == "cuda",
+            # without one of its own it draws from the generator of dropout
+            generator=torch.Generator(),
+        )
+    )
+
+
+def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
+    # dropout is a function of the step, so that no generator need be saved
+    seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
+    torch.manual_seed(int(seeds.generate_state(1)[0]))
+    device = run.accelerator.device
+    on_device = [
+        {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+        for batch in batches
+    ]
+    result = training_step(
+        run.accelerator,
+        run.wrapped_model,
+        run.wrapped_optimizer,
+        run.scheduler,
+        on_device,
+        run.config.label_smoothing,
+        run.config.max_grad_norm,
+    )
+    run.progress.bar.update()
+    if not result.is_skipped:
+        run.skipped_in_a_row = 0
+        run.progress.count(batches, result)
+        return result
+    run.skipped += 1
+    run.skipped_in_a_row += 1
+    logger.warning("step %d skipped: loss or gradient is not finite", step)
+    if run.skipped_in_a_row >= run.config.max_skipped_steps:
+        raise FloatingPointError(
+            f"loss or gradient must be finite, got {run.skipped_in_a_row} steps in a row, the last "
+            f"one step {step}, where they were not: try a lower learning_rate_factor, more "
+            f"warmup_steps, max_grad_norm 1.0, or precision bf16 or fp32, and go on with --resume."
+        )
+    return result
+
+
+def _log(run: Run, step: int, result: StepResult):
+    run.progress.log(
+        step=step,
+        epoch=round(step / run.steps.steps_per_epoch, 4),
+        # the scheduler already has the rate of the next step
+        learning_rate=learning_rate(
+            step,
+            run.model.config.d_model,
+            run.config.warmup_steps,
+            run.config.learning_rate_factor,
+        ),
+        grad_norm=float(result.grad_norm),
+        skipped=run.skipped,
+    )
+
+
+def _evaluate(run: Run, step: int):
+    loss = validation_loss(
+        run.accelerator,
+        run.model,
+        evaluation_batches(
+            run.rows["validation"],
+            run.collator,
+            run.config.tokens_per_micro_batch,
+            run.accelerator.num_processes,
+            run.accelerator.process_index,
+        ),
+    )
+    run.progress.write(step=step, validation_loss=loss, validation_perplexity=perplexity(loss))
+    logger.info("step %d: validation loss %.4f, perplexity %.2f", step, loss, perplexity(loss))
+
+
+def _save(run: Run, step: int):
+    if run.accelerator.is_main_process:
+        checkpointing.save_checkpoint(
+            run.folder / "checkpoints",
+            step,
+            run.model,
+            run.optimizer,
+            {
+                "skipped": run.skipped,
+                "skipped_in_a_row": run.skipped_in_a_row,
+                "window": run.progress.window,
+                "data": run.steps.fingerprint(),
+                "num_processes": run.accelerator.num_processes,
+            },
+            keep=run.config.num_averaged_checkpoints,
+            scaler=run.accelerator.scaler,
+        )
+    run.accelerator.wait_for_everyone()
+
+
+@contextmanager
+def _noticing_sigterm() -> Iterator[list[int]]:
+    """Give a list that is no longer empty when the process has been asked to end."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _on_any_process(accelerator: Accelerator, value: bool) -> bool:
+    if accelerator.num_processes == 1:
+        return value
+    flag = torch.tensor(int(value), device=accelerator.device)
+    return bool(accelerator.reduce(flag, reduction="sum"))
+
+
+def average_run(folder: Path, num_checkpoints: int | None = None) -> int:
+    """Average the last checkpoints of a run into its folder, which then loads as a model. Sec. 6.1.
+
+    Args:
+        folder: The run folder.
+        num_checkpoints: How many to average; as many as the recipe says if not given.
+
+    Returns:
+        How many were averaged.
+
+    Raises:
+        ValueError: If the folder is none of a run, or has no whole checkpoint.
+        OSError: If the model cannot be written.
+    """
+    config = read_recipe(folder)
+    found = checkpointing.checkpoints(folder / "checkpoints")
+    if not found:
+        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
+    if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
+        raise ValueError(
+            f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."
+        )
+    averaged = found[-(num_checkpoints or config.num_averaged_checkpoints) :]
+    # a recipe read from a run folder holds the folder's name as it was then
+    tokenizer = prepare_tokenizer(dataclasses.replace(config, output_dir=str(folder)))
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(
+        averaged[-1], dtype=torch.float32
+    ).eval()
+    checkpointing.load_weights(model, checkpointing.average_weights(averaged))
+    set_paper_search(
+        model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens
+    )
+    _put_model(folder, model, tokenizer)
+    names = ", ".join(path.name for path in averaged)
+    logger.info("the mean of %s is in %s", names, folder)
+    draw_loss_curve(folder)
+    source = _a_sentence(config)
+    if source is not None:
+        draw_attention(folder, model, tokenizer, source)
+    write_model_card(folder, config, model.num_parameters())
+    return len(averaged)
+
+
+def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+    unfinished = folder / ".model.unfinished"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    try:
+        model.save_pretrained(unfinished, max_shard_size="1TB")
+        tokenizer.save_pretrained(unfinished)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise OSError(
+            f"the model cannot be written to {folder}, its checkpoints are intact: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(unfinished)
+    for (name, tensor), other in zip(
+        model.state_dict().items(), reloaded.state_dict().values(), strict=True
+    ):
+        if not torch.equal(tensor, other):
+            raise OSError(f"{folder}: {name} is not on disk what it was in memory.")
+    # the weights come last: without them the folder does not load
+    for path in sorted(unfinished.iterdir(), key=lambda path: path.suffix == ".safetensors"):
+        path.replace(folder / path.name)
+    unfinished.rmdir()
+
+
+def _a_sentence(config: TrainConfig) -> str | None:
+    texts = load_translations(config.dataset, config.name, config.source_lang, config.target_lang)
+    rows = texts.get("validation", texts["train"])
+    sides = checked_texts(rows[:200]["translation"], [config.source_lang], "validation")
+    return next((text for text in sides[0] if 5 <= len(text.split()) <= 14), None)

@@ -1,0 +1,309 @@
+"""What a run leaves to look at: its environment, model card, loss curve and an attention map."""
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from huggingface_hub import EvalResult, ModelCardData
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.train.config import TrainConfig
+
+LIBRARIES = (
+    "vanilla_transformer",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "accelerate",
+    "safetensors",
+    "sacrebleu",
+)
+RECIPE_FILE = "recipe.yaml"
+METRICS_FILE = "metrics.jsonl"
+SCORES_FILE = "scores.json"
+ENVIRONMENT_FILE = "environment.txt"
+
+
+def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Note what the run ran on, in `environment.txt`; a resumed run adds to it.
+
+    Args:
+        folder: The run folder.
+        facts: What else to note, by name.
+    """
+    lines = {
+        "command": " ".join(sys.argv),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpus": os.cpu_count(),
+        "threads_per_process": torch.get_num_threads(),
+        "gpus": ", ".join(
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        )
+        or "none",
+        **{name: _version(name) for name in LIBRARIES},
+        "commit": _commit(),
+        **facts,
+    }
+    with (folder / ENVIRONMENT_FILE).open("a", encoding="utf-8") as file:
+        file.writelines(f"{name}: {value}\n" for name, value in lines.items())
+        file.write("\n")
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # a checkout of something else may surround an installed package
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
+            return "none"
+        return git("rev-parse", "HEAD") + (" (dirty)" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A name for exactly this vocabulary.
+
+    Args:
+        tokenizer: A fast tokenizer.
+
+    Returns:
+        The SHA-256 of its definition.
+    """
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()
+
+
+def read_metrics(folder: Path) -> list[dict[str, Any]]:
+    """Read the lines of `metrics.jsonl`.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        A mapping a line, in order; a line that a killed run left unfinished is left out.
+    """
+    path = folder / METRICS_FILE
+    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def draw_loss_curve(folder: Path) -> None:
+    """Draw training and validation loss over the steps, as `pictures/loss.png`.
+
+    Args:
+        folder: The run folder, with its metrics.
+    """
+    metrics = read_metrics(folder)
+    figure, axes = _figure(6.0, 3.6)
+    for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
+        points = [(line["step"], line[name]) for line in metrics if name in line]
+        if points:
+            axes.plot(
+                *zip(*points, strict=True), label=label, marker="." if len(points) < 40 else ""
+            )
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss per target token")
+    axes.grid(alpha=0.3)
+    if axes.lines:
+        axes.legend()
+    _save_picture(figure, folder, "loss.png")
+
+
+@torch.no_grad()
+def draw_attention(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
+) -> None:
+    """Draw what each target token attends to in the source, as `pictures/attention.png`.
+
+    The mean over the heads of the decoder's last layer, section 3.2.3, for the translation that
+    the model itself finds.
+
+    Args:
+        folder: The run folder.
+        model: A trained model.
+        tokenizer: Its tokenizer.
+        source: A sentence to translate.
+    """
+    inputs = tokenizer(source, return_tensors="pt").to(model.device)
+    target = model.generate(**inputs)  # [1, T]
+    implementation = model.config._attn_implementation
+    # the other kernels do not give their weights
+    model.set_attn_implementation("eager")
+    outputs = model(**inputs, decoder_input_ids=target[:, :-1], output_attentions=True)
+    model.set_attn_implementation(implementation)
+    weights = outputs.cross_attentions[-1][0].mean(dim=0).float().cpu().numpy()  # [T - 1, S]
+
+    source_tokens = _readable(tokenizer, inputs["input_ids"][0].tolist())
+    target_tokens = _readable(tokenizer, target[0, 1:].tolist())
+    figure, axes = _figure(2.0 + 0.32 * len(source_tokens), 1.5 + 0.28 * len(target_tokens))
+    axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto")
+    axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right")
+    axes.set_yticks(range(len(target_tokens)), target_tokens)
+    axes.set_xlabel("source")
+    axes.set_ylabel("translation")
+    _save_picture(figure, folder, "attention.png")
+
+
+def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
+    names = []
+    for token_id in ids:
+        text = tokenizer.decode([token_id]).strip()
+        # a byte of a character has no text of its own
+        names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
+    return names
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    # without pyplot there is no window system to find, and nothing global
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save_picture(figure: Any, folder: Path, name: str):
+    (folder / "pictures").mkdir(exist_ok=True)
+    figure.savefig(folder / "pictures" / name, dpi=120)
+
+
+def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> None:
+    """Write `README.md` from what stands in the run folder: recipe, curve, scores if there are any.
+
+    Args:
+        folder: The run folder.
+        config: Settings of the run.
+        num_parameters: Of the model, tied ones counted once.
+    """
+    scores = read_scores(folder)
+    steps = max((line["step"] for line in read_metrics(folder)), default=0)
+    direction = f"{config.source_lang}-{config.target_lang}"
+    data = ModelCardData(
+        language=[config.source_lang, config.target_lang],
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vanilla_transformer", "translation"],
+        model_name=f"{folder.resolve().name}",
+        eval_results=[
+            EvalResult(
+                task_type="translation",
+                task_name=f"Translation {direction}",
+                dataset_type=config.dataset,
+                dataset_name=f"{Path(config.dataset).name} {config.name or ''}".strip(),
+                dataset_split=score["split"],
+                metric_type=metric,
+                metric_name=f"{label} ({score[f'{metric}_signature']})",
+                metric_value=round(score[metric], 2),
+            )
+            for score in scores.values()
+            for metric, label in (("bleu", "BLEU"), ("chrf", "chrF"))
+        ]
+        or None,
+    )
+    if not scores:
+        data.model_name = None
+    parts = [
+        f"---\n{data.to_yaml()}\n---\n",
+        f"# {folder.resolve().name}: {config.source_lang} to {config.target_lang}\n",
+        'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
+        f"{num_parameters:,} parameters, trained for {steps:,} steps on `{config.dataset}`"
+        f"{f', `{config.name}`' if config.name else ''}.\n",
+        "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
+        f'translate = pipeline("translation", model="{folder.as_posix()}")\n```\n',
+        "## Results\n",
+        _score_table(scores),
+        "## Training\n",
+    ]
+    parts += [
+        f"![{text}](pictures/{name})\n"
+        for name, text in (
+            ("loss.png", "Loss over the steps"),
+            ("attention.png", "Attention of the last decoder layer to the source"),
+        )
+        if (folder / "pictures" / name).is_file()
+    ]
+    recipe = (folder / RECIPE_FILE).read_text(encoding="utf-8").strip()
+    environment = (folder / ENVIRONMENT_FILE).read_text(encoding="utf-8").strip()
+    parts += [f"```yaml\n{recipe}\n```\n", f"## Environment\n\n```\n{environment}\n```\n"]
+    (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def _score_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
+    if not scores:
+        return "Not evaluated yet.\n"
+    lines = ["| split | sentences | BLEU | chrF | exact match |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {key} | {score['sentences']} | {score['bleu']:.2f} | {score['chrf']:.2f} "
+        f"| {score['exact_match']:.1%} |"
+        for key, score in scores.items()
+    ]
+    for key, score in scores.items():
+        lines += ["", f"{key}: BLEU `{score['bleu_signature']}`, chrF `{score['chrf_signature']}`"]
+    return "\n".join(lines) + "\n"
+
+
+def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read `scores.json`.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        What `evaluate` found, by split; nothing if it has not run.
+    """
+    path = folder / SCORES_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def read_recipe(folder: Path) -> TrainConfig:
+    """Read the settings of a run.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        The settings it was started with.
+
+    Raises:
+        ValueError: If the folder is none of a run.
+    """
+    path = folder / RECIPE_FILE
+    if not path.is_file():
+        raise ValueError(f"{folder} must be a run folder, with {RECIPE_FILE}, got none.")
+    return TrainConfig(**yaml.safe_load(path.read_text(encoding="utf-8")))
+
+
+def perplexity(loss: float) -> float:
+    """The perplexity of a loss per token, infinite where it is too large to say.
+
+    Args:
+        loss: Unsmoothed, in nats.
+
+    Returns:
+        Its exponential.
+    """
+    return math.exp(loss) if loss < 700 else math.inf

@@ -1,0 +1,109 @@
+"""One step of training: the loss of section 5.4, and every target token of equal weight."""
+
+import math
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+IGNORED = -100
+
+
+@dataclass
+class StepResult:
+    """What a step reports, the same on every process.
+
+    Args:
+        loss: Smoothed loss for each target token.
+        num_tokens: Target tokens of the step, over all processes.
+        grad_norm: Norm of the gradient, before clipping.
+        is_skipped: Whether loss or gradient were not finite, so that no weight changed.
+    """
+
+    loss: Tensor
+    num_tokens: Tensor
+    grad_norm: Tensor
+    is_skipped: bool
+
+
+def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
+    """Cross entropy against smoothed targets, summed over the tokens. Section 5.4.
+
+    The true token keeps 1 - label_smoothing; the rest is spread over the whole vocabulary.
+
+    Args:
+        logits: Scores of the next token, [B, T, vocabulary].
+        labels: The next tokens, `IGNORED` where there is none, [B, T].
+        label_smoothing: epsilon_ls.
+
+    Returns:
+        The sum, a scalar in float32.
+    """
+    return F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        labels.flatten(),
+        ignore_index=IGNORED,
+        reduction="sum",
+        label_smoothing=label_smoothing,
+    )
+
+
+def training_step(
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: Optimizer,
+    scheduler: LRScheduler,
+    batches: Sequence[dict[str, Tensor]],
+    label_smoothing: float,
+    max_grad_norm: float | None = None,
+) -> StepResult:
+    """Change the weights once, by the mean over all target tokens of all batches of all processes.
+
+    Args:
+        accelerator: Knows the processes and the precision.
+        model: A model that `accelerator` prepared.
+        optimizer: An optimizer that `accelerator` prepared.
+        scheduler: Of that optimizer, not prepared.
+        batches: The part of the step that this process has, as many as on any other process.
+        label_smoothing: epsilon_ls.
+        max_grad_norm: Clips the gradient's norm, or None.
+
+    Returns:
+        Loss and gradient of the step.
+
+    Raises:
+        ValueError: If there is no batch, or no target token in any.
+    """
+    if not batches:
+        raise ValueError("a step must have at least one batch, got none.")
+    local_tokens = sum((batch["labels"] != IGNORED).sum() for batch in batches)
+    step_tokens = accelerator.reduce(local_tokens, reduction="sum")
+    if step_tokens == 0:
+        raise ValueError("a step must have at least one target token, got none.")
+    step_loss = torch.zeros((), device=accelerator.device)
+    for index, batch in enumerate(batches):
+        is_last = index == len(batches) - 1
+        with nullcontext() if is_last else accelerator.no_sync(model):
+            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            logits = model(**inputs, use_cache=False).logits
+            loss_sum = smoothed_loss_sum(logits, batch["labels"], label_smoothing)
+            # data-parallel training averages gradients over processes; undo it to get a sum
+            accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
+        step_loss += loss_sum.detach()
+    step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
+    # the paper does not clip; with an infinite bound this only measures
+    grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
+
+    is_skipped = not bool(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
+    # half precision skips by itself, and must see the step to lower its scale
+    if not is_skipped or accelerator.scaler is not None:
+        optimizer.step()
+    scheduler.step()
+    optimizer.zero_grad()
+    return StepResult(step_loss, step_tokens, grad_norm, is_skipped)
