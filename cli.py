@@ -1,11 +1,10 @@
 """`vanilla-transformer VERB`: each verb is one call into a sibling, imported when asked for."""
 
 import argparse
-import logging
 import sys
 from typing import Any
 
-EXIT_INTERRUPTED = 130
+from vanilla_transformer.console import run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -20,39 +19,7 @@ def main(argv: list[str] | None = None) -> int:
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not arguments.takes_more:
         _parser().error(f"unknown arguments: {' '.join(rest)}")
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
-    try:
-        _quieten_library()
-        return arguments.run(arguments, rest) or 0
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # whoever read the output has had enough of it
-        sys.stderr.close()
-        return 0
-    except Exception as error:
-        if not isinstance(error, _expected_errors()):
-            raise
-        # the library wraps the sentence that matters
-        sentence = " ".join(str(error.__cause__ or error).split())
-        print(f"error: {sentence}", file=sys.stderr)
-        return 1
-
-
-def _quieten_library():
-    from transformers.utils import logging as library_logging
-
-    # a bar for each file that is loaded or saved would tear those of the verbs
-    library_logging.disable_progress_bar()
-
-
-def _expected_errors() -> tuple[type[Exception], ...]:
-    from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
-
-    # the base of the Hub's errors is that of its HTTP client, whichever that is
-    connection_error = HfHubHTTPError.__bases__[0]
-    return ValueError, OSError, FloatingPointError, StrictDataclassError, connection_error
+    return run_command(lambda: arguments.run(arguments, rest))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -142,9 +109,9 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from vanilla_transformer.train.__main__ import main as train
+    from vanilla_transformer.train.__main__ import run
 
-    return train(rest, "vanilla-transformer train")
+    return run(rest, "vanilla-transformer train")
 
 
 def _average(arguments: argparse.Namespace, rest: list[str]):

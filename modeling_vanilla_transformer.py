@@ -817,7 +817,13 @@ class VanillaTransformerForConditionalGeneration(
 
         Returns:
             The start token and all labels but the last, [B, T].
+
+        Raises:
+            ValueError: If the configuration lacks the start or the padding token.
         """
+        for name in ("decoder_start_token_id", "pad_token_id"):
+            if getattr(self.config, name) is None:
+                raise ValueError(f"{name} must be set to shift labels, got None.")
         start = torch.full_like(labels[:, :1], self.config.decoder_start_token_id)
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)

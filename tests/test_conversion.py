@@ -13,9 +13,7 @@ def randomized(model):
         # positions are parameters there, and must stay what they are
         if "embed_positions" in name:
             continue
-        if "_proj.weight" in name:
-            parameter.data.normal_(std=0.3)
-        elif "embed_tokens" in name or "shared" in name:
+        if "_proj.weight" in name or "embed_tokens" in name or "shared" in name:
             parameter.data.normal_(std=0.3)
         else:
             parameter.data += 0.1 * torch.randn_like(parameter)

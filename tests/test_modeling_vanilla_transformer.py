@@ -284,6 +284,13 @@ def test_the_loss_is_the_mean_over_labels_that_count(small_model, batch):
     assert out.past_key_values is None
 
 
+@pytest.mark.parametrize("token", ["decoder_start_token_id", "pad_token_id"])
+def test_labels_cannot_be_shifted_without_special_tokens(small_model, token):
+    model = small_model(**{token: None})
+    with pytest.raises(ValueError, match=f"{token} must be set to shift labels, got None"):
+        model.prepare_decoder_input_ids_from_labels(torch.tensor([[5, 2]]))
+
+
 def test_how_a_batch_is_accumulated_does_not_change_loss_or_gradients(small_model, batch):
     model = small_model(dropout=0.0)
     labels = batch["decoder_input_ids"].masked_fill(batch["attention_mask"][:, :5] == 0, -100)

@@ -57,6 +57,7 @@ from vanilla_transformer.train.schedule import learning_rate, paper_schedule
 from vanilla_transformer.train.step import IGNORED, StepResult, training_step
 
 logger = logging.getLogger(__name__)
+PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 
 
 def describe(config: TrainConfig) -> str:
@@ -283,7 +284,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
         OSError: If a checkpoint cannot be written.
     """
     run = _open_run(config, resume)
-    with run.progress.bar, logging_redirect_tqdm(), _noticing_sigterm() as received:
+    with run.progress.bar, logging_redirect_tqdm([PACKAGE_LOGGER]), _noticing_sigterm() as received:
         for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
             result = _step(run, step, batches)
             is_last = step == config.max_steps
@@ -600,9 +601,7 @@ def average_run(folder: Path, num_checkpoints: int | None = None) -> int:
         averaged[-1], dtype=torch.float32
     ).eval()
     checkpointing.load_weights(model, checkpointing.average_weights(averaged))
-    set_paper_search(
-        model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens
-    )
+    set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
     _put_model(folder, model, tokenizer)
     names = ", ".join(path.name for path in averaged)
     logger.info("the mean of %s is in %s", names, folder)

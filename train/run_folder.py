@@ -6,6 +6,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -43,9 +44,9 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
         facts: What else to note, by name.
     """
     lines = {
-        "command": " ".join(sys.argv),
+        "command": shlex.join([*_program(), *sys.argv[1:]]),
         "python": platform.python_version(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
         "threads_per_process": torch.get_num_threads(),
         "gpus": ", ".join(
@@ -59,6 +60,14 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
     with (folder / ENVIRONMENT_FILE).open("a", encoding="utf-8") as file:
         file.writelines(f"{name}: {value}\n" for name, value in lines.items())
         file.write("\n")
+
+
+def _program() -> list[str]:
+    """How the command line begins, without where it lies on this machine."""
+    program = Path(sys.argv[0])
+    if program.name == "__main__.py":
+        return ["python", "-m", f"vanilla_transformer.{program.parent.name}"]
+    return [program.name]
 
 
 def _version(name: str) -> str:

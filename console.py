@@ -1,0 +1,58 @@
+"""What every command of the package does alike: where it writes, and how it fails."""
+
+import logging
+import sys
+from collections.abc import Callable
+
+EXIT_INTERRUPTED = 130
+
+
+def run_command(command: Callable[[], int | None]) -> int:
+    """Run a command; what goes wrong by what it was given becomes one sentence on stderr.
+
+    Args:
+        command: Does the work, and returns its exit status or nothing.
+
+    Returns:
+        The exit status: the command's own, 1 after a sentence, 130 if the user stopped it.
+    """
+    _log_to_stderr()
+    try:
+        return command() or 0
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # whoever read the output has had enough of it
+        sys.stderr.close()
+        return 0
+    except Exception as error:
+        sentence = _sentence(error)
+        if sentence is None:
+            raise
+        sys.stderr.write(f"error: {sentence}\n")
+        return 1
+
+
+def _log_to_stderr():
+    from transformers.utils import logging as library_logging
+
+    # a bar for each file that is loaded or saved would tear those of the commands
+    library_logging.disable_progress_bar()
+    logger = logging.getLogger("vanilla_transformer")
+    logger.setLevel(logging.INFO)
+    if not logger.handlers:
+        handler = logging.StreamHandler()
+        handler.setFormatter(logging.Formatter("%(message)s"))
+        logger.addHandler(handler)
+
+
+def _sentence(error: Exception) -> str | None:
+    """What an error says to the user; None for one that is a defect of the program."""
+    from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+
+    # the library wraps the sentence that matters
+    if isinstance(error, StrictDataclassError):
+        error = error.__cause__ or error
+    # the base of the Hub's errors is that of its HTTP client, whichever that is
+    expected = (ValueError, OSError, FloatingPointError, HfHubHTTPError.__bases__[0])
+    return " ".join(str(error).split()) if isinstance(error, expected) else None

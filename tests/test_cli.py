@@ -1,0 +1,88 @@
+"""Each verb does its job, and fails with one sentence."""
+
+import io
+import sys
+
+import pytest
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.train.demo import contents, translation_table
+
+SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
+SMALL = ["--vocab_size", "300", "--model", SMALL_MODEL, "--tokens_per_step", "1000"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run folder of four steps, two checkpoints."""
+    folder = tmp_path_factory.mktemp("runs") / "small"
+    arguments = ["--output_dir", str(folder), "--max_steps", "4", "--save_every_steps", "2"]
+    assert main(["tokenize", "demo", *SMALL, "--output_dir", str(folder)]) == 0
+    assert main(["train", "demo", *SMALL, *arguments]) == 0
+    return folder
+
+
+def test_average_evaluate_and_the_table(run, capsys):
+    assert main(["average", str(run), "--num_checkpoints", "2"]) == 0
+    assert "the mean of 2 checkpoints" in capsys.readouterr().out
+    assert main(["evaluate", str(run), "--num_beams", "1", "--max_extra_tokens", "1"]) == 0
+    out = capsys.readouterr().out
+    assert "nrefs:1|case:mixed|eff:no|tok:13a" in out
+    assert "exact match" in out
+    assert "num_beams 1, length_penalty_alpha 0.6, max_extra_tokens 1" in out
+    table = translation_table(run / "hypotheses", "test", 5)
+    first = (run / "hypotheses" / "test.source.txt").read_text().splitlines()[0]
+    assert first[:20] in table
+    assert "README.md" in contents(run)
+
+
+def test_translate_answers_every_line_in_order(run, capsys, monkeypatch, tmp_path):
+    lines = "The party is on Monday.\n\nYes.\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    bounds = ["--num_beams", "2", "--max_extra_tokens", "2"]
+    assert main(["translate", str(run), *bounds]) == 0
+    from_stdin = capsys.readouterr().out.split("\n")
+    assert len(from_stdin) == 4
+    assert from_stdin[1] == ""
+    (tmp_path / "lines.txt").write_text(lines)
+    assert main(["translate", str(run), str(tmp_path / "lines.txt"), *bounds]) == 0
+    assert capsys.readouterr().out.split("\n") == from_stdin
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "demoo"], "Did you mean 'demo'?"),
+        (["train", "demo", "--warmup_step", "3"], "Did you mean 'warmup_steps'?"),
+        (["train", "demo", "--max_steps", "few"], "max_steps"),
+        (["tokenize", "demo", "--dataset", "no/such/folder"], "no/such/folder"),
+        (["average", "no_such_run"], "no_such_run"),
+        (["evaluate", "no_such_run"], "no_such_run"),
+        (["translate", "./no_such_run"], "no_such_run"),
+        (["push", "./no_such_run", "name"], "repo_id must be user/name, got 'name'"),
+    ],
+)
+def test_what_is_wrong_ends_in_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 1
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    errors = [line for line in captured.err.splitlines() if line.startswith("error: ")]
+    assert len(errors) == 1
+    assert message in errors[0]
+    assert not list(tmp_path.glob("runs/*/*.safetensors"))
+
+
+def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):
+    (tmp_path / "latin.txt").write_bytes("one\nzw\xf6lf\n".encode("latin-1"))
+    assert main(["translate", str(run), str(tmp_path / "latin.txt")]) == 1
+    assert "latin.txt line 2 must be UTF-8" in capsys.readouterr().err
+
+
+def test_an_unknown_verb_or_flag_shows_the_usage(capsys):
+    for arguments in (["tranlate", "x"], ["translate", "x", "--beam", "3"], []):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert end.value.code == 2
+        assert "usage: vanilla-transformer" in capsys.readouterr().err

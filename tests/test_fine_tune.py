@@ -1,0 +1,415 @@
+"""Fine-tuning with the library's trainer: what it trains, scores, saves and publishes."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import train_toys
+from accelerate.state import AcceleratorState
+from hub_stand_in import TOKEN, running_hub
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+
+from vanilla_transformer import (
+    TranslationPipeline,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.generation_vanilla_transformer import set_paper_search
+from vanilla_transformer.hub import load_run
+from vanilla_transformer.train.data import load_translations
+from vanilla_transformer.train.evaluate import score_translations
+from vanilla_transformer.train.fine_tune import main
+
+MODULE = "vanilla_transformer.train.fine_tune"
+SEARCH = {"num_beams": 3, "length_penalty_alpha": 0.7, "max_extra_tokens": 12}
+WITHOUT_THE_PACKAGE = "import sys; sys.modules['vanilla_transformer'] = None"
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process():
+    # accelerate keeps the settings of the first run in a process
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """Sentences of one to nine words: 24 to train on, 11 to evaluate."""
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"), pairs=24)
+
+
+@pytest.fixture(scope="module")
+def translations(corpus):
+    return load_translations(str(corpus), None, "en", "de")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(translations):
+    texts = [text for pair in translations["train"]["translation"] for text in pair.values()]
+    return VanillaTransformerTokenizer().train_new_from_iterator(texts * 2, vocab_size=290)
+
+
+@pytest.fixture(scope="module")
+def save_base(tokenizer, tmp_path_factory):
+    """A function from fields of the configuration to the folder of a model with a search."""
+
+    def save(**fields) -> Path:
+        config = VanillaTransformerConfig(
+            **{
+                "vocab_size": len(tokenizer),
+                "hidden_size": 24,
+                "encoder_layers": 1,
+                "decoder_layers": 2,
+                "encoder_attention_heads": 2,
+                "decoder_attention_heads": 2,
+                "encoder_ffn_dim": 32,
+                "decoder_ffn_dim": 40,
+                "dropout": 0.0,
+                **fields,
+            }
+        )
+        torch.manual_seed(0)
+        model = VanillaTransformerForConditionalGeneration(config)
+        set_paper_search(model, **SEARCH)
+        folder = tmp_path_factory.mktemp("base")
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="module")
+def base(save_base):
+    return save_base()
+
+
+def flags(run, corpus, output_dir, **settings) -> list[str]:
+    given = {
+        "dataset": corpus,
+        "source_lang": "en",
+        "target_lang": "de",
+        "output_dir": output_dir,
+        "use_cpu": True,
+        "disable_tqdm": True,
+        "logging_steps": 1,
+        **settings,
+    }
+    return [str(run), *(f"--{name}={value}" for name, value in given.items())]
+
+
+def tuned(run, corpus, output_dir, **settings) -> Path:
+    assert main(flags(run, corpus, output_dir, **settings)) == 0
+    return output_dir
+
+
+def weights(folder):
+    return load_file(folder / "model.safetensors")
+
+
+def losses(folder):
+    state = json.loads((folder / "trainer_state.json").read_text())
+    return [line["loss"] for line in state["log_history"] if "loss" in line]
+
+
+def scores_of(folder):
+    return json.loads((folder / "eval_results.json").read_text())
+
+
+def translated(folder, sentences):
+    return [line["translation_text"] for line in TranslationPipeline(*load_run(folder))(sentences)]
+
+
+def sides(translations, split):
+    pairs = translations[split]["translation"][:]
+    return [pair["en"] for pair in pairs], [pair["de"] for pair in pairs]
+
+
+@pytest.fixture(scope="module")
+def learned(base, corpus, tmp_path_factory):
+    """A model that was trained for some epochs, and evaluated in batches of three in between."""
+    # the fixture comes before the one that makes each test a new process
+    AcceleratorState._reset_state(reset_partial_state=True)
+    return tuned(
+        base,
+        corpus,
+        tmp_path_factory.mktemp("learned") / "run",
+        learning_rate=0.01,
+        max_steps=60,
+        eval_strategy="steps",
+        eval_steps=30,
+        save_steps=60,
+        per_device_eval_batch_size=3,
+        predict_with_generate=True,
+    )
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("lora_rank", [0, 2])
+def test_four_small_batches_are_one_step_of_the_whole(base, corpus, tmp_path, smoothing, lora_rank):
+    settings = {
+        "lora_rank": lora_rank,
+        "label_smoothing_factor": smoothing,
+        "max_steps": 3,
+        "learning_rate": 0.3,
+        "optim": "sgd",
+        # a clipped gradient would hide a loss of the wrong scale
+        "max_grad_norm": 0,
+    }
+    whole = tuned(base, corpus, tmp_path / "whole", per_device_train_batch_size=8, **settings)
+    parts = tuned(
+        base,
+        corpus,
+        tmp_path / "parts",
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
+        **settings,
+    )
+    assert losses(whole) == pytest.approx(losses(parts), rel=1e-5)
+    assert losses(whole)[2] < losses(whole)[0]
+    torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-5, atol=1e-6)
+
+
+def test_the_scores_are_those_of_the_pipeline(learned, translations):
+    sources, references = sides(translations, "validation")
+    by_hand = score_translations(translated(learned, sources), references)
+    scores = scores_of(learned)
+    for name, value in by_hand.items():
+        assert scores[f"eval_{name}"] == (
+            value if isinstance(value, str | int) else pytest.approx(value)
+        )
+    assert scores["eval_chrf"] > 5
+    assert scores["eval_sentences"] == len(references)
+    assert "tok:13a" in scores["eval_bleu_signature"]
+
+
+def test_no_translation_of_an_evaluation_is_cut_at_the_length_of_the_library(
+    learned, translations, tokenizer
+):
+    sources, _ = sides(translations, "validation")
+    lengths = [len(tokenizer(line)["input_ids"]) for line in translated(learned, sources)]
+    # in the first batch of the evaluation, and in later ones: its scores are the pipeline's
+    assert max(lengths[:3]) > 20
+    assert max(lengths[3:]) > 20
+
+
+def test_the_result_keeps_the_search_it_began_with(base, learned):
+    expected = GenerationConfig.from_pretrained(base).to_dict()
+    assert SEARCH.items() <= expected.items()
+    for folder in (learned, learned / "checkpoint-60"):
+        assert GenerationConfig.from_pretrained(folder).to_dict() == expected
+
+
+def test_a_model_without_a_search_gets_the_papers(base, corpus, tmp_path):
+    bare = shutil.copytree(base, tmp_path / "bare")
+    (bare / "generation_config.json").unlink()
+    folder = tuned(bare, corpus, tmp_path / "run", max_steps=1)
+    search = GenerationConfig.from_pretrained(folder)
+    assert (search.num_beams, search.length_penalty_alpha) == (4, 0.6)
+    assert search.max_extra_tokens == 50
+
+
+def test_the_result_loads_as_any_model_and_says_how_good_it_is(learned):
+    model = AutoModelForSeq2SeqLM.from_pretrained(learned)
+    tokenizer = AutoTokenizer.from_pretrained(learned)
+    assert type(model) is VanillaTransformerForConditionalGeneration
+    assert type(tokenizer) is VanillaTransformerTokenizer
+    card = (learned / "README.md").read_text()
+    scores = scores_of(learned)
+    assert f"BLEU ({scores['eval_bleu_signature']}): {scores['eval_bleu']:.2f}".rstrip("0") in card
+    assert "model-index" in card
+
+
+def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(save_base, corpus, tmp_path):
+    base = save_base(dropout=0.3)
+    settings = {"max_steps": 7, "save_steps": 4, "learning_rate": 1e-2}
+    whole = tuned(base, corpus, tmp_path / "whole", **settings)
+    resumed = tmp_path / "resumed"
+    # an epoch has three steps: this one stopped within the second
+    shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-4")
+    tuned(base, corpus, resumed, resume_from_checkpoint="last", **settings)
+    train_toys.assert_same_bits(whole, resumed)
+    assert losses(whole) == losses(resumed)
+    moved = weights(resumed / "checkpoint-4")["model.encoder.embed_tokens.weight"]
+    assert not torch.equal(moved, weights(whole)["model.encoder.embed_tokens.weight"])
+
+
+def test_adapters_are_all_that_lora_trains_and_peft_loads_them(
+    base, corpus, translations, tmp_path
+):
+    from peft import PeftModel
+
+    folder = tuned(
+        base,
+        corpus,
+        tmp_path / "run",
+        lora_rank=3,
+        learning_rate=0.05,
+        max_steps=20,
+        predict_with_generate=True,
+        per_device_eval_batch_size=3,
+    )
+    adapter = load_file(folder / "adapter" / "adapter_model.safetensors")
+    assert all("lora_" in name for name in adapter)
+    before, after = weights(base), weights(folder)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == {name for name in before if ".q_proj." in name or ".v_proj." in name}
+
+    model, tokenizer = load_run(base)
+    sources, references = sides(translations, "validation")
+    with_adapter = PeftModel.from_pretrained(model, folder / "adapter").eval()
+    inputs = tokenizer(sources, return_tensors="pt", padding=True)
+    found = tokenizer.batch_decode(with_adapter.generate(**inputs), skip_special_tokens=True)
+    assert found == translated(folder, sources)
+    assert found != translated(base, sources)
+    scored = score_translations(found, references)
+    assert scores_of(folder)["eval_chrf"] == pytest.approx(scored["chrf"])
+
+
+def test_adapters_go_on_where_they_stopped(base, corpus, tmp_path):
+    settings = {"max_steps": 5, "save_steps": 4, "learning_rate": 1e-2, "lora_rank": 2}
+    whole = tuned(base, corpus, tmp_path / "whole", **settings)
+    resumed = tmp_path / "resumed"
+    shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-4")
+    tuned(base, corpus, resumed, resume_from_checkpoint="last", **settings)
+    train_toys.assert_same_bits(whole, resumed)
+
+
+def test_two_processes_do_what_one_does(base, corpus, tmp_path):
+    settings = {
+        "max_steps": 4,
+        "label_smoothing_factor": 0.1,
+        "learning_rate": 1e-2,
+        "predict_with_generate": True,
+    }
+    one = tuned(base, corpus, tmp_path / "one", per_device_train_batch_size=8, **settings)
+    two = tmp_path / "two"
+    # the name of the flag is that of a GPU, but it is how accelerate starts several processes
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    launch += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", MODULE]
+    # eleven sentences, two a process: the last batch has one that was there before
+    small = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 2}
+    done = subprocess.run(
+        [*launch, *flags(base, corpus, two, **settings, **small)],
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (two / "checkpoint-4" / "rng_state_1.pth").is_file()
+    assert losses(two) == pytest.approx(losses(one), rel=1e-5)
+    torch.testing.assert_close(weights(two), weights(one), rtol=1e-5, atol=1e-6)
+    assert scores_of(two)["eval_chrf"] == pytest.approx(scores_of(one)["eval_chrf"])
+    assert scores_of(two)["eval_sentences"] == 11
+
+
+def test_from_the_hub_and_back_to_it(base, corpus, translations, tmp_path):
+    sources, _ = sides(translations, "test")
+    output_dir = tmp_path / "run"
+    with running_hub() as hub:
+        api = hub.api()
+        api.create_repo("user/base")
+        api.upload_folder(repo_id="user/base", folder_path=base)
+        settings = {"max_steps": 3, "save_steps": 1, "learning_rate": 1e-2}
+        published = {"push_to_hub": True, "hub_model_id": "user/tuned"}
+        arguments = flags("user/base", corpus, output_dir, **settings, **published)
+        _run([sys.executable, "-m", MODULE, *arguments], hub, tmp_path / "author")
+        # once, when it is done: the library's own pushes would follow each checkpoint
+        history = hub.repositories["models", "user/tuned"].history("main")
+        assert len(list(history)) == 2
+        code = f"""
+{WITHOUT_THE_PACKAGE}
+import json
+from transformers import pipeline
+translate = pipeline("translation", model="user/tuned", trust_remote_code=True)
+print(json.dumps([line["translation_text"] for line in translate({sources!r})]))
+"""
+        said = _run([sys.executable, "-c", code], hub, tmp_path / "reader")
+    assert json.loads(said) == translated(output_dir, sources)
+    assert b"base_model: user/base" in (output_dir / "README.md").read_bytes()
+
+
+def _run(command, hub, home) -> str:
+    home.mkdir()
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
+    done = subprocess.run(
+        command,
+        env={**kept, **hub.environment(home, TOKEN)},
+        cwd=home,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"target_lang": "fr"}, "target_lang must be one of de, en"),
+        ({"dataset": "nowhere/nothing"}, "dataset 'nowhere/nothing'"),
+        ({"max_length": 1}, "train must have a pair of at most 1 tokens"),
+        ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),
+        ({"bleu_tokenizer": "14a"}, "bleu_tokenizer must be one of"),
+        ({"learning_rat": 0.1}, "learning_rat"),
+        ({"resume_from_checkpoint": "last"}, "No valid checkpoint"),
+        ({"push_to_hub": True}, "hub_model_id must be user/name with push_to_hub, got None."),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused_in_one_sentence(
+    base, corpus, tmp_path, capsys, monkeypatch, settings, sentence
+):
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    folder = tmp_path / "run"
+    settings = {"max_steps": 1, "predict_with_generate": True, **settings}
+    assert main(flags(base, corpus, folder, **settings)) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("error: ")
+    assert sentence in said
+    assert not (folder / "model.safetensors").exists()
+
+
+def test_a_corpus_without_validation_can_be_trained_on_but_not_evaluated(
+    base, corpus, tmp_path, capsys
+):
+    only_train = tmp_path / "corpus"
+    only_train.mkdir()
+    for language in ("en", "de"):
+        shutil.copy(corpus / f"train.{language}", only_train)
+    tuned(base, only_train, tmp_path / "run", max_steps=1)
+    arguments = flags(base, only_train, tmp_path / "no", max_steps=1, eval_strategy="epoch")
+    assert main(arguments) == 1
+    assert "must have a split 'validation', got train." in capsys.readouterr().err
+
+
+def test_a_folder_with_something_in_it_is_not_overwritten(base, corpus, learned, capsys):
+    assert main(flags(base, corpus, learned, max_steps=1)) == 1
+    assert "output_dir must be empty" in capsys.readouterr().err
+
+
+def test_a_tokenizer_with_ids_beyond_the_vocabulary_is_refused(base, corpus, tmp_path, capsys):
+    broken = shutil.copytree(base, tmp_path / "broken")
+    words = [f"{a}{b}" for a in "qwertz" for b in "asdfgh"]
+    other = VanillaTransformerTokenizer().train_new_from_iterator(words * 50, vocab_size=320)
+    other.save_pretrained(broken)
+    assert main(flags(broken, corpus, tmp_path / "run", max_steps=1)) == 1
+    assert "tokenizer must be the model's own" in capsys.readouterr().err
+
+
+def test_sentences_beyond_the_learned_positions_are_refused(save_base, corpus, tmp_path, capsys):
+    base = save_base(position_encoding="learned", max_position_embeddings=64)
+    assert main(flags(base, corpus, tmp_path / "run", max_steps=1)) == 1
+    assert "max_length must be at most 64" in capsys.readouterr().err
+
+
+def test_lora_without_peft_says_how_to_get_it(base, corpus, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    assert main(flags(base, corpus, tmp_path / "run", max_steps=1, lora_rank=2)) == 1
+    assert "pip install 'vanilla_transformer[lora]'" in capsys.readouterr().err

@@ -1,0 +1,151 @@
+"""What is installed: a wheel with every module, cheap imports, and one copy of each class."""
+
+import configparser
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+NOT_SHIPPED = {"tests", "results", "benchmarks", "build", "dist", "runs"}
+
+
+def python(code, *arguments, cwd, path=None):
+    """Run code in a clean process; `path` is where the package is, instead of this checkout."""
+    environment = {**os.environ, "PYTHONPATH": str(path) if path else ""}
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """A wheel built from a copy of the checkout: a build leaves files behind."""
+    folder = tmp_path_factory.mktemp("wheel")
+    listed = subprocess.run(
+        ["git", "ls-files", "-co", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            copy = folder / "checkout" / name
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_bytes((ROOT / name).read_bytes())
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "--no-build-isolation"]
+    subprocess.run([*build, "--wheel-dir", folder, folder / "checkout"], check=True)
+    return next(folder.glob("*.whl"))
+
+
+def test_the_wheel_holds_every_module_and_recipe(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    shipped = [
+        path.relative_to(ROOT)
+        for pattern in ("*.py", "*/*.py", "*/*/*.py", "train/recipes/*.yaml")
+        for path in ROOT.glob(pattern)
+        if not path.relative_to(ROOT).parts[0].startswith(".")
+        and path.relative_to(ROOT).parts[0] not in NOT_SHIPPED
+    ]
+    assert len(shipped) > 20
+    missing = [str(path) for path in shipped if f"vanilla_transformer/{path}" not in names]
+    assert not missing
+    extra = [name for name in names if name.startswith(("tests/", "vanilla_transformer/tests"))]
+    assert not extra
+
+
+def test_an_installed_wheel_trains_and_translates(wheel, tmp_path):
+    installed = tmp_path / "site"
+    subprocess.run(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", installed, wheel],
+        check=True,
+    )
+    code = """
+import sys
+# an editable install would find the checkout first
+sys.meta_path = [f for f in sys.meta_path if "editable" not in str(f).lower()]
+import vanilla_transformer
+from vanilla_transformer.train.__main__ import main
+assert vanilla_transformer.__file__.startswith(sys.argv[1]), vanilla_transformer.__file__
+small = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
+assert main(["demo", "--max_steps", "2", "--vocab_size", "300", "--model", small]) == 0
+from transformers import pipeline
+print(pipeline("translation", model="runs/demo")("Hello", max_new_tokens=3))
+"""
+    out = python(code, str(installed), cwd=tmp_path, path=installed)
+    assert "translation_text" in out
+
+
+def test_importing_the_package_leaves_training_out(tmp_path):
+    code = "import sys, json, vanilla_transformer; print(json.dumps(sorted(sys.modules)))"
+    loaded = json.loads(python(code, cwd=tmp_path))
+    assert "transformers" in loaded
+    heavy = ("datasets", "matplotlib", "sacrebleu", "babel", "num2words")
+    assert not [name for name in heavy if name in loaded]
+    assert not [name for name in loaded if name.startswith("vanilla_transformer.train")]
+
+
+def test_help_waits_for_no_library(tmp_path):
+    code = """
+import sys
+sys.argv = ["/somewhere/vanilla-transformer", "--help"]
+from vanilla_transformer.cli import main
+try:
+    main()
+except SystemExit as end:
+    assert end.code == 0
+assert not [name for name in ("torch", "transformers", "numpy") if name in sys.modules]
+import vanilla_transformer
+assert vanilla_transformer.VanillaTransformerConfig().d_model == 512
+from transformers import AutoConfig
+assert AutoConfig.for_model("vanilla_transformer").d_model == 512
+"""
+    assert "usage: vanilla-transformer" in python(code, cwd=tmp_path)
+
+
+def test_the_auto_classes_give_the_public_ones(tmp_path):
+    code = """
+import transformers
+import vanilla_transformer as ours
+config = ours.VanillaTransformerConfig(d_model=16, encoder_layers=1, decoder_layers=1)
+assert type(transformers.AutoModel.from_config(config)) is ours.VanillaTransformerModel
+model = transformers.AutoModelForSeq2SeqLM.from_config(config)
+assert type(model) is ours.VanillaTransformerForConditionalGeneration
+tokenizer = ours.VanillaTransformerTokenizer()
+model.save_pretrained("m")
+tokenizer.save_pretrained("m")
+assert type(transformers.AutoTokenizer.from_pretrained("m")) is ours.VanillaTransformerTokenizer
+assert type(transformers.AutoConfig.from_pretrained("m")) is ours.VanillaTransformerConfig
+"""
+    python(code, cwd=tmp_path)
+
+
+def test_every_package_is_declared():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    declared = set(setup["options"]["packages"].split())
+    found = {"vanilla_transformer"} | {
+        f"vanilla_transformer.{path.parent.name}"
+        for path in ROOT.glob("*/__init__.py")
+        if path.parent.name not in NOT_SHIPPED
+    }
+    assert declared == found
+
+
+def test_nothing_at_the_root_imports_training():
+    files = [path for path in ROOT.glob("*.py") if path.name not in ("cli.py", "__init__.py")]
+    assert len(files) > 5
+    for path in files:
+        assert "vanilla_transformer.train" not in path.read_text(encoding="utf-8"), path.name

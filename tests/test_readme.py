@@ -1,0 +1,109 @@
+"""Every command block of the README, run as it is written, in a folder with a small `runs/demo`."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hub_stand_in import running_hub
+
+from vanilla_transformer.cli import main
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
+# what makes a training of days one of seconds; nothing else of a command is changed
+SMALL = [
+    *("--vocab_size", "300", "--max_steps", "2", "--model", SMALL_MODEL),
+    *("--tokens_per_step", "900", "--save_every_steps", "1", "--num_averaged_checkpoints", "1"),
+]
+PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """A folder and an environment of someone who has run the demo, before a Hub of their own."""
+    folder = tmp_path_factory.mktemp("reader")
+    assert main(["train", "demo", *SMALL, "--output_dir", str(folder / "runs" / "demo")]) == 0
+    texts = folder / "my" / "texts"
+    texts.mkdir(parents=True)
+    for split in ("train", "validation"):
+        for language in ("de", "en"):
+            lines = "".join(f"{pair[language]}\n" for pair in PAIRS)
+            (texts / f"{split}.{language}").write_text(lines, encoding="utf-8")
+    with running_hub() as hub:
+        environment = {**os.environ, **hub.environment(folder / "home")}
+        environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environment["HF_DATASETS_CACHE"] = str(folder / "cache")
+        publish = f"""
+import datasets
+pairs = {PAIRS!r}
+for name, other in (("de-en", "de"), ("fr-en", "fr")):
+    rows = [{{"translation": {{other: p["de"], "en": p["en"]}}}} for p in pairs]
+    split = datasets.Dataset.from_list(rows)
+    both = datasets.DatasetDict({{"train": split, "validation": split, "test": split}})
+    both.push_to_hub("wmt/wmt14", name)
+"""
+        subprocess.run([sys.executable, "-c", publish], check=True, env=environment, cwd=folder)
+        yield folder, environment
+
+
+def commands(block):
+    """The commands of a block, without comments, each on one line."""
+    joined = block.replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip()]
+
+
+def shortened(command):
+    """A command as it is tested: trainings get small, make is asked what it would do."""
+    if command.startswith("make "):
+        return f"make -C {ROOT} -n -o .venv/.ready {command.removeprefix('make ')}"
+    if re.search(r"(vanilla-transformer |vanilla_transformer\.)train ", command):
+        return f"{command} {' '.join(map(repr, SMALL))}"
+    if "fine_tune" in command:
+        return f"{command} --max_steps 2"
+    return command
+
+
+def test_the_readme_has_its_blocks():
+    assert len(BLOCKS) >= 12
+    every = "\n".join(text for _, text in BLOCKS)
+    for needed in ("make demo", "train paper-base", "accelerate launch", "fine_tune", "push"):
+        assert needed in every
+
+
+@pytest.mark.parametrize("number", range(len(BLOCKS)))
+def test_a_block_of_the_readme_runs(number, reader):
+    folder, environment = reader
+    language, block = BLOCKS[number]
+    if language == "python":
+        code = block
+        if 'model="user/name"' in block:
+            # the block before it has published this
+            assert (folder / "published").exists()
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return
+    for command in commands(block):
+        done = subprocess.run(
+            ["bash", "-ec", shortened(command)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, f"{command}\n{done.stderr}"
+        if " push " in command:
+            (folder / "published").touch()

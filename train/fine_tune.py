@@ -1,0 +1,367 @@
+"""Fine-tune any checkpoint of this package with the library's own `Seq2SeqTrainer`.
+
+A worked example, to be used as it is or copied: every flag of `Seq2SeqTrainingArguments` holds, on
+one process or on many.
+
+    accelerate launch -m vanilla_transformer.train.fine_tune RUN --dataset ... --output_dir ...
+"""
+
+import copy
+import logging
+import sys
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from huggingface_hub import EvalResult, ModelCardData
+from transformers import (
+    DataCollatorForSeq2Seq,
+    EvalPrediction,
+    HfArgumentParser,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    TrainerCallback,
+    set_seed,
+)
+
+from vanilla_transformer.generation_vanilla_transformer import set_paper_search
+from vanilla_transformer.hub import load_run, push_to_hub
+from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.train.data import drop_untrainable, encode_pairs, load_translations
+from vanilla_transformer.train.evaluate import score_translations
+from vanilla_transformer.train.step import IGNORED
+
+logger = logging.getLogger(__name__)
+
+ADAPTER_FOLDER = "adapter"
+LAST = "last"
+
+
+@dataclass
+class FineTuneArguments:
+    """What the library's arguments do not say: which model, and which text."""
+
+    run: str = field(metadata={"help": "run folder, model folder or Hub name to start from"})
+    dataset: str = field(
+        metadata={"help": "Hub name, local folder or prefix of text files; as in training"}
+    )
+    source_lang: str = field(metadata={"help": "language to translate from"})
+    target_lang: str = field(metadata={"help": "language to translate into"})
+    name: str | None = field(default=None, metadata={"help": "configuration of the dataset"})
+    max_length: int = field(
+        default=256, metadata={"help": "longest sentence to train on, in tokens, either side"}
+    )
+    lora_rank: int = field(
+        default=0,
+        metadata={"help": "train low-rank adapters only, of this rank; 0 for all weights"},
+    )
+    bleu_tokenizer: str = field(default="13a", metadata={"help": "of sacreBLEU"})
+
+
+class KeepGenerationConfig(TrainerCallback):
+    """Undoes what each batch of an evaluation leaves in the model's generation configuration.
+
+    `Seq2SeqTrainer` writes the library's defaults into it. One is a longest output of 20 tokens: it
+    would cut the translations of every later batch, and of whoever loads the saved model.
+
+    Args:
+        model: The model, as `generate` is called on it.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.generation_config = copy.deepcopy(model.generation_config)
+
+    def on_prediction_step(self, *args, **kwargs):
+        """Put the configuration back."""
+        self.model.generation_config = copy.deepcopy(self.generation_config)
+
+
+def compute_metrics(
+    evaluated: EvalPrediction,
+    tokenizer: PreTrainedTokenizerBase,
+    num_sentences: int,
+    bleu_tokenizer: str = "13a",
+) -> dict[str, Any]:
+    """Score the ids that `predict_with_generate` found against those of the references.
+
+    Args:
+        evaluated: `predictions` [sentences, T] and `label_ids` [sentences, T'], padded with the
+            padding token or -100.
+        tokenizer: The model's.
+        num_sentences: How many were to be translated.
+        bleu_tokenizer: Of sacreBLEU.
+
+    Returns:
+        As `score_translations`: BLEU and chrF with their signatures.
+    """
+    translations, references = (
+        # several processes fill the last batch up with the first sentences once more
+        tokenizer.batch_decode(
+            np.where(ids == IGNORED, tokenizer.pad_token_id, ids)[:num_sentences],
+            skip_special_tokens=True,
+        )
+        for ids in (evaluated.predictions, evaluated.label_ids)
+    )
+    return score_translations(translations, references, bleu_tokenizer)
+
+
+def add_adapters(model: PreTrainedModel, rank: int) -> PreTrainedModel:
+    """Freeze a model, and add low-rank adapters to the queries and values of every attention.
+
+    Args:
+        model: The model.
+        rank: Of the adapters.
+
+    Returns:
+        peft's model around it.
+
+    Raises:
+        ValueError: If peft is not installed.
+    """
+    try:
+        from peft import LoraConfig, TaskType, get_peft_model
+    except ImportError as error:
+        raise ValueError(
+            "lora_rank needs peft, got none: pip install 'vanilla_transformer[lora]'."
+        ) from error
+    config = LoraConfig(
+        task_type=TaskType.SEQ_2_SEQ_LM,
+        r=rank,
+        lora_alpha=2 * rank,
+        target_modules=["q_proj", "v_proj"],
+    )
+    return get_peft_model(model, config)
+
+
+def load_rows(
+    ours: FineTuneArguments, splits: list[str], tokenizer: PreTrainedTokenizerBase
+) -> dict[str, Dataset]:
+    """Load text and turn it into token ids.
+
+    Args:
+        ours: Says which text.
+        splits: The splits to load, "train" among them.
+        tokenizer: The model's.
+
+    Returns:
+        The rows of each split, without pairs that are too long to train on.
+
+    Raises:
+        ValueError: If a split or a language is missing, or nothing is left to train on.
+    """
+    texts = load_translations(ours.dataset, ours.name, ours.source_lang, ours.target_lang)
+    for split in splits:
+        if split not in texts:
+            raise ValueError(
+                f"dataset {ours.dataset!r} must have a split {split!r}, got {', '.join(texts)}."
+            )
+    rows = {
+        split: encode_pairs(texts[split], split, tokenizer, ours.source_lang, ours.target_lang)
+        for split in splits
+    }
+    rows["train"], _ = drop_untrainable(rows["train"], "train", ours.max_length)
+    return rows
+
+
+def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
+    """Train a model further, save it, and evaluate and publish it where asked for.
+
+    The result in `output_dir` loads as a model. With adapters it has them merged into its weights;
+    they alone are in its subfolder `adapter`, for peft.
+
+    Args:
+        ours: Model and text.
+        args: All else.
+
+    Returns:
+        The scores of the validation split; none without `do_eval`, `eval_strategy` or
+        `predict_with_generate`.
+
+    Raises:
+        ValueError: If a setting, the model or the dataset cannot be used.
+    """
+    check_arguments(ours, args)
+    # new adapters are random, and made before the trainer sets its seed
+    set_seed(args.seed)
+    model, tokenizer = load_run(ours.run)
+    longest = max_source_tokens(model.config)
+    if longest is not None and ours.max_length > longest:
+        raise ValueError(
+            f"max_length must be at most {longest}, the number of positions that the model knows, "
+            f"got {ours.max_length}."
+        )
+    # a model saved by other tools may not know how long a translation can get
+    if getattr(model.generation_config, "length_penalty_alpha", None) is None:
+        set_paper_search(model)
+    is_evaluated = args.do_eval or args.predict_with_generate
+    # the other processes then find what the first has prepared
+    with args.main_process_first():
+        rows = load_rows(ours, ["train", *["validation"] * is_evaluated], tokenizer)
+
+    # the library would publish every checkpoint, and without the code that loads it
+    is_published, args.push_to_hub = args.push_to_hub, False
+    trainer = Seq2SeqTrainer(
+        model=add_adapters(model, ours.lora_rank) if ours.lora_rank else model,
+        args=args,
+        # with label smoothing the trainer hides the labels from the model; a collator that knows
+        # the model makes the decoder_input_ids which it then needs
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("validation"),
+        processing_class=tokenizer,
+        compute_metrics=partial(
+            compute_metrics,
+            tokenizer=tokenizer,
+            num_sentences=len(rows["validation"]),
+            bleu_tokenizer=ours.bleu_tokenizer,
+        )
+        if args.predict_with_generate
+        else None,
+    )
+    trainer.add_callback(KeepGenerationConfig(model))
+    resumed = args.resume_from_checkpoint
+    trainer.train(resume_from_checkpoint=True if resumed == LAST else resumed)
+    trainer.save_state()
+    trainer.save_model(str(Path(args.output_dir, ADAPTER_FOLDER)) if ours.lora_rank else None)
+
+    scores = trainer.evaluate() if is_evaluated else {}
+    if scores:
+        trainer.save_metrics("eval", scores)
+    if trainer.is_world_process_zero():
+        if ours.lora_rank:
+            trainer.model.merge_and_unload().save_pretrained(args.output_dir)
+            tokenizer.save_pretrained(args.output_dir)
+        write_card(ours, args, trainer.state.global_step, scores)
+        if is_published:
+            commit = push_to_hub(
+                args.output_dir,
+                args.hub_model_id,
+                private=args.hub_private_repo,
+                token=args.hub_token,
+                revision=args.hub_revision,
+            )
+            logger.info("published: %s", commit.commit_url)
+    return scores
+
+
+def write_card(
+    ours: FineTuneArguments, args: Seq2SeqTrainingArguments, steps: int, scores: dict[str, Any]
+):
+    """Write the model card: what was trained on what, and how good it is.
+
+    Args:
+        ours: Model and text.
+        args: All else.
+        steps: How many were made.
+        scores: From `fine_tune`.
+    """
+    folder = Path(args.output_dir)
+    name = folder.resolve().name
+    results = [
+        EvalResult(
+            task_type="translation",
+            dataset_type=ours.dataset,
+            dataset_name=ours.dataset,
+            dataset_config=ours.name,
+            dataset_split="validation",
+            metric_type=metric,
+            metric_name=f"{label} ({scores[f'eval_{metric}_signature']})",
+            metric_value=round(scores[f"eval_{metric}"], 2),
+        )
+        for metric, label in (("bleu", "BLEU"), ("chrf", "chrF"))
+        if f"eval_{metric}" in scores
+    ]
+    data = ModelCardData(
+        language=[ours.source_lang, ours.target_lang],
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vanilla_transformer", "translation"],
+        base_model=None if Path(ours.run).exists() else ours.run,
+        model_name=name if results else None,
+        eval_results=results or None,
+    )
+    card = f"""---
+{data.to_yaml()}
+---
+
+# {name}: {ours.source_lang} to {ours.target_lang}
+
+`{ours.run}`, fine-tuned for {steps:,} steps on `{ours.dataset}`.
+
+```python
+import vanilla_transformer
+from transformers import pipeline
+
+translate = pipeline("translation", model="{folder.as_posix()}")
+```
+"""
+    card += "".join(f"\n* {result.metric_name}: {result.metric_value}" for result in results)
+    (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")
+
+
+def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
+    """Refuse, before anything is loaded, what would only fail after the training.
+
+    Args:
+        ours: Model and text.
+        args: All else.
+
+    Raises:
+        ValueError: If a setting cannot be used.
+    """
+    if ours.lora_rank < 0:
+        raise ValueError(f"lora_rank must not be negative, got {ours.lora_rank}.")
+    if args.push_to_hub and "/" not in (args.hub_model_id or ""):
+        raise ValueError(
+            f"hub_model_id must be user/name with push_to_hub, got {args.hub_model_id!r}."
+        )
+    folder = Path(args.output_dir)
+    if args.resume_from_checkpoint is None and folder.exists() and any(folder.iterdir()):
+        raise ValueError(
+            f"output_dir must be empty, or resume_from_checkpoint be {LAST!r} or one of its "
+            f"checkpoints, got {args.output_dir!r}."
+        )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Fine-tune as a command line says, and print the scores.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0 if all went well, 1 with one sentence on stderr if not.
+    """
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    parser = HfArgumentParser(
+        (FineTuneArguments, Seq2SeqTrainingArguments),
+        prog="vanilla_transformer.train.fine_tune",
+        usage="%(prog)s RUN --dataset DATASET --source_lang EN --target_lang DE --output_dir DIR "
+        "[any flag of Seq2SeqTrainingArguments]",
+        allow_abbrev=False,
+    )
+    argv = sys.argv[1:] if argv is None else argv
+    # the library's parser knows flags only
+    if argv and not argv[0].startswith("-"):
+        argv = ["--run", *argv]
+    try:
+        ours, args = parser.parse_args_into_dataclasses(argv)
+        if args.process_index == 0:
+            logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
+        scores = fine_tune(ours, args)
+    except (ValueError, OSError, FloatingPointError) as error:
+        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
+        return 1
+    if args.process_index == 0:
+        sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
