@@ -1,6 +1,7 @@
 """`vanilla-transformer VERB`: each verb is one call into a sibling, imported when asked for."""
 
 import argparse
+import os
 import sys
 from typing import Any
 
@@ -19,6 +20,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not arguments.takes_more:
         _parser().error(f"unknown arguments: {' '.join(rest)}")
+    # threads that spin while they wait are many times slower where another program wants the core;
+    # the library that they belong to reads this once, when torch is loaded
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     return run_command(lambda: arguments.run(arguments, rest))
 
 

@@ -140,6 +140,11 @@ class PaperSearchMixin:
         for name in SEARCH_FIELDS:
             setattr(prepared, name, given.get(name, getattr(prepared, name, None)))
         check_search_settings(prepared)
+        # Seq2SeqTrainer writes the library's default length into the model's own configuration,
+        # where it would look like a wish to cut every translation there
+        wished = [kwargs.get("max_length"), getattr(generation_config, "max_length", None)]
+        default = prepared._get_default_generation_params()["max_length"]
+        prepared._max_length_is_default = wished == [None, None] and prepared.max_length == default
         return prepared, model_kwargs
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
@@ -162,11 +167,9 @@ class PaperSearchMixin:
         extra = generation_config.max_extra_tokens
         learned = self.config.position_encoding == "learned"
         num_positions = self.config.max_position_embeddings
-        if (
-            extra is not None
-            and has_default_max_length
-            and generation_config.max_new_tokens is None
-        ):
+        is_default = has_default_max_length or generation_config._max_length_is_default
+        if extra is not None and is_default and generation_config.max_new_tokens is None:
+            has_default_max_length = True
             longest = inputs_tensor.shape[1] + extra
             generation_config.max_new_tokens = min(longest, num_positions) if learned else longest
         prepared = super()._prepare_generated_length(

@@ -140,11 +140,11 @@ def learned(base, corpus, tmp_path_factory):
         base,
         corpus,
         tmp_path_factory.mktemp("learned") / "run",
-        learning_rate=0.01,
-        max_steps=60,
+        learning_rate=5e-3,
+        max_steps=150,
         eval_strategy="steps",
-        eval_steps=30,
-        save_steps=60,
+        eval_steps=75,
+        save_steps=150,
         per_device_eval_batch_size=3,
         predict_with_generate=True,
     )
@@ -176,33 +176,48 @@ def test_four_small_batches_are_one_step_of_the_whole(base, corpus, tmp_path, sm
     torch.testing.assert_close(weights(whole), weights(parts), rtol=1e-5, atol=1e-6)
 
 
-def test_the_scores_are_those_of_the_pipeline(learned, translations):
+def assert_scored_as_by_hand(folder, translations):
     sources, references = sides(translations, "validation")
-    by_hand = score_translations(translated(learned, sources), references)
+    by_hand = score_translations(translated(folder, sources), references)
+    scores = {name: scores_of(folder)[f"eval_{name}"] for name in by_hand}
+    assert scores == {
+        name: pytest.approx(value) if isinstance(value, float) else value
+        for name, value in by_hand.items()
+    }
+
+
+def test_the_scores_are_those_of_the_pipeline(learned, translations):
+    assert_scored_as_by_hand(learned, translations)
     scores = scores_of(learned)
-    for name, value in by_hand.items():
-        assert scores[f"eval_{name}"] == (
-            value if isinstance(value, str | int) else pytest.approx(value)
-        )
-    assert scores["eval_chrf"] > 5
-    assert scores["eval_sentences"] == len(references)
+    assert scores["eval_bleu"] > 0
     assert "tok:13a" in scores["eval_bleu_signature"]
 
 
 def test_no_translation_of_an_evaluation_is_cut_at_the_length_of_the_library(
-    learned, translations, tokenizer
+    base, corpus, translations, tokenizer, tmp_path
 ):
-    sources, _ = sides(translations, "validation")
-    lengths = [len(tokenizer(line)["input_ids"]) for line in translated(learned, sources)]
-    # in the first batch of the evaluation, and in later ones: its scores are the pipeline's
-    assert max(lengths[:3]) > 20
-    assert max(lengths[3:]) > 20
+    settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
+    folder = tuned(
+        base,
+        corpus,
+        tmp_path / "run",
+        predict_with_generate=True,
+        per_device_eval_batch_size=3,
+        **settings,
+    )
+    # it has not learned to end a sentence, in whatever batch
+    model, _ = load_run(folder)
+    for text in sides(translations, "validation")[0]:
+        inputs = tokenizer(text, return_tensors="pt")
+        length = model.generate(**inputs).shape[1] - 1
+        assert length == inputs["input_ids"].shape[1] + SEARCH["max_extra_tokens"]
+    assert_scored_as_by_hand(folder, translations)
 
 
 def test_the_result_keeps_the_search_it_began_with(base, learned):
     expected = GenerationConfig.from_pretrained(base).to_dict()
     assert SEARCH.items() <= expected.items()
-    for folder in (learned, learned / "checkpoint-60"):
+    for folder in (learned, learned / "checkpoint-150"):
         assert GenerationConfig.from_pretrained(folder).to_dict() == expected
 
 
@@ -285,7 +300,10 @@ def test_two_processes_do_what_one_does(base, corpus, tmp_path):
     settings = {
         "max_steps": 4,
         "label_smoothing_factor": 0.1,
-        "learning_rate": 1e-2,
+        # Adam would make much of the last bit of a gradient near zero
+        "optim": "sgd",
+        "learning_rate": 0.3,
+        "max_grad_norm": 0,
         "predict_with_generate": True,
     }
     one = tuned(base, corpus, tmp_path / "one", per_device_train_batch_size=8, **settings)
@@ -314,9 +332,8 @@ def test_from_the_hub_and_back_to_it(base, corpus, translations, tmp_path):
     sources, _ = sides(translations, "test")
     output_dir = tmp_path / "run"
     with running_hub() as hub:
-        api = hub.api()
-        api.create_repo("user/base")
-        api.upload_folder(repo_id="user/base", folder_path=base)
+        push = [sys.executable, "-m", "vanilla_transformer.cli", "push"]
+        _run([*push, str(base), "user/base"], hub, tmp_path / "owner")
         settings = {"max_steps": 3, "save_steps": 1, "learning_rate": 1e-2}
         published = {"push_to_hub": True, "hub_model_id": "user/tuned"}
         arguments = flags("user/base", corpus, output_dir, **settings, **published)
@@ -353,7 +370,7 @@ def _run(command, hub, home) -> str:
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"target_lang": "fr"}, "target_lang must be one of de, en"),
+        ({"target_lang": "fr"}, "train.fr must exist beside"),
         ({"dataset": "nowhere/nothing"}, "dataset 'nowhere/nothing'"),
         ({"max_length": 1}, "train must have a pair of at most 1 tokens"),
         ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),

@@ -303,6 +303,20 @@ def test_a_saved_search_is_the_search_of_the_loaded_model(model, source, tmp_pat
     assert greedy.tolist() == again.generate(**source, num_beams=1).tolist()
 
 
+def test_a_length_the_trainer_leaves_behind_cuts_nothing(model):
+    source = torch.randint(3, 23, (2, 30))
+    set_paper_search(model)
+    never_ending = {"suppress_tokens": [2]}
+    for search in ({}, {"num_beams": 1}):
+        expected = model.generate(source, **never_ending, **search)
+        assert expected.shape[1] == 1 + 30 + 50
+        model.generation_config.max_length = 20
+        assert model.generate(source, **never_ending, **search).tolist() == expected.tolist()
+        wished = model.generate(source, **never_ending, **search, max_length=20)
+        assert wished.shape[1] == 20
+        model.generation_config.max_length = None
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

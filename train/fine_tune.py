@@ -29,6 +29,7 @@ from transformers import (
     set_seed,
 )
 
+from vanilla_transformer.console import run_command
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
@@ -302,7 +303,7 @@ translate = pipeline("translation", model="{folder.as_posix()}")
 ```
 """
     card += "".join(f"\n* {result.metric_name}: {result.metric_value}" for result in results)
-    (folder / "README.md").write_text(f"{card}\n", encoding="utf-8")
+    (folder / "README.md").write_text(f"{card.rstrip()}\n", encoding="utf-8")
 
 
 def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
@@ -321,6 +322,8 @@ def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
         raise ValueError(
             f"hub_model_id must be user/name with push_to_hub, got {args.hub_model_id!r}."
         )
+    # refuses a tokenizer that sacreBLEU does not have
+    score_translations(["a"], ["a"], ours.bleu_tokenizer)
     folder = Path(args.output_dir)
     if args.resume_from_checkpoint is None and folder.exists() and any(folder.iterdir()):
         raise ValueError(
@@ -329,16 +332,16 @@ def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
         )
 
 
-def main(argv: list[str] | None = None) -> int:
+def run(argv: list[str]):
     """Fine-tune as a command line says, and print the scores.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: The arguments.
 
-    Returns:
-        0 if all went well, 1 with one sentence on stderr if not.
+    Raises:
+        ValueError: If a setting, the model or the dataset cannot be used.
+        OSError: If a file cannot be written.
     """
-    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     parser = HfArgumentParser(
         (FineTuneArguments, Seq2SeqTrainingArguments),
         prog="vanilla_transformer.train.fine_tune",
@@ -346,21 +349,27 @@ def main(argv: list[str] | None = None) -> int:
         "[any flag of Seq2SeqTrainingArguments]",
         allow_abbrev=False,
     )
-    argv = sys.argv[1:] if argv is None else argv
     # the library's parser knows flags only
     if argv and not argv[0].startswith("-"):
         argv = ["--run", *argv]
-    try:
-        ours, args = parser.parse_args_into_dataclasses(argv)
-        if args.process_index == 0:
-            logging.getLogger("vanilla_transformer").setLevel(logging.INFO)
-        scores = fine_tune(ours, args)
-    except (ValueError, OSError, FloatingPointError) as error:
-        sys.stderr.write(f"error: {' '.join(str(error).split())}\n")
-        return 1
+    ours, args = parser.parse_args_into_dataclasses(argv)
+    if args.process_index > 0:
+        logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
+    scores = fine_tune(ours, args)
     if args.process_index == 0:
         sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))
-    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Fine-tune, and turn what goes wrong into one sentence.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0 if all went well, 1 if not.
+    """
+    return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
 
 
 if __name__ == "__main__":
