@@ -4,7 +4,7 @@ import torch
 from transformers import FSMTForConditionalGeneration
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import assembled, stack_weights
+from vanilla_transformer.conversion.weights import assembled, bart_fields, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -31,41 +31,18 @@ def from_fsmt(
             "src_vocab_size and tgt_vocab_size must be equal: source and target share one "
             f"vocabulary here, got {theirs.src_vocab_size} and {theirs.tgt_vocab_size}."
         )
-    if not theirs.scale_embedding:
-        raise ValueError(
-            "scale_embedding must be true: section 3.4 multiplies by sqrt(d_model), got false."
-        )
     source_table = model.model.encoder.embed_tokens.weight
     target_table = model.model.decoder.embed_tokens.weight
     output_table = model.model.decoder.output_projection.weight
     tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
     width = theirs.d_model
     config = VanillaTransformerConfig(
+        **bart_fields(theirs),
         vocab_size=theirs.tgt_vocab_size,
-        hidden_size=width,
-        encoder_layers=theirs.encoder_layers,
-        encoder_attention_heads=theirs.encoder_attention_heads,
-        encoder_ffn_dim=theirs.encoder_ffn_dim,
-        decoder_layers=theirs.decoder_layers,
-        decoder_attention_heads=theirs.decoder_attention_heads,
-        decoder_ffn_dim=theirs.decoder_ffn_dim,
-        d_k=width // theirs.encoder_attention_heads,
-        d_v=width // theirs.encoder_attention_heads,
-        position_layout="halves",
         # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
         position_base=10000.0 ** (width / (width - 2)),
         # fairseq counts from the row after the padding token's
         position_offset=theirs.pad_token_id + 1,
-        max_position_embeddings=theirs.max_position_embeddings,
-        attention_bias=True,
-        activation_function=theirs.activation_function,
-        dropout=theirs.dropout,
-        attention_dropout=theirs.attention_dropout,
-        activation_dropout=theirs.activation_dropout,
-        pad_token_id=theirs.pad_token_id,
-        bos_token_id=theirs.bos_token_id,
-        eos_token_id=theirs.eos_token_id,
-        decoder_start_token_id=theirs.decoder_start_token_id,
         tie_word_embeddings=tied,
     )
     weights = {

@@ -3,7 +3,7 @@
 from transformers import MarianMTModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import assembled, stack_weights
+from vanilla_transformer.conversion.weights import assembled, bart_fields, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -27,33 +27,8 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
             "share_encoder_decoder_embeddings and tie_word_embeddings must be true: source, "
             "target and output share one matrix here, got a Marian model with several."
         )
-    if not theirs.scale_embedding:
-        raise ValueError(
-            "scale_embedding must be true: section 3.4 multiplies by sqrt(d_model), got false."
-        )
     config = VanillaTransformerConfig(
-        vocab_size=theirs.vocab_size,
-        hidden_size=theirs.d_model,
-        encoder_layers=theirs.encoder_layers,
-        encoder_attention_heads=theirs.encoder_attention_heads,
-        encoder_ffn_dim=theirs.encoder_ffn_dim,
-        decoder_layers=theirs.decoder_layers,
-        decoder_attention_heads=theirs.decoder_attention_heads,
-        decoder_ffn_dim=theirs.decoder_ffn_dim,
-        d_k=theirs.d_model // theirs.encoder_attention_heads,
-        d_v=theirs.d_model // theirs.encoder_attention_heads,
-        position_layout="halves",
-        max_position_embeddings=theirs.max_position_embeddings,
-        attention_bias=True,
-        output_bias=True,
-        activation_function=theirs.activation_function,
-        dropout=theirs.dropout,
-        attention_dropout=theirs.attention_dropout,
-        activation_dropout=theirs.activation_dropout,
-        pad_token_id=theirs.pad_token_id,
-        bos_token_id=theirs.bos_token_id,
-        eos_token_id=theirs.eos_token_id,
-        decoder_start_token_id=theirs.decoder_start_token_id,
+        **bart_fields(theirs), vocab_size=theirs.vocab_size, output_bias=True
     )
     table = model.model.shared.weight
     weights = {

@@ -1,6 +1,9 @@
 """What every conversion does: build a model, give it weights under our names, set its search."""
 
+from typing import Any
+
 from torch import Tensor, nn
+from transformers import PreTrainedConfig
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
@@ -53,6 +56,52 @@ def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
         name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)
     }
     return renamed(layers, BART_PARTS)
+
+
+def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
+    """The fields of our configuration that Marian and FSMT have alike.
+
+    Args:
+        theirs: The other model's configuration.
+
+    Returns:
+        Our fields, without those of the vocabulary.
+
+    Raises:
+        ValueError: If the embeddings are not scaled, or the stacks have heads of two widths.
+    """
+    if not theirs.scale_embedding:
+        raise ValueError(
+            "scale_embedding must be true: section 3.4 multiplies by sqrt(d_model), got false."
+        )
+    heads = theirs.encoder_attention_heads, theirs.decoder_attention_heads
+    if heads[0] != heads[1]:
+        raise ValueError(
+            "encoder_attention_heads and decoder_attention_heads must be equal, for heads of one "
+            f"width, got {heads[0]} and {heads[1]}."
+        )
+    same = (
+        "encoder_layers",
+        "encoder_attention_heads",
+        "encoder_ffn_dim",
+        "decoder_layers",
+        "decoder_attention_heads",
+        "decoder_ffn_dim",
+        "max_position_embeddings",
+        "activation_function",
+        "dropout",
+        "attention_dropout",
+        "activation_dropout",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "decoder_start_token_id",
+    )
+    return {name: getattr(theirs, name) for name in same} | {
+        "hidden_size": theirs.d_model,
+        "position_layout": "halves",
+        "attention_bias": True,
+    }
 
 
 def assembled(

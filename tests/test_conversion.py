@@ -189,6 +189,7 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
     ("build", "convert", "message"),
     [
         (lambda: marian(scale_embedding=False), from_marian, "scale_embedding must be true"),
+        (lambda: marian(decoder_attention_heads=4), from_marian, "must be equal.* got 3 and 4"),
         (
             lambda: marian(share_encoder_decoder_embeddings=False, decoder_vocab_size=23),
             from_marian,
