@@ -27,8 +27,9 @@ def run_demo(output_dir: str = "runs/demo") -> str:
         ValueError: If training ended with an error, which it has printed itself.
     """
     threads = str(os.cpu_count() or 1)
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--num_processes", "1"]
-    launch += ["--num_machines", "1", "--mixed_precision", "no", "--dynamo_backend", "no"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+    launch += ["--num_processes", "1", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["--num_cpu_threads_per_process", threads, "-m", "vanilla_transformer.train"]
     trained = subprocess.run([*launch, "demo", "--output_dir", output_dir, "--resume"], check=False)
     if trained.returncode:

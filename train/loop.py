@@ -406,6 +406,8 @@ def _warn_of_idle_cores(accelerator: Accelerator):
 
 
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"output_dir must be a folder, got the file {folder}.")
     found = checkpointing.checkpoints(folder / "checkpoints")
     if not found:
         return None

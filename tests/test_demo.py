@@ -1,0 +1,42 @@
+"""`make demo`, whole: the slow test of this project, and its failure."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vanilla_transformer.train.demo import run_demo
+
+
+@pytest.mark.slow
+def test_the_demo_translates_what_it_has_not_seen(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}
+    command = [Path(sys.executable).with_name("vanilla-transformer"), "demo"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    run = tmp_path / "runs" / "demo"
+    scores = json.loads((run / "scores.json").read_text())["test"]
+    assert scores["sentences"] == 500
+    assert scores["bleu"] >= 90
+    assert scores["bleu_signature"] in done.stdout
+    for name in ("README.md", "pictures/loss.png", "pictures/attention.png", "metrics.jsonl"):
+        assert (run / name).stat().st_size > 500
+    # what is finished is only evaluated again
+    metrics = (run / "metrics.jsonl").read_text()
+    again = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert (run / "metrics.jsonl").read_text() == metrics
+    assert again.stdout.split("data  ")[0] == done.stdout.split("data  ")[0]
+
+
+def test_a_training_that_fails_is_not_evaluated(tmp_path, capfd):
+    (tmp_path / "a_file").write_text("in the way")
+    with pytest.raises(ValueError, match="training must end well to be evaluated, got exit 1"):
+        run_demo(str(tmp_path / "a_file"))
+    errors = [line for line in capfd.readouterr().err.splitlines() if "rror" in line]
+    assert errors == [f"error: output_dir must be a folder, got the file {tmp_path / 'a_file'}."]
