@@ -1,6 +1,7 @@
 """`vanilla-transformer VERB`: each verb is one call into a sibling, imported when asked for."""
 
 import argparse
+import io
 import os
 import sys
 from typing import Any
@@ -141,6 +142,9 @@ def _translate(arguments: argparse.Namespace, rest: list[str]):
     from contextlib import nullcontext
     from pathlib import Path
 
+    # what is read is UTF-8 whatever the locale, and so is what is written
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
     from vanilla_transformer.train.data import read_lines
     from vanilla_transformer.train.evaluate import load_model, translate_lines
 

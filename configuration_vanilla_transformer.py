@@ -14,10 +14,12 @@
 """Sizes and options of the model; every default is the base row of Table 3."""
 
 import difflib
+import math
 from typing import Literal
 
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
+from transformers.activations import ACT2FN
 
 # what each row of Table 3 changes from base; D3 and D4 change label smoothing, a training setting
 PAPER_ROWS = {
@@ -223,7 +225,6 @@ class VanillaTransformerConfig(PreTrainedConfig):
         Raises:
             ValueError: If they do not.
         """
-        super().validate_architecture()
         for name in (
             "vocab_size",
             "hidden_size",
@@ -237,15 +238,25 @@ class VanillaTransformerConfig(PreTrainedConfig):
             "d_v",
             "max_position_embeddings",
             "position_base",
+            "layer_norm_eps",
         ):
             value = getattr(self, name)
-            if value is not None and value <= 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive, got {value}.")
+        super().validate_architecture()
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(
                     f"{name} must be at least 0 and below 1, got {getattr(self, name)}."
                 )
+        if self.activation_function not in ACT2FN:
+            raise ValueError(
+                f"activation_function must be one of {', '.join(ACT2FN)}, got "
+                f"{self.activation_function!r}."
+                + closest_name(self.activation_function, list(ACT2FN))
+            )
+        if not self.is_encoder_decoder:
+            raise ValueError("is_encoder_decoder must be true: the model has both, got false.")
         if self.position_offset < 0:
             raise ValueError(f"position_offset must not be negative, got {self.position_offset}.")
         if self.position_encoding == "sinusoidal" and self.hidden_size % 2:

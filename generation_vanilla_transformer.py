@@ -8,6 +8,7 @@ Shapes: B sentences still searched, K beams, C candidates, V tokens in the vocab
 the longest allowed target with its start token.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -152,7 +153,9 @@ class PaperSearchMixin:
         source, name, _ = prepared
         # the library stands in meaningless ids for a source that is encoded already
         if name == "input_ids" and model_kwargs.get("encoder_outputs") is None:
-            check_source_ids(source, self.config.vocab_size)
+            check_ids("input_ids", source, self.config.vocab_size)
+        if (prompt := model_kwargs.get("decoder_input_ids")) is not None:
+            check_ids("decoder_input_ids", prompt, self.config.vocab_size)
         learned = self.config.position_encoding == "learned"
         if learned and source.shape[1] > self.config.max_position_embeddings:
             raise ValueError(
@@ -162,28 +165,36 @@ class PaperSearchMixin:
         return prepared
 
     def _prepare_generated_length(
-        self, generation_config, has_default_max_length, *args, inputs_tensor, **kwargs
+        self,
+        generation_config,
+        has_default_max_length,
+        *args,
+        inputs_tensor,
+        input_ids_length,
+        **kwargs,
     ):
         extra = generation_config.max_extra_tokens
         learned = self.config.position_encoding == "learned"
-        num_positions = self.config.max_position_embeddings
+        # the last token is never read, so it needs no position
+        max_length = self.config.max_position_embeddings + 1
         is_default = has_default_max_length or generation_config._max_length_is_default
         if extra is not None and is_default and generation_config.max_new_tokens is None:
             has_default_max_length = True
             longest = inputs_tensor.shape[1] + extra
-            generation_config.max_new_tokens = min(longest, num_positions) if learned else longest
+            room = max_length - input_ids_length
+            generation_config.max_new_tokens = min(longest, room) if learned else longest
         prepared = super()._prepare_generated_length(
             generation_config,
             has_default_max_length,
             *args,
             inputs_tensor=inputs_tensor,
+            input_ids_length=input_ids_length,
             **kwargs,
         )
-        # the last token is never read, so it needs no position
-        if learned and prepared.max_length > num_positions + 1:
+        if learned and prepared.max_length > max_length:
             raise ValueError(
-                f"A target must have at most {num_positions} new tokens, the number of learned "
-                f"positions, got max_length {prepared.max_length}."
+                f"max_length must be at most {max_length}, one more than the number of learned "
+                f"positions, got {prepared.max_length}."
             )
         return prepared
 
@@ -320,7 +331,7 @@ class PaperBeamSearch:
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=True
         )
-        logits = outputs.logits[:, -1].float()  # [B * K, V]
+        logits = outputs.logits[:, -1].to(ids.device, torch.float32)  # [B * K, V]
         log_probs = self._processed(ids, logits.log_softmax(dim=-1))
         if self.config.return_dict_in_generate:
             self._record(outputs, logits, log_probs)
@@ -482,14 +493,19 @@ def check_search_settings(config: GenerationConfig):
     Raises:
         ValueError: If two length penalties are given, or a value is out of range.
     """
-    if config.max_extra_tokens is not None and config.max_extra_tokens < 0:
-        raise ValueError(f"max_extra_tokens must not be negative, got {config.max_extra_tokens}.")
-    if config.length_penalty_alpha is None:
+    extra, alpha = config.max_extra_tokens, config.length_penalty_alpha
+    if not isinstance(config.num_beams, int) or config.num_beams < 1:
+        raise ValueError(f"num_beams must be a whole number of at least 1, got {config.num_beams}.")
+    if extra is not None and (not isinstance(extra, int) or extra < 0):
+        raise ValueError(f"max_extra_tokens must be a whole number, 0 or more, got {extra!r}.")
+    if alpha is None:
         return
+    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
+        raise ValueError(f"length_penalty_alpha must be a number, got {alpha!r}.")
     if config.length_penalty not in (None, 1.0):
         raise ValueError(
             "length_penalty and length_penalty_alpha are two formulas for one thing: give one, got "
-            f"{config.length_penalty} and {config.length_penalty_alpha}."
+            f"{config.length_penalty} and {alpha}."
         )
     if config.early_stopping is True:
         raise ValueError(
@@ -500,24 +516,25 @@ def check_search_settings(config: GenerationConfig):
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
 
 
-def check_source_ids(input_ids: Tensor, vocab_size: int):
-    """Refuse a source that no model of this vocabulary can read.
+def check_ids(name: str, ids: Tensor, vocab_size: int):
+    """Refuse what no model of this vocabulary can read.
 
     Args:
-        input_ids: Source tokens, [B, S].
+        name: Of the argument, for the error.
+        ids: Tokens, [B, T].
         vocab_size: V.
 
     Raises:
         ValueError: If the batch is empty or an id is not in the vocabulary.
     """
-    if input_ids.numel() == 0:
+    if ids.numel() == 0:
         raise ValueError(
-            f"input_ids must hold at least one sentence of one token, got {list(input_ids.shape)}."
+            f"{name} must hold at least one sentence of one token, got {list(ids.shape)}."
         )
-    lowest, highest = int(input_ids.min()), int(input_ids.max())
+    lowest, highest = int(ids.min()), int(ids.max())
     if lowest < 0 or highest >= vocab_size:
         raise ValueError(
-            f"input_ids must be at least 0 and below the vocabulary size {vocab_size}, got "
+            f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
             f"{lowest if lowest < 0 else highest}."
         )
 

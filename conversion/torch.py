@@ -1,5 +1,8 @@
 """From torch's own nn.Transformer, which has no embeddings and adds a norm after each stack."""
 
+from collections.abc import Callable
+
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
@@ -43,6 +46,8 @@ def from_torch(
     """
     encoder_layer, decoder_layer = module.encoder.layers[0], module.decoder.layers[0]
     norm_first = encoder_layer.norm_first
+    if encoder_layer.linear1.bias is None:
+        raise ValueError("bias must be true: equation (2) has biases, got false.")
     for stack in ("encoder", "decoder"):
         has_norm = getattr(module, stack).norm is not None
         if has_norm != norm_first:
@@ -61,7 +66,7 @@ def from_torch(
         decoder_ffn_dim=decoder_layer.linear1.out_features,
         norm_first=norm_first,
         attention_bias=True,
-        activation_function=encoder_layer.activation.__name__,
+        activation_function=_activation(encoder_layer.activation),
         dropout=encoder_layer.dropout1.p,
         attention_dropout=encoder_layer.self_attn.dropout,
         activation_dropout=encoder_layer.dropout.p,
@@ -77,6 +82,14 @@ def from_torch(
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
         weights |= _split_projections(renamed(theirs, parts))
     return assembled(config, weights)
+
+
+def _activation(activation: Callable | nn.Module) -> str:
+    names = {F.relu: "relu", F.gelu: "gelu", nn.ReLU: "relu", nn.GELU: "gelu"}
+    name = names.get(activation) or names.get(type(activation))
+    if name is None:
+        raise ValueError(f"activation must be ReLU or GELU, got {activation}.")
+    return name
 
 
 def _split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -12,6 +12,7 @@ import fnmatch
 import hashlib
 import json
 import re
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -668,10 +669,10 @@ def main():
         "--dataset", nargs=2, action="append", default=[], metavar=("REPO_ID", "FOLDER")
     )
     arguments = parser.parse_args()
-    with running_hub(arguments.port) as hub:
+    with tempfile.TemporaryDirectory() as home, running_hub(arguments.port) as hub:
         for repo_id, folder in arguments.dataset:
             hub.add_folder(repo_id, folder, "datasets")
-        variables = hub.environment(Path("/tmp/hub-stand-in-home"))
+        variables = hub.environment(home)
         print("export " + " ".join(f"{k}={v}" for k, v in variables.items()), flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             threading.Event().wait()

@@ -4,7 +4,13 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+)
 
 from vanilla_transformer.conversion import from_fsmt, from_marian, from_torch
 
@@ -68,6 +74,12 @@ def fsmt(tied, **fields):
     if tied:
         model.model.encoder.embed_tokens.weight = decoder.embed_tokens.weight
     return model
+
+
+def without_norms(**options):
+    module = torch.nn.Transformer(12, 3, 1, 1, 20, **options)
+    module.encoder.norm = module.decoder.norm = None
+    return module
 
 
 PEERS = {
@@ -180,6 +192,23 @@ def test_a_converted_model_searches_as_the_paper_does(pair, tmp_path):
     assert (config.num_beams, config.length_penalty_alpha, config.max_extra_tokens) == (4, 0.6, 50)
 
 
+def test_what_marian_may_not_write_the_converted_may_not_either(tmp_path):
+    theirs = marian()
+    theirs.final_logits_bias[0, 0] = 9.0
+    theirs.generation_config.bad_words_ids = [[0]]
+    from_marian(theirs).save_pretrained(tmp_path)
+    ours = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    source = torch.randint(3, 23, (2, 6))
+    written = ours.generate(source, min_new_tokens=4, max_new_tokens=4)[:, 1:]
+    assert 0 not in written
+    assert 0 in ours.generate(source, max_new_tokens=4, bad_words_ids=[[1]])[:, 1:]
+
+
+def test_the_activation_of_a_torch_module_may_be_a_module():
+    module = without_norms(activation=torch.nn.GELU())
+    assert from_torch(module, torch.zeros(9, 12)).config.activation_function == "gelu"
+
+
 def test_converted_embeddings_are_tied_where_the_peers_were():
     assert from_fsmt(fsmt(tied=True)).config.tie_word_embeddings
     assert not from_fsmt(fsmt(tied=False)).config.tie_word_embeddings
@@ -200,6 +229,16 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
             lambda: torch.nn.Transformer(12, 3, 1, 1, 20),
             lambda module: from_torch(module, torch.zeros(9, 12)),
             "encoder.norm must be None where norm_first is False",
+        ),
+        (
+            lambda: without_norms(activation=torch.tanh),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "activation must be ReLU or GELU",
+        ),
+        (
+            lambda: without_norms(bias=False),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "bias must be true",
         ),
     ],
 )

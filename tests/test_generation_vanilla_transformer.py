@@ -322,7 +322,10 @@ def test_a_length_the_trainer_leaves_behind_cuts_nothing(model):
     [
         ({"length_penalty": 2.0}, "two formulas for one thing: give one, got 2.0 and 0.6"),
         ({"early_stopping": True}, "early_stopping must not be True with length_penalty_alpha"),
-        ({"max_extra_tokens": -1}, "max_extra_tokens must not be negative, got -1"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens must be a whole number, 0 or more, got -1"),
+        ({"max_extra_tokens": 3.5}, "max_extra_tokens must be a whole number.* got 3.5"),
+        ({"length_penalty_alpha": "0.6"}, "length_penalty_alpha must be a number, got '0.6'"),
+        ({"num_beams": 0}, "num_beams must be a whole number of at least 1, got 0"),
     ],
 )
 def test_settings_that_contradict_are_refused(model, source, settings, message):
@@ -343,13 +346,23 @@ def test_a_source_no_model_could_read_is_refused(model, ids, message):
         model.generate(torch.tensor(ids, dtype=torch.long))
 
 
+def test_a_prompt_no_model_could_read_is_refused(model, source):
+    prompt = torch.tensor([[1, 23]]).expand(4, -1)
+    for mode in (PAPER, {"num_beams": 1}):
+        with pytest.raises(ValueError, match=r"decoder_input_ids must be .* size 23, got 23"):
+            model.generate(**source, **mode, decoder_input_ids=prompt)
+
+
 def test_learned_positions_say_when_they_end(small_model):
     model = small_model(position_encoding="learned", max_position_embeddings=9)
     with pytest.raises(ValueError, match="at most 9 tokens, the number of learned positions, got"):
         model.generate(torch.full((1, 10), 5), max_new_tokens=2)
-    with pytest.raises(ValueError, match="at most 9 new tokens"):
+    with pytest.raises(ValueError, match=r"max_length must be at most 10.* got 11"):
         model.generate(torch.full((1, 9), 5), max_new_tokens=10)
     assert model.generate(torch.full((1, 9), 5), **PAPER).shape[1] <= 10
+    prompt = torch.tensor([[1, 5, 6, 7]])
+    prompted = model.generate(torch.full((1, 9), 5), **PAPER, decoder_input_ids=prompt)
+    assert prompted.shape[1] <= 10
 
 
 def test_greedy_and_assisted_decoding_agree(model, source):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+import re
 
 import paper
 import pytest
@@ -166,7 +167,30 @@ def test_the_order_of_a_batch_does_not_matter(small_model, batch):
     close(shuffled, whole[order], atol=1e-5)
 
 
-@pytest.mark.parametrize("options", [{}, {"position_encoding": "learned", "d_k": 5, "d_v": 2}])
+def test_padding_of_the_target_changes_nothing(small_model, batch):
+    model = small_model()
+    target = batch["decoder_input_ids"]
+    padded = torch.cat((torch.zeros(4, 2, dtype=torch.long), target), dim=1)
+    mask = (torch.arange(7) >= 2).long().expand(4, -1)
+    junk = padded.clone()
+    junk[:, :2] = 9
+    source = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    with torch.no_grad():
+        first, second = (
+            model(**source, decoder_input_ids=ids, decoder_attention_mask=mask).logits[:, 2:]
+            for ids in (padded, junk)
+        )
+    close(first, second)
+
+
+CACHED = [
+    {},
+    {"position_encoding": "learned", "d_k": 5, "d_v": 2},
+    {"decoder_attention_heads": 4, "d_k": 4, "d_v": 3},
+]
+
+
+@pytest.mark.parametrize("options", CACHED)
 def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options):
     model = small_model(**options)
     target = batch["decoder_input_ids"]
@@ -418,6 +442,32 @@ def test_dropout_is_where_section_5_4_puts_it(small_model, batch):
     model(**batch)
     assert len(calls) == (2 * 2 + 1) + (3 * 3 + 1)
     assert {shape[-1] for shape in calls} == {12}
+
+
+@pytest.mark.parametrize("field", ["attention_dropout", "activation_dropout"])
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_papers_absent_dropouts_act_where_they_are_asked_for(
+    small_model, batch, field, attention
+):
+    model = small_model(dropout=0.0, **{field: 0.5})
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        close(model(**batch).logits, model(**batch).logits)
+        model.train()
+        assert not torch.allclose(model(**batch).logits, model(**batch).logits)
+
+
+def test_the_tensor_parallel_plan_names_every_matrix(small_model):
+    model = small_model()
+    patterns = [name.replace(".", r"\.").replace("*", r"\d+") for name in model.tp_plan]
+    matrices = [
+        name.removesuffix(".weight") for name, p in model.named_parameters() if p.dim() == 2
+    ]
+    assert len(matrices) > 20
+    missed = [
+        name for name in matrices if not any(re.fullmatch(pattern, name) for pattern in patterns)
+    ]
+    assert missed == []
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

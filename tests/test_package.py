@@ -3,6 +3,7 @@
 import configparser
 import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -130,6 +131,21 @@ assert type(transformers.AutoTokenizer.from_pretrained("m")) is ours.VanillaTran
 assert type(transformers.AutoConfig.from_pretrained("m")) is ours.VanillaTransformerConfig
 """
     python(code, cwd=tmp_path)
+
+
+def test_every_file_the_library_lints_is_linted():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    patterns = ("modeling_*.py", "configuration_*.py", "generation_*.py", "tokenization/token*.py")
+    files = [path.relative_to(ROOT) for pattern in patterns for path in ROOT.glob(pattern)]
+    assert len(files) >= 4
+    assert [str(path) for path in files if str(path) not in makefile] == []
+
+
+def test_every_link_of_the_readme_leads_somewhere():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#]+)\)", text) if "://" not in link]
+    assert len(links) > 8
+    assert [link for link in links if not (ROOT / link).exists()] == []
 
 
 def test_every_package_is_declared():

@@ -57,7 +57,7 @@ def translation_table(folder: Path, split: str, num_sentences: int) -> str:
         A table of three columns; a translation that is not the reference has a mark.
     """
     columns = [
-        (folder / f"{split}.{side}.txt").read_text(encoding="utf-8").splitlines()
+        (folder / f"{split}.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
         for side in ("source", "reference", "translation")
     ]
     every = max(1, len(columns[0]) // num_sentences)
