@@ -21,9 +21,9 @@ def main(argv: list[str] | None = None) -> int:
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not arguments.takes_more:
         _parser().error(f"unknown arguments: {' '.join(rest)}")
-    # threads that spin while they wait are many times slower where another program wants the core;
-    # the library that they belong to reads this once, when torch is loaded
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # threads that spin long before they sleep are many times slower where another program wants the
+    # core, and no faster where none does; OpenMP reads this once, when torch is loaded
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     return run_command(lambda: arguments.run(arguments, rest))
 
 

@@ -49,10 +49,13 @@ def _log_to_stderr():
 def _sentence(error: Exception) -> str | None:
     """What an error says to the user; None for one that is a defect of the program."""
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+    from safetensors import SafetensorError
 
     # the library wraps the sentence that matters
     if isinstance(error, StrictDataclassError):
         error = error.__cause__ or error
-    # the base of the Hub's errors is that of its HTTP client, whichever that is
-    expected = (ValueError, OSError, FloatingPointError, HfHubHTTPError.__bases__[0])
+    # the base of the Hub's errors is that of its HTTP client, whichever that is; safetensors has an
+    # error of its own for a file that cannot be read or written
+    expected = (ValueError, OSError, FloatingPointError, SafetensorError)
+    expected += (HfHubHTTPError.__bases__[0],)
     return " ".join(str(error).split()) if isinstance(error, expected) else None

@@ -30,8 +30,9 @@ def test_average_evaluate_and_the_table(run, capsys):
     assert "nrefs:1|case:mixed|eff:no|tok:13a" in out
     assert "exact match" in out
     assert "num_beams 1, length_penalty_alpha 0.6, max_extra_tokens 1" in out
-    table = translation_table(run / "hypotheses", "test", 5)
-    first = (run / "hypotheses" / "test.source.txt").read_text().splitlines()[0]
+    kept = "test-max_extra_tokens1-num_beams1"
+    table = translation_table(run / "hypotheses", kept, 5)
+    first = (run / "hypotheses" / f"{kept}.source.txt").read_text().splitlines()[0]
     assert first[:20] in table
     assert "README.md" in contents(run)
 

@@ -426,6 +426,18 @@ def test_sentences_beyond_the_learned_positions_are_refused(save_base, corpus, t
     assert "max_length must be at most 64" in capsys.readouterr().err
 
 
+def test_validation_beyond_the_learned_positions_is_refused(save_base, corpus, tmp_path, capsys):
+    base = save_base(position_encoding="learned", max_position_embeddings=64)
+    longer = shutil.copytree(corpus, tmp_path / "corpus")
+    with (longer / "validation.en").open("a") as source, (longer / "validation.de").open("a") as to:
+        source.write("ant " * 90 + "\n")
+        to.write("ant\n")
+    settings = {"max_steps": 1, "max_length": 60, "do_eval": True}
+    assert main(flags(base, longer, tmp_path / "run", **settings)) == 1
+    assert "validation must have at most 64 tokens a sentence" in capsys.readouterr().err
+    tuned(base, corpus, tmp_path / "fits", **settings)
+
+
 def test_lora_without_peft_says_how_to_get_it(base, corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     assert main(flags(base, corpus, tmp_path / "run", max_steps=1, lora_rank=2)) == 1

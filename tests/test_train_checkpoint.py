@@ -1,6 +1,10 @@
 """Checkpoints that are whole or not there, and their average. Section 6.1."""
 
+import json
+import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +19,10 @@ from vanilla_transformer.train.checkpoint import (
     checkpoints,
     load_checkpoint,
     load_weights,
+    make_regular,
     read_state,
     read_weights,
+    regular_checkpoints,
     save_checkpoint,
 )
 
@@ -45,10 +51,10 @@ def make_optimizer(model):
     return optimizer
 
 
-def save(folder, step, seed=0, keep=5):
+def save(folder, step, seed=0, keep=5, is_stop=False):
     model = make_model(seed)
     optimizer = make_optimizer(model)
-    save_checkpoint(folder, step, model, optimizer, {"note": "x"}, keep)
+    save_checkpoint(folder, step, model, optimizer, {"note": "x"}, keep, is_stop=is_stop)
     return model, optimizer
 
 
@@ -71,6 +77,40 @@ def test_the_newest_checkpoints_are_kept_in_the_order_of_their_steps(tmp_path):
         save(tmp_path, step, keep=3)
     assert [path.name for path in checkpoints(tmp_path)] == ["step-9", "step-10", "step-11"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-9"]
+
+
+def names(found):
+    return [path.name for path in found]
+
+
+def test_a_checkpoint_of_a_stop_takes_no_others_place_and_goes_with_the_next(tmp_path):
+    save(tmp_path, 3, keep=2, is_stop=True)
+    assert names(regular_checkpoints(tmp_path)) == ["step-3"]
+    for step in (4, 8):
+        save(tmp_path, step, keep=2)
+    for step in (9, 11):
+        save(tmp_path, step, keep=2, is_stop=True)
+    assert names(checkpoints(tmp_path)) == ["step-4", "step-8", "step-11"]
+    assert names(regular_checkpoints(tmp_path)) == ["step-4", "step-8"]
+    save(tmp_path, 12, keep=2)
+    assert names(checkpoints(tmp_path)) == ["step-8", "step-12"]
+
+
+def test_a_checkpoint_of_a_stop_counts_where_the_run_ends_with_it(tmp_path):
+    save(tmp_path, 4)
+    save(tmp_path, 7, is_stop=True)
+    make_regular(tmp_path / "step-7")
+    assert names(regular_checkpoints(tmp_path)) == ["step-4", "step-7"]
+    assert read_state(tmp_path / "step-7")["note"] == "x"
+
+
+def test_a_checkpoint_of_an_earlier_version_is_a_regular_one(tmp_path):
+    save(tmp_path, 4)
+    state = read_state(tmp_path / "step-4")
+    del state["is_stop"]
+    (tmp_path / "step-4/state.json").write_text(json.dumps(state))
+    save(tmp_path, 5, is_stop=True)
+    assert names(regular_checkpoints(tmp_path)) == ["step-4"]
 
 
 class Killed(BaseException):
@@ -100,6 +140,46 @@ def test_a_save_that_was_killed_leaves_the_last_checkpoint(tmp_path, monkeypatch
     monkeypatch.undo()
     save(tmp_path, 6)
     assert not list(tmp_path.glob(".*")), "what was unfinished is still there"
+
+
+def test_a_removal_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+    def killed_after_one_file(path, **options):
+        (path / "optimizer.pt").unlink()
+        raise Killed
+
+    save(tmp_path, 4, keep=1)
+    monkeypatch.setattr(shutil, "rmtree", killed_after_one_file)
+    with pytest.raises(Killed):
+        save(tmp_path, 5, keep=1)
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.glob("step-*")] == ["step-5"]
+    save(tmp_path, 6, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-6"]
+
+
+def test_a_checkpoint_is_written_where_only_files_open_to_write_can_be_flushed(
+    tmp_path, monkeypatch
+):
+    """As on Windows: no descriptor of a folder, and no flush of one that only reads."""
+    writable = {}
+
+    def open_as_windows(path, flags):
+        if Path(path).is_dir():
+            raise PermissionError(13, "Permission denied")
+        descriptor = os.open(path, flags)
+        writable[descriptor] = flags == os.O_RDWR
+        return descriptor
+
+    def fsync_as_windows(descriptor):
+        if not writable[descriptor]:
+            raise OSError(9, "Bad file descriptor")
+
+    windows = {"name": "nt", "open": open_as_windows, "fsync": fsync_as_windows}
+    own = {name: getattr(os, name) for name in ("close", "O_RDONLY", "O_RDWR")}
+    monkeypatch.setattr(checkpointing, "os", SimpleNamespace(**own, **windows))
+    save(tmp_path, 4)
+    assert names(checkpoints(tmp_path)) == ["step-4"]
+    assert writable
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])

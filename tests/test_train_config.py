@@ -13,6 +13,7 @@ from vanilla_transformer.train.config import (
     parse_arguments,
     recipe_names,
     refuse_other_data,
+    refuse_other_vocabulary,
     save_config,
 )
 
@@ -37,6 +38,13 @@ def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_paper():
     assert (config.max_steps, config.warmup_steps) == (300000, 8000)
     sizes = config.model_config(37000)
     assert (sizes.d_model, sizes.dropout) == (1024, 0.1)
+
+
+def test_a_text_that_can_be_absent_is_absent_with_null():
+    config, _ = parse_arguments(["paper-base", "--name", "null", "--tokenizer", "null"])
+    assert (config.name, config.tokenizer) == (None, None)
+    # a language must be there, and this may be one
+    assert parse_arguments(["paper-base", "--source_lang", "null"])[0].source_lang == "null"
 
 
 def test_one_field_of_a_recipes_model_can_be_changed():
@@ -127,6 +135,25 @@ def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
         )
 
 
+def test_a_vocabulary_is_not_taken_for_one_of_other_settings():
+    before = load_config("demo")
+    others = {"max_steps": 9, "max_length": 70, "tokens_per_step": 77, "label_smoothing": 0.2}
+    refuse_other_vocabulary(load_config("demo", others), before)
+    with pytest.raises(ValueError, match="vocab_size was 2000, got 8000; seed was 1, got 2"):
+        refuse_other_vocabulary(load_config("demo", {"vocab_size": 8000, "seed": 2}), before)
+
+
+def test_a_sentence_beyond_the_learned_positions_is_refused():
+    positions = {"position_encoding": "learned", "max_position_embeddings": 80}
+    config = load_config("demo", {"max_length": 81, "model": positions})
+    with pytest.raises(ValueError, match=r"max_length must be at most 80, .* got 81"):
+        config.model_config(1000)
+    fits = load_config("demo", {"max_length": 80, "model": positions})
+    assert fits.model_config(1000).max_position_embeddings == 80
+    sinusoids = load_config("demo", {"max_length": 81, "model": {"max_position_embeddings": 80}})
+    assert sinusoids.model_config(1000).position_encoding == "sinusoidal"
+
+
 def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["paper-base", "--dry_run"]) == 0
@@ -140,3 +167,9 @@ def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, m
     assert "tokens per step: 25,000" in out
     assert "warmup_steps: 4000" in out
     assert not list(tmp_path.iterdir())
+
+
+def test_another_dataset_has_no_configuration_unless_it_is_named():
+    assert load_config("paper-base").name == "de-en"
+    assert load_config("paper-base", {"dataset": "my/texts"}).name is None
+    assert load_config("paper-base", {"dataset": "my/texts", "name": "a"}).name == "a"

@@ -1,14 +1,17 @@
 """Parallel text, and batches of about equal length. Section 5.1."""
 
 import gzip
+import os
 
 import datasets
 import numpy as np
 import pytest
 import torch
 import train_toys
+from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.train import data
 from vanilla_transformer.train.data import (
     Collator,
     TrainingSteps,
@@ -243,6 +246,39 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert len(load_translations(str(tmp_path), None, "en", "de")["train"]) == 5
     train_toys.write_corpus(tmp_path, pairs=6)
     assert len(load_translations(str(tmp_path), None, "en", "de")["train"]) == 6
+
+
+def test_a_file_that_was_only_read_is_the_same_file(tmp_path):
+    train_toys.write_corpus(tmp_path, pairs=5)
+    before = load_translations(str(tmp_path), None, "en", "de")["train"]
+    for path in tmp_path.iterdir():
+        status = path.stat()
+        os.utime(path, ns=(status.st_atime_ns + 10**9, status.st_mtime_ns))
+    after = load_translations(str(tmp_path), None, "en", "de")["train"]
+    assert len(before.cache_files) == 1
+    assert before.cache_files == after.cache_files
+
+
+def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monkeypatch):
+    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=40)
+    texts = load_translations(str(corpus), None, "en", "de")["train"]
+    words = [text for pair in texts["translation"] for text in pair.values()]
+    learned = VanillaTransformerTokenizer().train_new_from_iterator(words * 2, vocab_size=280)
+    learned.save_pretrained(tmp_path / "tokenizer")
+    rows = encode_pairs(texts, "train", learned, "en", "de")
+    loaded = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
+    calls = []
+    encode = data._encode
+    monkeypatch.setattr(data, "_encode", lambda *a, **kw: calls.append(1) or encode(*a, **kw))
+    again = encode_pairs(texts, "train", loaded, "en", "de")
+    assert not calls
+    assert again[:] == rows[:]
+    # but by another, or the other way round, it is tokenized anew
+    turned = encode_pairs(texts, "train", loaded, "de", "en")
+    bytes_alone = encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")
+    assert len(calls) == 2
+    assert turned[0]["input_ids"] == rows[0]["labels"]
+    assert bytes_alone[0] != rows[0]
 
 
 def test_a_local_dataset_of_the_translation_schema_loads(tmp_path):

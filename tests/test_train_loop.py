@@ -6,20 +6,23 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import train_toys
+from accelerate import DistributedType
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
 from vanilla_transformer.train.checkpoint import average_weights, checkpoints
-from vanilla_transformer.train.loop import average_run, prepare_tokenizer, train
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.loop import Progress, average_run, prepare_tokenizer, train
+from vanilla_transformer.train.run_folder import draw_attention, read_metrics, read_recipe
 
 TIMES = ("tokens_per_second",)
 
@@ -194,6 +197,86 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path):
     assert not (folder / "model.safetensors").exists()
 
 
+@pytest.fixture
+def stop_at(monkeypatch):
+    """A function from a step to a run that is asked to end within it."""
+
+    def stop(config, at, resume=False):
+        real_step = loop._step
+
+        def asked_to_end(run, step, batches):
+            if step == at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real_step(run, step, batches)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(loop, "_step", asked_to_end)
+            assert not train(config, resume=resume)
+
+    return stop
+
+
+def test_a_run_that_was_asked_to_end_and_resumed_ends_with_the_same_model(
+    corpus, whole_run, tmp_path, stop_at
+):
+    config = train_toys.toy_config(corpus, tmp_path / "run")
+    stop_at(config, 3)
+    stop_at(config, 10, resume=True)
+    found = checkpoints(tmp_path / "run/checkpoints")
+    assert [path.name for path in found] == ["step-4", "step-8", "step-10"]
+    assert train(config, resume=True)
+    train_toys.assert_same_bits(tmp_path / "run", whole_run)
+    assert curve(tmp_path / "run") == curve(whole_run)
+
+
+def test_a_stop_that_becomes_the_end_counts(corpus, tmp_path, stop_at):
+    stop_at(train_toys.toy_config(corpus, tmp_path / "run"), 10)
+    assert average_run(tmp_path / "run") == 2
+    assert train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=10), resume=True)
+    assert train(train_toys.toy_config(corpus, tmp_path / "whole", max_steps=10))
+    train_toys.assert_same_bits(tmp_path / "run", tmp_path / "whole")
+
+
+def test_a_stop_alone_can_be_averaged(corpus, tmp_path, stop_at):
+    stop_at(train_toys.toy_config(corpus, tmp_path / "run"), 3)
+    assert average_run(tmp_path / "run") == 1
+    train_toys.assert_same_bits(tmp_path / "run", tmp_path / "run/checkpoints/step-3")
+
+
+def test_processes_wait_for_hours_while_the_first_prepares_the_data():
+    accelerator = loop._open_accelerator("fp32")
+    assert accelerator.init_handler.timeout >= timedelta(hours=1)
+
+
+def test_a_setting_of_the_launcher_does_not_divide_the_loss(
+    corpus, whole_run, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "3")
+    train(train_toys.toy_config(corpus, tmp_path / "run"))
+    assert curve(tmp_path / "run") == curve(whole_run)
+
+
+@pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP"])
+def test_a_model_in_parts_is_refused(corpus, tmp_path, monkeypatch, name):
+    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
+    with pytest.raises(ValueError, match=f"with a copy of the model each .* got {name}"):
+        train(train_toys.toy_config(corpus, tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_way_to_distribute_that_is_not_known_is_refused(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop.Accelerator, "distributed_type", DistributedType.XLA)
+    with pytest.raises(ValueError, match=r"with a copy of the model each .* got XLA"):
+        train(train_toys.toy_config(corpus, tmp_path / "run"))
+
+
+def test_a_model_that_cannot_be_is_refused_before_the_data_is_prepared(corpus, tmp_path):
+    positions = {"position_encoding": "learned", "max_position_embeddings": 50}
+    with pytest.raises(ValueError, match=r"max_length must be at most 50, .* got 60"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", model=positions))
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_processes_do_what_one_does(corpus, tmp_path):
     settings = {"max_steps": 8, "model": {"dropout": 0.0}, "save_every_steps": 8}
     for processes in (1, 2):
@@ -291,6 +374,16 @@ def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):
         prepare_tokenizer(train_toys.toy_config(corpus, tmp_path, tokenizer=str(tmp_path / "no")))
 
 
+def test_a_vocabulary_learned_with_other_settings_is_not_taken(corpus, tmp_path):
+    learned = prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "run"))
+    assert read_recipe(tmp_path / "run").vocab_size == 290
+    with pytest.raises(ValueError, match="vocab_size was 290, got 280"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", vocab_size=280))
+    # how long to train does not shape it
+    assert train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=1))
+    assert AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab() == learned.get_vocab()
+
+
 def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
     from vanilla_transformer.train.__main__ import main
 
@@ -331,3 +424,74 @@ def test_half_precision_is_used_where_asked_for(corpus, whole_run, tmp_path):
 def test_metrics_are_lines_of_json(whole_run):
     lines = (whole_run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(lines) == len([json.loads(line) for line in lines]) == 14
+
+
+@pytest.fixture
+def progress(corpus, tmp_path):
+    return Progress(tmp_path, train_toys.toy_config(corpus, tmp_path), 0, None, is_main=True)
+
+
+def test_a_number_that_is_not_finite_is_no_number_of_json(progress, tmp_path):
+    progress.write(step=1, loss=math.inf, grad_norm=math.nan, epoch=0.5)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 1,
+        "loss": None,
+        "grad_norm": None,
+        "epoch": 0.5,
+    }
+
+
+def test_a_clock_that_stands_still_divides_nothing_by_zero(progress, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: progress.started)
+    progress.log(step=1, learning_rate=0.1)
+    assert read_metrics(tmp_path)[0]["tokens_per_second"] == 0.0
+
+
+def test_metrics_survive_a_resume_that_is_killed(corpus, tmp_path, monkeypatch):
+    def killed(path, text, **options):
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    lines = '{"step": 1}\n{"step": 2}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    monkeypatch.setattr(Path, "write_text", killed)
+    with pytest.raises(KeyboardInterrupt):
+        Progress(tmp_path, train_toys.toy_config(corpus, tmp_path), 2, None, is_main=True)
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+
+
+def test_a_recipe_with_an_unknown_setting_is_refused(whole_run, tmp_path):
+    text = (whole_run / "recipe.yaml").read_text(encoding="utf-8")
+    (tmp_path / "recipe.yaml").write_text(text + "warmup_step: 3\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"warmup_step is not a setting.*'warmup_steps'"):
+        read_recipe(tmp_path)
+
+
+def test_a_price_is_drawn_as_it_is_written(whole_run, tmp_path):
+    model = AutoModelForSeq2SeqLM.from_pretrained(whole_run)
+    tokenizer = AutoTokenizer.from_pretrained(whole_run)
+    tokenizer.add_tokens(["$\\frac$"])
+    model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    draw_attention(tmp_path, model, tokenizer, "ant $\\frac$ bee")
+    assert (tmp_path / "pictures/attention.png").stat().st_size > 500
+
+
+def test_a_vocabulary_that_cannot_be_written_is_one_sentence(tmp_path):
+    code = """
+import resource, sys
+from vanilla_transformer.cli import main
+# as on a full disk: no file may grow beyond some kilobytes
+resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+sys.exit(main(["tokenize", "demo", "--vocab_size", "2000", "--output_dir", sys.argv[1]]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "cannot be written" in done.stderr.splitlines()[-1]
+    assert not (tmp_path / "run" / "tokenizer").exists()

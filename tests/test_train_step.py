@@ -1,5 +1,7 @@
 """The loss of section 5.4, and a step whose tokens all weigh the same."""
 
+from types import SimpleNamespace
+
 import paper
 import pytest
 import torch
@@ -127,3 +129,25 @@ def test_a_step_without_target_tokens_is_refused(model, batch):
         take_step(model, [batch])
     with pytest.raises(ValueError, match="at least one batch"):
         take_step(model, [])
+
+
+class Guess(torch.nn.Module):
+    """A model that guesses the next token from the last one alone."""
+
+    def __init__(self):
+        super().__init__()
+        self.scores = torch.nn.Embedding(19, 19)
+
+    def forward(self, decoder_input_ids, **others):
+        return SimpleNamespace(logits=self.scores(decoder_input_ids))
+
+
+def test_the_device_is_waited_for_once_a_step(batch, monkeypatch):
+    answers = []
+    to_bool = torch.Tensor.__bool__
+    monkeypatch.setattr(
+        torch.Tensor, "__bool__", lambda tensor: answers.append(to_bool(tensor)) or answers[-1]
+    )
+    assert not take_step(Guess(), [batch, batch]).is_skipped
+    # whether loss and gradient are finite, which decides over the step
+    assert answers == [True]

@@ -26,11 +26,13 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
     scaler: Any = None,
+    is_stop: bool = False,
 ) -> Path:
     """Write `step-N` in a folder of checkpoints, and remove the oldest beyond `keep`.
 
     It is written beside its place and renamed when all of it is on disk: whatever has the name of
-    a checkpoint is one.
+    a checkpoint is one. One that a stop made is there to go on from: it takes no other's place, and
+    goes with the next.
 
     Args:
         folder: Of all checkpoints.
@@ -40,6 +42,7 @@ def save_checkpoint(
         state: What else the run needs to go on.
         keep: How many checkpoints to keep.
         scaler: Of the loss, in half precision.
+        is_stop: Whether it is made out of turn, because the run was asked to end.
 
     Returns:
         The folder of this checkpoint.
@@ -58,12 +61,13 @@ def save_checkpoint(
             tensors["scaler"] = scaler.state_dict()
         torch.save(tensors, unfinished / OPTIMIZER_FILE)
         sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
-        text = json.dumps({"step": step, **state, "sizes": sizes}, indent=1)
+        notes = {"step": step, "is_stop": is_stop, **state, "sizes": sizes}
+        text = json.dumps(notes, indent=1)
         (unfinished / STATE_FILE).write_text(text, encoding="utf-8")
         for path in (*unfinished.iterdir(), unfinished):
             _to_disk(path)
         if final.exists():
-            shutil.rmtree(final)
+            _remove(final)
         unfinished.rename(final)
         _to_disk(folder)
     # the writers of safetensors and torch have their own names for a full disk
@@ -76,13 +80,27 @@ def save_checkpoint(
             f"checkpoint {final} cannot be written with {free:,} kB free, {intact}: "
             f"{' '.join(str(error).split())}"
         ) from error
-    for path in checkpoints(folder)[:-keep]:
-        shutil.rmtree(path)
+    found = checkpoints(folder)
+    regular = [path for path in found if not _is_of_a_stop(path)]
+    for path in found:
+        if path != final and path not in regular[-keep:]:
+            _remove(path)
     return final
 
 
+def _remove(path: Path):
+    # what is half removed has no longer the name of a checkpoint
+    doomed = path.with_name(f".{path.name}.removed.unfinished")
+    path.rename(doomed)
+    shutil.rmtree(doomed)
+
+
 def _to_disk(path: Path):
-    descriptor = os.open(path, os.O_RDONLY)
+    is_folder = path.is_dir()
+    # Windows has no descriptors of folders, and flushes those that can be written alone
+    if is_folder and os.name == "nt":
+        return
+    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:
@@ -90,7 +108,7 @@ def _to_disk(path: Path):
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed save left behind.
+    """Remove what a killed save left behind, half written or half removed.
 
     Args:
         folder: Of all checkpoints.
@@ -117,6 +135,36 @@ def checkpoints(folder: Path) -> list[Path]:
         except (OSError, ValueError, KeyError):
             continue
     return [path for _, path in sorted(whole)]
+
+
+def regular_checkpoints(folder: Path) -> list[Path]:
+    """The whole checkpoints that were made in their turn, none of them by a stop.
+
+    Args:
+        folder: Of all checkpoints.
+
+    Returns:
+        Their folders, the oldest first; where stops made all there are, the newest of those.
+    """
+    found = checkpoints(folder)
+    return [path for path in found if not _is_of_a_stop(path)] or found[-1:]
+
+
+def make_regular(checkpoint: Path) -> None:
+    """Let a checkpoint that a stop made count as any other, because the run ends with it.
+
+    Args:
+        checkpoint: Its folder.
+    """
+    text = json.dumps({**read_state(checkpoint), "is_stop": False}, indent=1)
+    unfinished = checkpoint / f".{STATE_FILE}.unfinished"
+    unfinished.write_text(text, encoding="utf-8")
+    unfinished.replace(checkpoint / STATE_FILE)
+
+
+def _is_of_a_stop(checkpoint: Path) -> bool:
+    # a checkpoint of an earlier version does not say
+    return read_state(checkpoint).get("is_stop", False)
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
+from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 
 RECIPES = Path(__file__).parent / "recipes"
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -68,7 +70,9 @@ class TrainConfig:
     model: dict = setting({}, "fields of VanillaTransformerConfig that differ from it", data=True)
 
     tokens_per_step: int = setting(
-        25000, "most source and most target tokens of a step, over all devices, sec. 5.1", data=True
+        25000,
+        "source tokens and target tokens of a step, about, over all devices, sec. 5.1",
+        data=True,
     )
     length_groups_per_step: int = setting(
         8,
@@ -146,15 +150,23 @@ class TrainConfig:
             The configuration.
 
         Raises:
-            ValueError: If the row is none of Table 3, or a field is unknown or does not fit.
+            ValueError: If the row is none of Table 3, a field is unknown or does not fit, or the
+                longest sentence has more tokens than the model has positions.
         """
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
         try:
-            return VanillaTransformerConfig.from_paper(self.paper_row, **given)
+            config = VanillaTransformerConfig.from_paper(self.paper_row, **given)
         except (ValueError, StrictDataclassError) as error:
             # the library wraps the sentence that matters
             sentence = str(error.__cause__ or error)
             raise ValueError(f"model: {' '.join(sentence.split())}") from error
+        longest = max_source_tokens(config)
+        if longest is not None and self.max_length > longest:
+            raise ValueError(
+                f"max_length must be at most {longest}, the number of positions that the model "
+                f"knows, got {self.max_length}."
+            )
+        return config
 
 
 _COUNTS = (
@@ -173,6 +185,16 @@ _COUNTS = (
     "num_beams",
 )
 
+_OF_THE_VOCABULARY = (
+    "dataset",
+    "name",
+    "source_lang",
+    "target_lang",
+    "tokenizer",
+    "vocab_size",
+    "seed",
+)
+
 
 def recipe_names() -> list[str]:
     """The recipes that come with the package.
@@ -188,7 +210,8 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
-        overrides: Settings that win over the recipe's; `model` is merged with the recipe's.
+        overrides: Settings that win over the recipe's; `model` is merged with the recipe's, and
+            `dataset` without `name` has none.
 
     Returns:
         The settings.
@@ -216,6 +239,9 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
             _refuse(str(name))
     if isinstance(settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
         overrides = {**overrides, "model": {**settings["model"], **overrides["model"]}}
+    # a configuration belongs to its dataset: another dataset has none unless it is named
+    if "dataset" in overrides and "name" not in overrides:
+        overrides = {**overrides, "name": None}
     config = TrainConfig(**{**settings, **overrides})
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / path.stem)
@@ -263,7 +289,7 @@ def parse_arguments(
             _refuse(argument.lstrip("-").split("=")[0])
         raise ValueError(f"{argument!r} is one argument too many: the recipe is {given.recipe!r}.")
     overrides = {
-        name: text if _takes_text(name) else _yaml_value(name, text)
+        name: _text_value(name, text) if _takes_text(name) else _yaml_value(name, text)
         for name, text in vars(given).items()
         if name in TrainConfig.__dataclass_fields__
     }
@@ -291,13 +317,36 @@ def refuse_other_data(config: TrainConfig, before: TrainConfig) -> None:
     Raises:
         ValueError: If data, batches or model differ; says where.
     """
-    differences = [
-        f"{known.name} was {getattr(before, known.name)!r}, got {getattr(config, known.name)!r}"
-        for known in dataclasses.fields(TrainConfig)
-        if known.metadata["data"] and getattr(before, known.name) != getattr(config, known.name)
-    ]
+    names = [known.name for known in dataclasses.fields(TrainConfig) if known.metadata["data"]]
+    differences = _differences(config, before, names)
     if differences:
-        raise ValueError(f"a run must be resumed with its own settings: {'; '.join(differences)}.")
+        raise ValueError(f"a run must be resumed with its own settings: {differences}.")
+
+
+def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
+    """Refuse to use a vocabulary that was learned with settings that make another.
+
+    Args:
+        config: The settings asked for.
+        before: The settings it was learned with.
+
+    Raises:
+        ValueError: If they differ; says where.
+    """
+    differences = _differences(config, before, _OF_THE_VOCABULARY)
+    if differences:
+        raise ValueError(
+            f"output_dir must be new, or its vocabulary have been learned with the same settings: "
+            f"{differences}."
+        )
+
+
+def _differences(config: TrainConfig, before: TrainConfig, names: Iterable[str]) -> str:
+    return "; ".join(
+        f"{name} was {getattr(before, name)!r}, got {getattr(config, name)!r}"
+        for name in names
+        if getattr(before, name) != getattr(config, name)
+    )
 
 
 def _refuse(name: str) -> NoReturn:
@@ -309,6 +358,11 @@ def _refuse(name: str) -> NoReturn:
 
 def _takes_text(name: str) -> bool:
     return TrainConfig.__dataclass_fields__[name].type in (str, str | None)
+
+
+def _text_value(name: str, text: str) -> str | None:
+    is_optional = TrainConfig.__dataclass_fields__[name].type == str | None
+    return None if text == "null" and is_optional else text
 
 
 def _yaml_value(name: str, text: str) -> Any:

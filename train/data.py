@@ -14,10 +14,12 @@ from typing import IO
 import datasets
 import numpy as np
 import torch
+from datasets.fingerprint import Hasher
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.train.run_folder import tokenizer_hash
 from vanilla_transformer.train.step import IGNORED
 
 logger = logging.getLogger(__name__)
@@ -63,7 +65,7 @@ def load_translations(
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
                 f"dataset {dataset!r} with name {name!r} cannot be loaded: "
-                f"{' '.join(str(error).split())}"
+                f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
     for split, rows in splits.items():
         known = _languages(dataset, rows)
@@ -172,9 +174,14 @@ def _read_text_files(
             "target_lang": target_lang,
             # a file that changed is read again, not taken from the cache; a list would be taken
             # for the parts of a corpus
-            "stamp": str([path.stat() for path in (source, target)]),
+            "stamp": str([_stamp(path) for path in (source, target)]),
         },
     )
+
+
+def _stamp(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns
 
 
 def checked_texts(
@@ -215,7 +222,7 @@ def encode_pairs(
     Args:
         rows: A split, with the column "translation".
         split: Its name, for an error.
-        tokenizer: Ends each sentence with its end token.
+        tokenizer: A fast one, which ends each sentence with its end token.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
 
@@ -227,6 +234,8 @@ def encode_pairs(
     """
     ids = datasets.List(datasets.Value("int32"))
     length = datasets.Value("int32")
+    # the tokenizer itself would not do: one that was learned is another object than the same loaded
+    name = [rows._fingerprint, tokenizer_hash(tokenizer), source_lang, target_lang, "encode_pairs"]
     return rows.map(
         _encode,
         batched=True,
@@ -240,6 +249,7 @@ def encode_pairs(
             "tokenizer": tokenizer,
             "languages": [source_lang, target_lang],
         },
+        new_fingerprint=Hasher.hash(name),
         desc=f"tokenizing {split}",
     )
 
@@ -331,7 +341,7 @@ def plan_steps(
     Args:
         source_lengths: Tokens of each source, [sentences].
         target_lengths: Tokens of each target, [sentences].
-        tokens_per_step: Most source and most target tokens of a step.
+        tokens_per_step: About how many source tokens, and how many target tokens, a step has.
         length_groups_per_step: Groups that a step is drawn from.
         seed: Of the run.
         epoch: Counted from 0; as many steps as in any other.

@@ -43,17 +43,19 @@ def validation_loss(
         Loss for each target token.
     """
     model.eval()
-    totals = torch.zeros(2, dtype=torch.float64, device=accelerator.device)
+    # not every accelerator has float64
+    loss_sum = torch.zeros((), device=accelerator.device)
+    num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
     for batch in batches:
         inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         labels = inputs.pop("labels")
         with accelerator.autocast():
             logits = model(**inputs, use_cache=False).logits
-        totals[0] += smoothed_loss_sum(logits, labels, 0.0)
-        totals[1] += (labels != IGNORED).sum()
+        loss_sum += smoothed_loss_sum(logits, labels, 0.0)
+        num_tokens += (labels != IGNORED).sum()
     model.train()
-    loss, tokens = accelerator.reduce(totals, reduction="sum").tolist()
-    return loss / tokens
+    loss_sum, num_tokens = accelerator.reduce((loss_sum, num_tokens), reduction="sum")
+    return float(loss_sum) / int(num_tokens)
 
 
 def load_model(run: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
@@ -141,7 +143,9 @@ def evaluate(
 ) -> dict[str, Any]:
     """Translate a split, score it, and keep both.
 
-    Leaves `hypotheses/` and `scores.json`, and puts the scores into the model card of a run.
+    Leaves `hypotheses/` and `scores.json`, and puts the scores into the model card of a run. They
+    are kept by the name of the split; with other data or another search than the run's own, those
+    are part of the name.
 
     Args:
         run: A run folder, a model folder or a Hub name.
@@ -170,8 +174,7 @@ def evaluate(
         source_lang or recipe.source_lang,
         target_lang or recipe.target_lang,
     )
-    is_own = dataset is None
-    if is_own:
+    if dataset is None:
         dataset, name = recipe.dataset, name or recipe.name
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
@@ -210,10 +213,22 @@ def evaluate(
         },
         "seconds": seconds,
     }
-    key = split if is_own else re.sub(r"[^\w.-]+", "-", f"{dataset}-{name}-{split}")
+    data = (dataset, name, source_lang, target_lang)
+    is_own = is_run and data == (
+        recipe.dataset,
+        recipe.name,
+        recipe.source_lang,
+        recipe.target_lang,
+    )
+    key = [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
+    key += [
+        f"{field}{value}"
+        for field, value in sorted(search.items())
+        if value != getattr(model.generation_config, field, None)
+    ]
     _keep(
         folder,
-        key,
+        re.sub(r"[^\w.-]+", "-", "-".join(key)).strip("-"),
         scores,
         {"source": sources, "reference": references, "translation": translations},
     )

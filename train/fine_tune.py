@@ -33,7 +33,12 @@ from vanilla_transformer.console import run_command
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.data import drop_untrainable, encode_pairs, load_translations
+from vanilla_transformer.train.data import (
+    drop_untrainable,
+    encode_pairs,
+    lengths,
+    load_translations,
+)
 from vanilla_transformer.train.evaluate import score_translations
 from vanilla_transformer.train.step import IGNORED
 
@@ -204,6 +209,14 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
     # the other processes then find what the first has prepared
     with args.main_process_first():
         rows = load_rows(ours, ["train", *["validation"] * is_evaluated], tokenizer)
+    # to leave a sentence out would be to score another split
+    if longest is not None and is_evaluated:
+        found = int(max(map(np.max, lengths(rows["validation"]))))
+        if found > longest:
+            raise ValueError(
+                f"validation must have at most {longest} tokens a sentence, the number of "
+                f"positions that the model knows, got one of {found}."
+            )
 
     # the library would publish every checkpoint, and without the code that loads it
     is_published, args.push_to_hub = args.push_to_hub, False

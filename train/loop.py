@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -10,14 +11,20 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import (
+    DistributedType,
+    GradientAccumulationPlugin,
+    InitProcessGroupKwargs,
+    set_seed,
+)
 from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -30,7 +37,12 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
-from vanilla_transformer.train.config import TrainConfig, refuse_other_data, save_config
+from vanilla_transformer.train.config import (
+    TrainConfig,
+    refuse_other_data,
+    refuse_other_vocabulary,
+    save_config,
+)
 from vanilla_transformer.train.data import (
     Collator,
     TrainingSteps,
@@ -58,6 +70,9 @@ from vanilla_transformer.train.step import IGNORED, StepResult, training_step
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
+
+# the other processes wait while the first one learns a vocabulary and tokenizes the corpus
+LONGEST_WAIT = timedelta(hours=6)
 
 
 def describe(config: TrainConfig) -> str:
@@ -97,9 +112,13 @@ def prepare_tokenizer(
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded, or lacks a token that training needs.
+        ValueError: If it cannot be loaded, lacks a token that training needs, or was learned with
+            other settings.
     """
-    learned = Path(config.output_dir, "tokenizer")
+    folder = Path(config.output_dir)
+    learned = folder / "tokenizer"
+    if learned.is_dir() and (folder / RECIPE_FILE).is_file():
+        refuse_other_vocabulary(config, read_recipe(folder))
     if config.tokenizer is None and not learned.is_dir():
         languages = (config.source_lang, config.target_lang)
         if train_rows is None:
@@ -109,7 +128,9 @@ def prepare_tokenizer(
         )
         unfinished = learned.with_name(".tokenizer.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        tokenizer.save_pretrained(unfinished)
+        _save_tokenizer(tokenizer, unfinished)
+        # whoever finds the vocabulary finds what it was learned with
+        save_config(config, folder / RECIPE_FILE)
         unfinished.rename(learned)
         return tokenizer
     source = config.tokenizer or str(learned)
@@ -127,6 +148,14 @@ def prepare_tokenizer(
             f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
         )
     return tokenizer
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
+    try:
+        tokenizer.save_pretrained(folder)
+    # tokenizers has no error of its own: a full disk is a bare Exception to it
+    except Exception as error:
+        raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error
 
 
 def _all_texts(rows: datasets.Dataset, languages: tuple[str, str]) -> Iterator[str]:
@@ -171,9 +200,11 @@ class Progress:
         )
         if is_main:
             kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
-            self.path.write_text(
+            unfinished = folder / f".{METRICS_FILE}.unfinished"
+            unfinished.write_text(
                 "".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8"
             )
+            unfinished.replace(self.path)
 
     @staticmethod
     def _empty_window() -> dict[str, float]:
@@ -205,7 +236,8 @@ class Progress:
         facts |= {
             "loss": self.window["loss"] / tokens if tokens else None,
             "non_padding": self.window["filled_cells"] / max(self.window["cells"], 1),
-            "tokens_per_second": (tokens - self.tokens_before) / elapsed,
+            # a clock may not have moved between two steps
+            "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
         }
         self.write(**facts)
         self.bar.set_postfix_str(
@@ -220,11 +252,15 @@ class Progress:
         """Write a line.
 
         Args:
-            facts: What it says.
+            facts: What it says; JSON has no number that is not finite, and gets null.
         """
         if self.is_main:
+            facts = {
+                name: None if isinstance(fact, float) and not math.isfinite(fact) else fact
+                for name, fact in facts.items()
+            }
             with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(facts) + "\n")
+                file.write(json.dumps(facts, allow_nan=False) + "\n")
 
 
 @dataclass
@@ -293,8 +329,9 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
             if (step % config.eval_every_steps == 0 or is_last) and "validation" in run.rows:
                 _evaluate(run, step)
             is_stopped = _on_any_process(run.accelerator, bool(received)) and not is_last
-            if step % config.save_every_steps == 0 or is_last or is_stopped:
-                _save(run, step)
+            is_due = step % config.save_every_steps == 0 or is_last
+            if is_due or is_stopped:
+                _save(run, step, is_stop=not is_due)
             if is_stopped:
                 logger.warning("asked to end: saved step %d, go on with --resume", step)
                 return False
@@ -306,14 +343,14 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def _open_run(config: TrainConfig, resume: bool) -> Run:
-    accelerator = Accelerator(
-        mixed_precision="no" if config.precision == "fp32" else config.precision
-    )
+    accelerator = _open_accelerator(config.precision)
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
     _refuse_precision(config.precision, accelerator.device)
     _warn_of_idle_cores(accelerator)
+    # a model that cannot be is refused before the data is prepared for it
+    config.model_config(config.vocab_size)
     folder = Path(config.output_dir)
     # the main process decides first: the others would see what it makes
     with accelerator.main_process_first():
@@ -363,6 +400,8 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
             "tokenizer_sha256": tokenizer_hash(tokenizer),
         }
         write_environment(folder, facts | steps.fingerprint())
+        if checkpoint is not None and state["step"] == config.max_steps:
+            checkpointing.make_regular(checkpoint)
         logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
     progress = Progress(folder, config, state["step"], state["window"], accelerator.is_main_process)
     return Run(
@@ -381,6 +420,34 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         steps_done=state["step"],
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
+    )
+
+
+def _open_accelerator(precision: str) -> Accelerator:
+    chosen = [
+        name
+        for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
+        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
+    ]
+    # to open an accelerator for them needs libraries that may not be there
+    if chosen:
+        _refuse_distribution(chosen[0])
+    accelerator = Accelerator(
+        mixed_precision="no" if precision == "fp32" else precision,
+        # each step sums its micro-batches by itself: a launcher's setting would divide the loss
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
+    )
+    kind = accelerator.distributed_type
+    if kind != DistributedType.NO and not kind.startswith("MULTI_"):
+        _refuse_distribution(kind.value)
+    return accelerator
+
+
+def _refuse_distribution(kind: str) -> NoReturn:
+    raise ValueError(
+        "accelerate must run one process, or several with a copy of the model each (multi-CPU, "
+        f"multi-GPU), got {kind}."
     )
 
 
@@ -473,17 +540,12 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     # dropout is a function of the step, so that no generator need be saved
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
-    device = run.accelerator.device
-    on_device = [
-        {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-        for batch in batches
-    ]
     result = training_step(
         run.accelerator,
         run.wrapped_model,
         run.wrapped_optimizer,
         run.scheduler,
-        on_device,
+        batches,
         run.config.label_smoothing,
         run.config.max_grad_norm,
     )
@@ -536,7 +598,7 @@ def _evaluate(run: Run, step: int):
     logger.info("step %d: validation loss %.4f, perplexity %.2f", step, loss, perplexity(loss))
 
 
-def _save(run: Run, step: int):
+def _save(run: Run, step: int, is_stop: bool = False):
     if run.accelerator.is_main_process:
         checkpointing.save_checkpoint(
             run.folder / "checkpoints",
@@ -552,6 +614,7 @@ def _save(run: Run, step: int):
             },
             keep=run.config.num_averaged_checkpoints,
             scaler=run.accelerator.scaler,
+            is_stop=is_stop,
         )
     run.accelerator.wait_for_everyone()
 
@@ -589,7 +652,7 @@ def average_run(folder: Path, num_checkpoints: int | None = None) -> int:
         OSError: If the model cannot be written.
     """
     config = read_recipe(folder)
-    found = checkpointing.checkpoints(folder / "checkpoints")
+    found = checkpointing.regular_checkpoints(folder / "checkpoints")
     if not found:
         raise ValueError(f"{folder} must have a checkpoint to average, got none.")
     if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
@@ -620,7 +683,7 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
         model.save_pretrained(unfinished, max_shard_size="1TB")
-        tokenizer.save_pretrained(unfinished)
+        _save_tokenizer(tokenizer, unfinished)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise OSError(

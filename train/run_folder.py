@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.config import TrainConfig, load_config
 
 LIBRARIES = (
     "vanilla_transformer",
@@ -128,7 +127,7 @@ def draw_loss_curve(folder: Path) -> None:
     metrics = read_metrics(folder)
     figure, axes = _figure(6.0, 3.6)
     for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
-        points = [(line["step"], line[name]) for line in metrics if name in line]
+        points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
         if points:
             axes.plot(
                 *zip(*points, strict=True), label=label, marker="." if len(points) < 40 else ""
@@ -169,8 +168,10 @@ def draw_attention(
     target_tokens = _readable(tokenizer, target[0, 1:].tolist())
     figure, axes = _figure(2.0 + 0.32 * len(source_tokens), 1.5 + 0.28 * len(target_tokens))
     axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto")
-    axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right")
-    axes.set_yticks(range(len(target_tokens)), target_tokens)
+    # a price is no formula
+    plain = {"parse_math": False}
+    axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", **plain)
+    axes.set_yticks(range(len(target_tokens)), target_tokens, **plain)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
     _save_picture(figure, folder, "attention.png")
@@ -228,12 +229,14 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
                 metric_name=f"{label} ({score[f'{metric}_signature']})",
                 metric_value=round(score[metric], 2),
             )
-            for score in scores.values()
+            for key, score in scores.items()
+            # with other data or another search the name is longer, and the table has it alone
+            if key == score["split"]
             for metric, label in (("bleu", "BLEU"), ("chrf", "chrF"))
         ]
         or None,
     )
-    if not scores:
+    if not data.eval_results:
         data.model_name = None
     parts = [
         f"---\n{data.to_yaml()}\n---\n",
@@ -298,12 +301,12 @@ def read_recipe(folder: Path) -> TrainConfig:
         The settings it was started with.
 
     Raises:
-        ValueError: If the folder is none of a run.
+        ValueError: If the folder is none of a run, or its recipe is refused.
     """
     path = folder / RECIPE_FILE
     if not path.is_file():
         raise ValueError(f"{folder} must be a run folder, with {RECIPE_FILE}, got none.")
-    return TrainConfig(**yaml.safe_load(path.read_text(encoding="utf-8")))
+    return load_config(str(path))
 
 
 def perplexity(loss: float) -> float:

@@ -70,7 +70,8 @@ def training_step(
         model: A model that `accelerator` prepared.
         optimizer: An optimizer that `accelerator` prepared.
         scheduler: Of that optimizer, not prepared.
-        batches: The part of the step that this process has, as many as on any other process.
+        batches: The part of the step that this process has, as many as on any other process; in
+            the memory of the host, where to count does not wait for the device.
         label_smoothing: epsilon_ls.
         max_grad_norm: Clips the gradient's norm, or None.
 
@@ -78,21 +79,23 @@ def training_step(
         Loss and gradient of the step.
 
     Raises:
-        ValueError: If there is no batch, or no target token in any.
+        ValueError: If this process has no batch, or no target token in any.
     """
     if not batches:
         raise ValueError("a step must have at least one batch, got none.")
-    local_tokens = sum((batch["labels"] != IGNORED).sum() for batch in batches)
-    step_tokens = accelerator.reduce(local_tokens, reduction="sum")
-    if step_tokens == 0:
+    local_tokens = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
+    if local_tokens == 0:
         raise ValueError("a step must have at least one target token, got none.")
-    step_loss = torch.zeros((), device=accelerator.device)
+    device = accelerator.device
+    step_tokens = accelerator.reduce(torch.full((), local_tokens, device=device), reduction="sum")
+    step_loss = torch.zeros((), device=device)
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
         with nullcontext() if is_last else accelerator.no_sync(model):
-            inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+            inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+            labels = inputs.pop("labels")
             logits = model(**inputs, use_cache=False).logits
-            loss_sum = smoothed_loss_sum(logits, batch["labels"], label_smoothing)
+            loss_sum = smoothed_loss_sum(logits, labels, label_smoothing)
             # data-parallel training averages gradients over processes; undo it to get a sum
             accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
         step_loss += loss_sum.detach()
