@@ -154,7 +154,8 @@ def load_run(
     """The model and the tokenizer of a run.
 
     Args:
-        run: A run folder, a model folder, a Hub name, or a pipeline, whose own are returned.
+        run: A run folder, one of its checkpoints, a model folder, a Hub name, or a pipeline, whose
+            own are returned.
 
     Returns:
         Both.
@@ -171,7 +172,10 @@ def load_run(
                 f"run must be a vanilla_transformer, got a {config.model_type}: {run}."
             )
         model = VanillaTransformerForConditionalGeneration.from_pretrained(run)
-        tokenizer = AutoTokenizer.from_pretrained(run)
+        # a checkpoint of a run has its tokenizer in the run folder
+        is_checkpoint = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
+        home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
+        tokenizer = AutoTokenizer.from_pretrained(home)
     except (OSError, SafetensorError) as error:
         raise ValueError(
             f"run must be a run folder, a model folder or a Hub name, got {str(run)!r}: {error}"

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from vanilla_transformer.cli import main
+from vanilla_transformer.hub import load_run
 from vanilla_transformer.train.demo import contents, translation_table
 
 SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
@@ -73,6 +74,16 @@ def test_what_is_wrong_ends_in_one_sentence(arguments, message, capsys, monkeypa
     assert len(errors) == 1
     assert message in errors[0]
     assert not list(tmp_path.glob("runs/*/*.safetensors"))
+
+
+def test_a_checkpoint_translates_like_any_model(run, capsys, tmp_path):
+    (tmp_path / "lines.txt").write_text("Yes.\n")
+    checkpoint = run / "checkpoints" / "step-2"
+    assert main(["translate", str(checkpoint), str(tmp_path / "lines.txt")]) == 0
+    assert capsys.readouterr().out.endswith("\n")
+    _, tokenizer = load_run(checkpoint)
+    assert tokenizer.get_vocab() == load_run(run)[1].get_vocab()
+    assert load_run(checkpoint)[0].generation_config.max_extra_tokens == 50
 
 
 def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):

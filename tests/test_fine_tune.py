@@ -248,6 +248,9 @@ def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(save_base, cor
     resumed = tmp_path / "resumed"
     # an epoch has three steps: this one stopped within the second
     shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-4")
+    # one that a full disk or a kill has cut short
+    shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-6")
+    (resumed / "checkpoint-6" / "trainer_state.json").unlink()
     tuned(base, corpus, resumed, resume_from_checkpoint="last", **settings)
     train_toys.assert_same_bits(whole, resumed)
     assert losses(whole) == losses(resumed)
@@ -376,7 +379,7 @@ def _run(command, hub, home) -> str:
         ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),
         ({"bleu_tokenizer": "14a"}, "bleu_tokenizer must be one of"),
         ({"learning_rat": 0.1}, "learning_rat"),
-        ({"resume_from_checkpoint": "last"}, "No valid checkpoint"),
+        ({"resume_from_checkpoint": "last"}, "resume_from_checkpoint needs a whole checkpoint in "),
         ({"push_to_hub": True}, "hub_model_id must be user/name with push_to_hub, got None."),
     ],
 )

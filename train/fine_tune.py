@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from huggingface_hub import EvalResult, ModelCardData
+from safetensors import SafetensorError
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -240,7 +241,15 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
     )
     trainer.add_callback(KeepGenerationConfig(model))
     resumed = args.resume_from_checkpoint
-    trainer.train(resume_from_checkpoint=True if resumed == LAST else resumed)
+    if resumed == LAST:
+        resumed = str(last_checkpoint(Path(args.output_dir)))
+    try:
+        trainer.train(resume_from_checkpoint=resumed)
+    except (SafetensorError, RuntimeError) as error:
+        # the writers of safetensors and torch have their own names for a full disk
+        if isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error):
+            raise OSError(f"{args.output_dir} cannot be written: {error}") from error
+        raise
     trainer.save_state()
     trainer.save_model(str(Path(args.output_dir, ADAPTER_FOLDER)) if ours.lora_rank else None)
 
@@ -262,6 +271,28 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
             )
             logger.info("published: %s", commit.commit_url)
     return scores
+
+
+def last_checkpoint(folder: Path) -> Path:
+    """The newest checkpoint that is whole: the trainer writes its own state last.
+
+    Args:
+        folder: The output folder.
+
+    Returns:
+        The folder of the checkpoint.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    whole = [
+        path
+        for path in folder.glob("checkpoint-*")
+        if (path / "trainer_state.json").is_file() and path.name.split("-")[1].isdecimal()
+    ]
+    if not whole:
+        raise ValueError(f"resume_from_checkpoint needs a whole checkpoint in {folder}, got none.")
+    return max(whole, key=lambda path: int(path.name.split("-")[1]))
 
 
 def write_card(

@@ -519,6 +519,7 @@ def _make_model(
     # the same weights on every process
     set_seed(config.seed)
     model = VanillaTransformerForConditionalGeneration(model_config)
+    set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
     return model, Collator(tokenizer.pad_token_id, start, len(tokenizer))
 
 
