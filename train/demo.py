@@ -102,5 +102,5 @@ def contents(folder: Path) -> str:
         for name, what in parts.items()
         if (folder / name).exists()
     ]
-    translate = f"echo 'Oscar wants to learn Polish.' | vanilla-transformer translate {folder}"
+    translate = f"echo 'Last year, Jonas visited Italy and Poland.' | vanilla-transformer translate {folder}"
     return "\n".join([*lines, "", f"Go on:  {translate}"])
