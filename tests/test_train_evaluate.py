@@ -177,7 +177,10 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path):
         score_translations([], [])
     with pytest.raises(ValueError, match=r"split must be one of train, .* Did you mean 'test'"):
         evaluate(str(run), split="tets")
-    with pytest.raises(ValueError, match=r"dataset must be given where there is no recipe\.yaml"):
+    with pytest.raises(
+        ValueError,
+        match=r"run must be a run folder, or dataset be given, .* without a recipe\.yaml",
+    ):
         evaluate(str(tmp_path))
     with pytest.raises(ValueError, match="source_lang and target_lang must be given"):
         evaluate(str(tmp_path), dataset="demo")

@@ -166,7 +166,9 @@ def evaluate(
     """
     is_run = (Path(run) / RECIPE_FILE).is_file()
     if dataset is None and not is_run:
-        raise ValueError(f"dataset must be given where there is no {RECIPE_FILE}, as in {run!r}.")
+        raise ValueError(
+            f"run must be a run folder, or dataset be given, got {run!r} without a {RECIPE_FILE}."
+        )
     if not is_run and None in (source_lang, target_lang):
         raise ValueError("source_lang and target_lang must be given with dataset, got one or none.")
     recipe = read_recipe(Path(run)) if is_run else None
