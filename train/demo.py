@@ -102,5 +102,6 @@ def contents(folder: Path) -> str:
         for name, what in parts.items()
         if (folder / name).exists()
     ]
-    translate = f"echo 'Last year, Jonas visited Italy and Poland.' | vanilla-transformer translate {folder}"
+    sentence = "Last year, Jonas visited Italy and Poland."
+    translate = f"echo '{sentence}' | vanilla-transformer translate {folder}"
     return "\n".join([*lines, "", f"Go on:  {translate}"])
