@@ -189,7 +189,8 @@ def assert_scored_as_by_hand(folder, translations):
 def test_the_scores_are_those_of_the_pipeline(learned, translations):
     assert_scored_as_by_hand(learned, translations)
     scores = scores_of(learned)
-    assert scores["eval_bleu"] > 0
+    # a text this small may have no four words in a row right, but some letters are
+    assert scores["eval_chrf"] > 0
     assert "tok:13a" in scores["eval_bleu_signature"]
 
 
