@@ -86,10 +86,7 @@ def _add_search(parser: argparse.ArgumentParser):
 
 
 def _search(arguments: argparse.Namespace) -> dict[str, Any]:
-    names = ("num_beams", "length_penalty_alpha", "max_extra_tokens")
-    return {
-        name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
-    }
+    return _given(arguments, "num_beams", "length_penalty_alpha", "max_extra_tokens")
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
