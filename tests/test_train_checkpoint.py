@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import train_toys
 
 from vanilla_transformer import (
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.train import checkpoint as checkpointing
@@ -28,19 +28,7 @@ from vanilla_transformer.train.checkpoint import (
 
 
 def make_model(seed=0, hidden_size=8):
-    torch.manual_seed(seed)
-    return VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig(
-            vocab_size=19,
-            hidden_size=hidden_size,
-            encoder_layers=1,
-            decoder_layers=2,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=12,
-            decoder_ffn_dim=12,
-        )
-    )
+    return train_toys.toy_model(seed, hidden_size=hidden_size)
 
 
 def make_optimizer(model):

@@ -5,12 +5,9 @@ from types import SimpleNamespace
 import paper
 import pytest
 import torch
+import train_toys
 from accelerate import Accelerator
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
 from vanilla_transformer.train.step import IGNORED, smoothed_loss_sum, training_step
 
 
@@ -58,20 +55,7 @@ def batch():
 
 @pytest.fixture
 def model():
-    torch.manual_seed(2)
-    return VanillaTransformerForConditionalGeneration(
-        VanillaTransformerConfig(
-            vocab_size=19,
-            hidden_size=8,
-            encoder_layers=1,
-            decoder_layers=2,
-            encoder_attention_heads=2,
-            decoder_attention_heads=2,
-            encoder_ffn_dim=12,
-            decoder_ffn_dim=12,
-            dropout=0.0,
-        )
-    ).train()
+    return train_toys.toy_model(seed=2, dropout=0.0).train()
 
 
 def take_step(model, batches, **options):

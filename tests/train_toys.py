@@ -10,6 +10,10 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from vanilla_transformer.train.config import TrainConfig, load_config
 
 WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905
@@ -56,6 +60,24 @@ def toy_settings(corpus: Path, output_dir: Path, **changes) -> dict:
     }
     model = {**settings["model"], **changes.pop("model", {})}
     return {**settings, **changes, "model": model}
+
+
+def toy_model(seed: int = 0, **fields) -> VanillaTransformerForConditionalGeneration:
+    """A random model of some thousand weights; `fields` change its configuration."""
+    torch.manual_seed(seed)
+    sizes = {
+        "vocab_size": 19,
+        "hidden_size": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "decoder_attention_heads": 2,
+        "encoder_ffn_dim": 12,
+        "decoder_ffn_dim": 12,
+    }
+    return VanillaTransformerForConditionalGeneration(
+        VanillaTransformerConfig(**{**sizes, **fields})
+    )
 
 
 def toy_config(corpus: Path, output_dir: Path, **changes) -> TrainConfig:

@@ -73,8 +73,8 @@ class FineTuneArguments:
 class KeepGenerationConfig(TrainerCallback):
     """Undoes what each batch of an evaluation leaves in the model's generation configuration.
 
-    `Seq2SeqTrainer` writes the library's defaults into it. One is a longest output of 20 tokens: it
-    would cut the translations of every later batch, and of whoever loads the saved model.
+    `Seq2SeqTrainer` writes the library's defaults into it. One is a longest output of 20 tokens:
+    our search takes that for unset, but whatever else reads the saved file would cut there.
 
     Args:
         model: The model, as `generate` is called on it.
