@@ -142,7 +142,7 @@ def _translate(arguments: argparse.Namespace, rest: list[str]):
     # what is read is UTF-8 whatever the locale, and so is what is written
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    from vanilla_transformer.train.data import read_lines
+    from vanilla_transformer.train.corpus import read_lines
     from vanilla_transformer.train.evaluate import load_model, translate_lines
 
     model, tokenizer = load_model(arguments.model)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.data import checked_texts, load_translations
+from vanilla_transformer.train.corpus import checked_texts, load_translations
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     SCORES_FILE,

@@ -34,7 +34,7 @@ from vanilla_transformer.console import run_command
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.data import (
+from vanilla_transformer.train.corpus import (
     drop_untrainable,
     encode_pairs,
     lengths,

@@ -37,19 +37,17 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
+from vanilla_transformer.train.batches import Collator, TrainingSteps, evaluation_batches
 from vanilla_transformer.train.config import (
     TrainConfig,
     refuse_other_data,
     refuse_other_vocabulary,
     save_config,
 )
-from vanilla_transformer.train.data import (
-    Collator,
-    TrainingSteps,
+from vanilla_transformer.train.corpus import (
     checked_texts,
     drop_untrainable,
     encode_pairs,
-    evaluation_batches,
     load_translations,
 )
 from vanilla_transformer.train.evaluate import validation_loss
