@@ -119,7 +119,7 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _average(arguments: argparse.Namespace, rest: list[str]):
     from pathlib import Path
 
-    from vanilla_transformer.train.loop import average_run
+    from vanilla_transformer.train.averaging import average_run
 
     count = average_run(Path(arguments.run_folder), arguments.num_checkpoints)
     print(f"the mean of {count} checkpoints is in {arguments.run_folder}")

@@ -15,7 +15,6 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train.checkpoint import (
-    average_weights,
     checkpoints,
     load_checkpoint,
     load_weights,
@@ -206,34 +205,9 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, monkeypatc
     assert len(checkpoints(tmp_path)) == 1
 
 
-def test_an_average_is_the_mean_of_each_weight(tmp_path):
-    models = [save(tmp_path, step, seed=step)[0] for step in (1, 2, 3)]
-    average = average_weights(checkpoints(tmp_path))
-    assert len(average) > 10
-    for name, tensor in average.items():
-        mean = sum(model.state_dict()[name].double() for model in models) / 3
-        torch.testing.assert_close(tensor.double(), mean, rtol=1e-6, atol=1e-7)
-
-
-def test_an_averaged_model_is_tied_as_before_and_loads(tmp_path):
-    for step in (1, 2):
-        save(tmp_path, step, seed=step)
-    model = make_model()
-    average = average_weights(checkpoints(tmp_path))
-    load_weights(model, average)
-    table = model.model.encoder.embed_tokens.weight
-    assert model.lm_head.weight is table
-    assert model.model.decoder.embed_tokens.weight is table
-    assert torch.equal(table, next(v for k, v in average.items() if v.shape == (19, 8)))
-    model.save_pretrained(tmp_path / "out")
-    assert read_weights(tmp_path / "out").keys() == average.keys()
-
-
 def test_weights_of_another_model_are_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ValueError, match="weights must fit the model"):
         load_weights(make_model(hidden_size=4), read_weights(tmp_path / "step-1"))
     with pytest.raises(ValueError, match="got without"):
         load_weights(make_model(), {})
-    with pytest.raises(ValueError, match="at least one checkpoint, got none"):
-        average_weights([])

@@ -20,8 +20,9 @@ from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
-from vanilla_transformer.train.checkpoint import average_weights, checkpoints
-from vanilla_transformer.train.loop import Progress, average_run, prepare_tokenizer, train
+from vanilla_transformer.train.averaging import average_run, average_weights
+from vanilla_transformer.train.checkpoint import checkpoints
+from vanilla_transformer.train.loop import Progress, prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import draw_attention, read_metrics, read_recipe
 
 TIMES = ("tokens_per_second",)
@@ -351,16 +352,6 @@ def test_a_skipped_step_is_counted(corpus, tmp_path, monkeypatch):
     assert train(train_toys.toy_config(corpus, tmp_path / "run"))
     skipped = [line["skipped"] for line in read_metrics(tmp_path / "run") if "skipped" in line]
     assert skipped == [0, 0] + [1] * 10
-
-
-def test_fewer_checkpoints_can_be_averaged_afterwards(corpus, tmp_path):
-    train(train_toys.toy_config(corpus, tmp_path / "run"))
-    assert average_run(tmp_path / "run", 1) == 1
-    train_toys.assert_same_bits(tmp_path / "run", tmp_path / "run/checkpoints/step-12")
-    with pytest.raises(ValueError, match="has 2 checkpoints to average, got 3"):
-        average_run(tmp_path / "run", 3)
-    with pytest.raises(ValueError, match=r"must be a run folder, with recipe\.yaml"):
-        average_run(tmp_path)
 
 
 def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):

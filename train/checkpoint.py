@@ -1,9 +1,9 @@
-"""Checkpoints that are whole or not there, and the average of the last few. Section 6.1."""
+"""Checkpoints that are whole or not there."""
 
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -232,30 +232,3 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
         raise ValueError(
             f"weights must be the model's, got without {sorted(missing)}, with {unexpected}."
         )
-
-
-def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of each weight over some checkpoints. Section 6.1.
-
-    Args:
-        folders: Of the checkpoints.
-
-    Returns:
-        Tensors by name, in float32.
-
-    Raises:
-        ValueError: If there is no checkpoint, or they are of different models.
-    """
-    if not folders:
-        raise ValueError("an average must have at least one checkpoint, got none.")
-    total: dict[str, Tensor] = {}
-    for folder in folders:
-        weights = {name: tensor.float() for name, tensor in read_weights(folder).items()}
-        if not total:
-            total = weights
-            continue
-        if {n: t.shape for n, t in weights.items()} != {n: t.shape for n, t in total.items()}:
-            raise ValueError(f"{folder} must have the same weights as {folders[0]} to be averaged.")
-        for name, tensor in weights.items():
-            total[name] += tensor
-    return {name: tensor / len(folders) for name, tensor in total.items()}

@@ -25,18 +25,18 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     set_seed,
 )
-from safetensors import SafetensorError
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
+from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.batches import Collator, TrainingSteps, evaluation_batches
 from vanilla_transformer.train.config import (
     TrainConfig,
@@ -54,14 +54,13 @@ from vanilla_transformer.train.evaluate import validation_loss
 from vanilla_transformer.train.run_folder import (
     METRICS_FILE,
     RECIPE_FILE,
-    draw_attention,
-    draw_loss_curve,
+    load_tokenizer,
     perplexity,
     read_metrics,
     read_recipe,
+    save_tokenizer,
     tokenizer_hash,
     write_environment,
-    write_model_card,
 )
 from vanilla_transformer.train.schedule import learning_rate, paper_schedule
 from vanilla_transformer.train.step import IGNORED, StepResult, training_step
@@ -126,34 +125,12 @@ def prepare_tokenizer(
         )
         unfinished = learned.with_name(".tokenizer.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
-        _save_tokenizer(tokenizer, unfinished)
+        save_tokenizer(tokenizer, unfinished)
         # whoever finds the vocabulary finds what it was learned with
         save_config(config, folder / RECIPE_FILE)
         unfinished.rename(learned)
         return tokenizer
-    source = config.tokenizer or str(learned)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer {source!r} cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
-    for token in ("pad_token", "eos_token"):
-        if getattr(tokenizer, token) is None:
-            raise ValueError(f"tokenizer {source!r} must have a {token}, got none.")
-    if tokenizer("").input_ids != [tokenizer.eos_token_id]:
-        raise ValueError(
-            f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
-        )
-    return tokenizer
-
-
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
-    try:
-        tokenizer.save_pretrained(folder)
-    # tokenizers has no error of its own: a full disk is a bare Exception to it
-    except Exception as error:
-        raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error
+    return load_tokenizer(config.tokenizer or str(learned))
 
 
 def _all_texts(rows: datasets.Dataset, languages: tuple[str, str]) -> Iterator[str]:
@@ -634,75 +611,3 @@ def _on_any_process(accelerator: Accelerator, value: bool) -> bool:
         return value
     flag = torch.tensor(int(value), device=accelerator.device)
     return bool(accelerator.reduce(flag, reduction="sum"))
-
-
-def average_run(folder: Path, num_checkpoints: int | None = None) -> int:
-    """Average the last checkpoints of a run into its folder, which then loads as a model. Sec. 6.1.
-
-    Args:
-        folder: The run folder.
-        num_checkpoints: How many to average; as many as the recipe says if not given.
-
-    Returns:
-        How many were averaged.
-
-    Raises:
-        ValueError: If the folder is none of a run, or has no whole checkpoint.
-        OSError: If the model cannot be written.
-    """
-    config = read_recipe(folder)
-    found = checkpointing.regular_checkpoints(folder / "checkpoints")
-    if not found:
-        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
-    if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
-        raise ValueError(
-            f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."
-        )
-    averaged = found[-(num_checkpoints or config.num_averaged_checkpoints) :]
-    # a recipe read from a run folder holds the folder's name as it was then
-    tokenizer = prepare_tokenizer(dataclasses.replace(config, output_dir=str(folder)))
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(
-        averaged[-1], dtype=torch.float32
-    ).eval()
-    checkpointing.load_weights(model, checkpointing.average_weights(averaged))
-    set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
-    _put_model(folder, model, tokenizer)
-    names = ", ".join(path.name for path in averaged)
-    logger.info("the mean of %s is in %s", names, folder)
-    draw_loss_curve(folder)
-    source = _a_sentence(config)
-    if source is not None:
-        draw_attention(folder, model, tokenizer, source)
-    write_model_card(folder, config, model.num_parameters())
-    return len(averaged)
-
-
-def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
-    unfinished = folder / ".model.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
-        model.save_pretrained(unfinished, max_shard_size="1TB")
-        _save_tokenizer(tokenizer, unfinished)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(
-            f"the model cannot be written to {folder}, its checkpoints are intact: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(unfinished)
-    for (name, tensor), other in zip(
-        model.state_dict().items(), reloaded.state_dict().values(), strict=True
-    ):
-        if not torch.equal(tensor, other):
-            raise OSError(f"{folder}: {name} is not on disk what it was in memory.")
-    # the weights come last: without them the folder does not load
-    for path in sorted(unfinished.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-        path.replace(folder / path.name)
-    unfinished.rmdir()
-
-
-def _a_sentence(config: TrainConfig) -> str | None:
-    texts = load_translations(config.dataset, config.name, config.source_lang, config.target_lang)
-    rows = texts.get("validation", texts["train"])
-    sides = checked_texts(rows[:200]["translation"], [config.source_lang], "validation")
-    return next((text for text in sides[0] if 5 <= len(text.split()) <= 14), None)

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from huggingface_hub import EvalResult, ModelCardData
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.train.config import TrainConfig, load_config
 
@@ -90,6 +90,51 @@ def _commit() -> str:
         return git("rev-parse", "HEAD") + (" (dirty)" if git("status", "--porcelain") else "")
     except (OSError, subprocess.CalledProcessError):
         return "none"
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a run.
+
+    Args:
+        source: A folder or a Hub name.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If it cannot be loaded, or lacks a token that training needs.
+    """
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"tokenizer {source!r} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+    for token in ("pad_token", "eos_token"):
+        if getattr(tokenizer, token) is None:
+            raise ValueError(f"tokenizer {source!r} must have a {token}, got none.")
+    if tokenizer("").input_ids != [tokenizer.eos_token_id]:
+        raise ValueError(
+            f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
+        )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        folder: Where to.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+    # tokenizers has no error of its own: a full disk is a bare Exception to it
+    except Exception as error:
+        raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
