@@ -1,14 +1,21 @@
 """The loss of section 5.4, and a step whose tokens all weigh the same."""
 
-from types import SimpleNamespace
+import math
 
 import paper
 import pytest
 import torch
 import train_toys
 from accelerate import Accelerator
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from vanilla_transformer.train.step import IGNORED, smoothed_loss_sum, training_step
+from vanilla_transformer.train import step
+from vanilla_transformer.train.step import (
+    IGNORED,
+    mask_for_sdpa,
+    smoothed_loss_sum,
+    training_step,
+)
 
 
 def plain_smoothed_loss(logits, labels, smoothing):
@@ -60,7 +67,7 @@ def model():
 
 def take_step(model, batches, **options):
     accelerator = Accelerator(cpu=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, fused=True)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     wrapped, wrapped_optimizer = accelerator.prepare(model, optimizer)
     return training_step(
@@ -86,15 +93,33 @@ def test_how_a_step_is_split_does_not_matter(model, batch):
     assert not torch.equal(whole["lm_head.weight"], model.lm_head.weight)
 
 
-def test_a_step_without_a_finite_loss_changes_nothing(model, batch):
-    with torch.no_grad():
-        model.model.decoder.layers[0].feed_forward.fc1.bias[0] = float("nan")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = take_step(model, [batch])
-    assert result.is_skipped
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(tensor.nan_to_num(), before[name].nan_to_num()), name
+def everything(model, optimizer):
+    state = [tensor for state in optimizer.state.values() for tensor in state.values()]
+    return [tensor.clone() for tensor in (*model.state_dict().values(), *state)]
+
+
+def test_a_step_without_a_finite_loss_changes_nothing(model, batch, monkeypatch):
+    accelerator = Accelerator(cpu=True)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
+    prepared = accelerator.prepare(model, optimizer)
+    real_loss = step.smoothed_loss_sum
+
+    def take_step(factor):
+        monkeypatch.setattr(step, "smoothed_loss_sum", lambda *given: factor * real_loss(*given))
+        return training_step(accelerator, *prepared, scheduler, [batch], label_smoothing=0.1)
+
+    assert not take_step(1.0).is_skipped
+    before = everything(model, optimizer)
+    # weights, and two moments and a count of steps for each
+    assert len(before) == len(model.state_dict()) + 3 * len(list(model.parameters()))
+    for factor in (math.inf, math.nan, 1e38):
+        assert take_step(factor).is_skipped
+        for tensor, other in zip(everything(model, optimizer), before, strict=True):
+            assert torch.equal(tensor, other)
     assert all(parameter.grad is None for parameter in model.parameters())
+    assert not take_step(1.0).is_skipped
+    assert not torch.equal(everything(model, optimizer)[0], before[0])
 
 
 def test_clipping_bounds_the_gradient(model, batch):
@@ -115,23 +140,37 @@ def test_a_step_without_target_tokens_is_refused(model, batch):
         take_step(model, [])
 
 
-class Guess(torch.nn.Module):
-    """A model that guesses the next token from the last one alone."""
+class Waits(TorchDispatchMode):
+    """Counts how often the host asks for a number that the device has."""
 
     def __init__(self):
         super().__init__()
-        self.scores = torch.nn.Embedding(19, 19)
+        self.count = 0
 
-    def forward(self, decoder_input_ids, **others):
-        return SimpleNamespace(logits=self.scores(decoder_input_ids))
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        asked = (torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal)
+        self.count += operation.overloadpacket in asked
+        return operation(*args, **(kwargs or {}))
 
 
-def test_the_device_is_waited_for_once_a_step(batch, monkeypatch):
-    answers = []
-    to_bool = torch.Tensor.__bool__
-    monkeypatch.setattr(
-        torch.Tensor, "__bool__", lambda tensor: answers.append(to_bool(tensor)) or answers[-1]
-    )
-    assert not take_step(Guess(), [batch, batch]).is_skipped
-    # whether loss and gradient are finite, which decides over the step
-    assert answers == [True]
+def test_the_device_is_never_waited_for(model, batch):
+    with Waits() as waits:
+        result = take_step(model, [mask_for_sdpa(batch), mask_for_sdpa(batch)])
+    assert waits.count == 0
+    assert float(result.loss) > 0
+    with Waits() as waits:
+        take_step(model, [batch])
+    # else the count says nothing: the library looks into a mask of two axes
+    assert waits.count > 0
+
+
+def test_the_form_of_the_mask_does_not_matter(model, batch):
+    _, expected = updated(model, [batch])
+    _, after = updated(model, [mask_for_sdpa(batch)])
+    torch.testing.assert_close(after, expected, rtol=1e-5, atol=1e-6)
+    batch["attention_mask"][2, 3:] = 1
+    assert "attention_mask" not in mask_for_sdpa(batch)
+    _, other = updated(model, [batch])
+    assert not torch.allclose(other["lm_head.weight"], expected["lm_head.weight"])
+    _, after = updated(model, [mask_for_sdpa(batch)])
+    torch.testing.assert_close(after, other, rtol=1e-5, atol=1e-6)

@@ -10,7 +10,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NoReturn
@@ -63,7 +63,12 @@ from vanilla_transformer.train.run_folder import (
     write_environment,
 )
 from vanilla_transformer.train.schedule import learning_rate, paper_schedule
-from vanilla_transformer.train.step import IGNORED, StepResult, training_step
+from vanilla_transformer.train.step import (
+    IGNORED,
+    StepResult,
+    mask_for_sdpa,
+    training_step,
+)
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
@@ -185,20 +190,18 @@ class Progress:
     def _empty_window() -> dict[str, float]:
         return {"loss": 0.0, "tokens": 0, "cells": 0, "filled_cells": 0}
 
-    def count(self, batches: list[dict[str, Tensor]], result: StepResult):
+    def count(self, result: StepResult, cells: dict[str, int]):
         """Count one step that was not skipped.
 
         Args:
-            batches: What this process had of it.
             result: What it reports.
+            cells: From `count_cells`, of what this process had of it.
         """
         tokens = int(result.num_tokens)
         self.window["loss"] += float(result.loss) * tokens
         self.window["tokens"] += tokens
-        for batch in batches:
-            source, target = batch["attention_mask"], batch["labels"]
-            self.window["cells"] += source.numel() + target.numel()
-            self.window["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
+        for name, number in cells.items():
+            self.window[name] += number
 
     def log(self, **facts: Any):
         """Write a line with what was counted since the last.
@@ -238,6 +241,23 @@ class Progress:
                 file.write(json.dumps(facts, allow_nan=False) + "\n")
 
 
+def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
+    """Count the places of some batches, and those of them that no padding fills.
+
+    Args:
+        batches: Micro-batches in the memory of the host.
+
+    Returns:
+        `cells` and `filled_cells`, of sources and targets.
+    """
+    counts = {"cells": 0, "filled_cells": 0}
+    for batch in batches:
+        source, target = batch["attention_mask"], batch["labels"]
+        counts["cells"] += source.numel() + target.numel()
+        counts["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
+    return counts
+
+
 @dataclass
 class Run:
     """What a run works with.
@@ -258,6 +278,8 @@ class Run:
         steps_done: Steps before this process began.
         skipped: Steps that changed no weight, so far.
         skipped_in_a_row: Those of them that came last.
+        unread: Steps whose results are still on the device, with what `count_cells` found.
+        asked_to_end: How many processes had been asked to end by the last step, on the device.
     """
 
     config: TrainConfig
@@ -275,6 +297,8 @@ class Run:
     steps_done: int
     skipped: int
     skipped_in_a_row: int
+    unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
+    asked_to_end: Tensor | None = None
 
 
 def train(config: TrainConfig, resume: bool = False) -> bool:
@@ -303,7 +327,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
                 _log(run, step, result)
             if (step % config.eval_every_steps == 0 or is_last) and "validation" in run.rows:
                 _evaluate(run, step)
-            is_stopped = _on_any_process(run.accelerator, bool(received)) and not is_last
+            is_stopped = _is_asked_to_end(run, bool(received)) and not is_last
             is_due = step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _save(run, step, is_stop=not is_due)
@@ -516,6 +540,9 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     # dropout is a function of the step, so that no generator need be saved
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
+    cells = count_cells(batches)
+    if run.model.config._attn_implementation == "sdpa":
+        batches = [mask_for_sdpa(batch) for batch in batches]
     result = training_step(
         run.accelerator,
         run.wrapped_model,
@@ -526,23 +553,32 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
         run.config.max_grad_norm,
     )
     run.progress.bar.update()
-    if not result.is_skipped:
-        run.skipped_in_a_row = 0
-        run.progress.count(batches, result)
-        return result
-    run.skipped += 1
-    run.skipped_in_a_row += 1
-    logger.warning("step %d skipped: loss or gradient is not finite", step)
-    if run.skipped_in_a_row >= run.config.max_skipped_steps:
-        raise FloatingPointError(
-            f"loss or gradient must be finite, got {run.skipped_in_a_row} steps in a row, the last "
-            f"one step {step}, where they were not: try a lower learning_rate_factor, more "
-            f"warmup_steps, max_grad_norm 1.0, or precision bf16 or fp32, and go on with --resume."
-        )
+    run.unread.append((step, result, cells))
     return result
 
 
+def _read_results(run: Run):
+    # the device is waited for here, and no more often than something is written down
+    for step, result, cells in run.unread:
+        if not result.is_skipped:
+            run.skipped_in_a_row = 0
+            run.progress.count(result, cells)
+            continue
+        run.skipped += 1
+        run.skipped_in_a_row += 1
+        logger.warning("step %d skipped: loss or gradient is not finite", step)
+        if run.skipped_in_a_row >= run.config.max_skipped_steps:
+            raise FloatingPointError(
+                f"loss or gradient must be finite, got {run.skipped_in_a_row} steps in a row, the "
+                f"last one step {step}, where they were not: try a lower learning_rate_factor, "
+                "more warmup_steps, max_grad_norm 1.0, or precision bf16 or fp32, and go on with "
+                "--resume."
+            )
+    run.unread.clear()
+
+
 def _log(run: Run, step: int, result: StepResult):
+    _read_results(run)
     run.progress.log(
         step=step,
         epoch=round(step / run.steps.steps_per_epoch, 4),
@@ -575,6 +611,7 @@ def _evaluate(run: Run, step: int):
 
 
 def _save(run: Run, step: int, is_stop: bool = False):
+    _read_results(run)
     if run.accelerator.is_main_process:
         checkpointing.save_checkpoint(
             run.folder / "checkpoints",
@@ -606,8 +643,11 @@ def _noticing_sigterm() -> Iterator[list[int]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _on_any_process(accelerator: Accelerator, value: bool) -> bool:
-    if accelerator.num_processes == 1:
-        return value
-    flag = torch.tensor(int(value), device=accelerator.device)
-    return bool(accelerator.reduce(flag, reduction="sum"))
+def _is_asked_to_end(run: Run, is_asked_here: bool) -> bool:
+    if run.accelerator.num_processes == 1:
+        return is_asked_here
+    # what all processes said one step ago: to read what they say now would wait for the device
+    before = run.asked_to_end
+    here = torch.full((), int(is_asked_here), device=run.accelerator.device)
+    run.asked_to_end = run.accelerator.reduce(here, reduction="sum")
+    return before is not None and bool(before)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
@@ -17,7 +18,7 @@ IGNORED = -100
 
 @dataclass
 class StepResult:
-    """What a step reports, the same on every process.
+    """What a step reports, the same on every process; to read any of it waits for the device.
 
     Args:
         loss: Smoothed loss for each target token.
@@ -29,7 +30,7 @@ class StepResult:
     loss: Tensor
     num_tokens: Tensor
     grad_norm: Tensor
-    is_skipped: bool
+    is_skipped: Tensor
 
 
 def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
@@ -54,6 +55,22 @@ def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
     )
 
 
+def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Make of a batch's mask what torch's own attention takes, while it is on the host.
+
+    The library would look whether the mask hides anything, and so wait for the device.
+
+    Args:
+        batch: In the memory of the host, with `attention_mask`, [B, S].
+
+    Returns:
+        The batch with its mask in the form [B, 1, 1, S], or without one where nothing is hidden.
+    """
+    mask = batch["attention_mask"].bool()
+    others = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
+    return others if mask.numpy().all() else {**others, "attention_mask": mask[:, None, None, :]}
+
+
 def training_step(
     accelerator: Accelerator,
     model: nn.Module,
@@ -65,10 +82,13 @@ def training_step(
 ) -> StepResult:
     """Change the weights once, by the mean over all target tokens of all batches of all processes.
 
+    A step whose loss or gradient is not finite changes nothing but the rate. The host never waits
+    for the device here.
+
     Args:
         accelerator: Knows the processes and the precision.
         model: A model that `accelerator` prepared.
-        optimizer: An optimizer that `accelerator` prepared.
+        optimizer: A fused optimizer that `accelerator` prepared.
         scheduler: Of that optimizer, not prepared.
         batches: The part of the step that this process has, as many as on any other process; in
             the memory of the host, where to count does not wait for the device.
@@ -83,7 +103,7 @@ def training_step(
     """
     if not batches:
         raise ValueError("a step must have at least one batch, got none.")
-    local_tokens = sum(int((batch["labels"] != IGNORED).sum()) for batch in batches)
+    local_tokens = sum(np.count_nonzero(batch["labels"].numpy() != IGNORED) for batch in batches)
     if local_tokens == 0:
         raise ValueError("a step must have at least one target token, got none.")
     device = accelerator.device
@@ -103,10 +123,11 @@ def training_step(
     # the paper does not clip; with an infinite bound this only measures
     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
 
-    is_skipped = not bool(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
-    # half precision skips by itself, and must see the step to lower its scale
-    if not is_skipped or accelerator.scaler is not None:
-        optimizer.step()
+    is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
+    # half precision finds out by itself; both ways a fused optimizer is told on the device
+    if accelerator.scaler is None:
+        optimizer.optimizer.found_inf = is_skipped.float()
+    optimizer.step()
     scheduler.step()
     optimizer.zero_grad()
     return StepResult(step_loss, step_tokens, grad_norm, is_skipped)
