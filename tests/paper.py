@@ -7,6 +7,21 @@ where a linear layer holds its matrix as [outputs][inputs].
 import itertools
 import math
 
+# parameters that follow from the sizes of Table 3 and 37,000 tokens, in millions
+PARAMETERS = {
+    "base": 63.05,
+    "big": 214.17,
+    "B1": 55.97,
+    "B2": 58.33,
+    "C1": 33.64,
+    "C2": 48.35,
+    "C3": 77.75,
+    "C4": 26.82,
+    "C5": 163.82,
+    "C6": 50.45,
+    "C7": 88.24,
+}
+
 
 def matmul(a, b):
     return [[sum(x * y for x, y in zip(row, column)) for column in zip(*b)] for row in a]

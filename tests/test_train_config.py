@@ -3,15 +3,13 @@
 import dataclasses
 
 import pytest
-import yaml
 
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.config import (
-    RECIPES,
     TrainConfig,
     load_config,
     parse_arguments,
-    recipe_names,
+    read_recipe_file,
     refuse_other_data,
     refuse_other_vocabulary,
     save_config,
@@ -50,17 +48,6 @@ def test_a_text_that_can_be_absent_is_absent_with_null():
 def test_one_field_of_a_recipes_model_can_be_changed():
     config = load_config("demo", {"model": {"dropout": 0.25}})
     assert config.model == {**load_config("demo").model, "dropout": 0.25}
-
-
-@pytest.mark.parametrize("recipe", recipe_names())
-def test_a_recipe_says_what_it_reproduces_and_differs_from_the_defaults(recipe):
-    text = (RECIPES / f"{recipe}.yaml").read_text(encoding="utf-8")
-    assert text.startswith("# ")
-    for name, value in (yaml.safe_load(text) or {}).items():
-        assert getattr(TrainConfig(), name) != value, f"{name} is the default"
-    config = load_config(recipe)
-    assert config.output_dir == f"runs/{recipe}"
-    assert config.model_config(config.vocab_size).vocab_size == config.vocab_size
 
 
 def test_a_recipe_can_be_a_file(tmp_path):
@@ -116,6 +103,11 @@ def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
         ("max_steps: few", "max_steps must be of type int, got 'few'"),
         ("- 5", "must map names to values"),
         ("a: b: c", "must be YAML"),
+        ("measured: {device: x}", "measured must be a list of runs, each with device, time"),
+        (
+            "measured: [{device: x, score: 5}]",
+            "measured must be a list of runs, .* got .*'score': 5",
+        ),
     ],
 )
 def test_a_slip_in_a_recipe_is_refused(text, message, tmp_path):
@@ -123,6 +115,18 @@ def test_a_slip_in_a_recipe_is_refused(text, message, tmp_path):
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         load_config(str(path))
+
+
+def test_what_was_measured_is_no_setting_and_no_part_of_a_run(tmp_path):
+    path = tmp_path / "mine.yaml"
+    facts = "{device: d, time: t, score: s, signature: g, results: r}"
+    path.write_text(f"max_steps: 5\nmeasured: [{facts}]\n", encoding="utf-8")
+    settings, measured = read_recipe_file(str(path))
+    assert settings == {"max_steps": 5}
+    assert [run["score"] for run in measured] == ["s"]
+    save_config(load_config(str(path)), tmp_path / "recipe.yaml")
+    settings, measured = read_recipe_file(str(tmp_path / "recipe.yaml"))
+    assert (settings["max_steps"], measured) == (5, [])
 
 
 def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
@@ -152,21 +156,6 @@ def test_a_sentence_beyond_the_learned_positions_is_refused():
     assert fits.model_config(1000).max_position_embeddings == 80
     sinusoids = load_config("demo", {"max_length": 81, "model": {"max_position_embeddings": 80}})
     assert sinusoids.model_config(1000).position_encoding == "sinusoidal"
-
-
-def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert main(["paper-base", "--dry_run"]) == 0
-    out = capsys.readouterr().out
-    # no attention biases, biased feed-forward, embeddings tied three ways
-    attention, feed_forward, norm = 4 * 512 * 512, 2 * 512 * 2048 + 2048 + 512, 2 * 512
-    layers = 6 * (attention + feed_forward + 2 * norm) + 6 * (
-        2 * attention + feed_forward + 3 * norm
-    )
-    assert f"parameters: {37000 * 512 + layers:,} with 37,000 tokens" in out
-    assert "tokens per step: 25,000" in out
-    assert "warmup_steps: 4000" in out
-    assert not list(tmp_path.iterdir())
 
 
 def test_another_dataset_has_no_configuration_unless_it_is_named():

@@ -25,11 +25,13 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
     """
     config, switches = parse_arguments(argv, prog)
     # the libraries of training are not needed to refuse a setting
-    from vanilla_transformer.train.loop import describe, train
-
     if switches.dry_run:
-        sys.stdout.write(describe(config) + "\n")
+        from vanilla_transformer.train.dry_run import describe
+
+        sys.stdout.write(describe(config, switches.recipe) + "\n")
         return 0
+    from vanilla_transformer.train.loop import train
+
     return 0 if train(config, resume=switches.resume) else EXIT_TERMINATED
 
 

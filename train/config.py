@@ -6,6 +6,7 @@
 import argparse
 import contextlib
 import dataclasses
+import itertools
 import types
 import typing
 from collections.abc import Iterable
@@ -24,6 +25,9 @@ from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 
 RECIPES = Path(__file__).parent / "recipes"
 PRECISIONS = ("fp32", "bf16", "fp16")
+# what a recipe says of each run of it that was measured, under this name
+MEASURED = "measured"
+MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
 def setting(default: Any, help_text: str, data: bool = False) -> Any:
@@ -205,6 +209,69 @@ def recipe_names() -> list[str]:
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
 
+def _recipe_path(recipe: str) -> Path:
+    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    if not path.is_file():
+        known = recipe_names()
+        raise ValueError(
+            f"recipe must be a .yaml file or one of {', '.join(known)}, got {recipe!r}."
+            + closest_name(recipe, known)
+        )
+    return path
+
+
+def recipe_comment(recipe: str) -> list[str]:
+    """What a recipe says of itself.
+
+    Args:
+        recipe: Name of a recipe of the package, or path of a .yaml file.
+
+    Returns:
+        The lines of the comment it begins with; the first says what it reproduces.
+
+    Raises:
+        ValueError: If there is no such recipe.
+    """
+    lines = _recipe_path(recipe).read_text(encoding="utf-8").splitlines()
+    return [
+        line.removeprefix("#").strip()
+        for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
+    ]
+
+
+def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Read a recipe as it is written.
+
+    Args:
+        recipe: Name of a recipe of the package, or path of a .yaml file.
+
+    Returns:
+        Its settings, and `MEASURED_FACTS` of each run of it that was measured.
+
+    Raises:
+        ValueError: If there is no such recipe, or it holds something else.
+    """
+    path = _recipe_path(recipe)
+    try:
+        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"recipe {path} must be YAML: {' '.join(str(error).split())}") from error
+    settings = {} if settings is None else settings
+    if not isinstance(settings, dict):
+        raise ValueError(f"recipe {path} must map names to values, got {settings!r}.")
+    runs = settings.pop(MEASURED, [])
+    if not isinstance(runs, list) or not all(map(_is_measured, runs)):
+        raise ValueError(
+            f"{MEASURED} must be a list of runs, each with {', '.join(MEASURED_FACTS)}, "
+            f"got {runs!r}."
+        )
+    return settings, runs
+
+
+def _is_measured(run: Any) -> bool:
+    return isinstance(run, dict) and set(run) == set(MEASURED_FACTS)
+
+
 def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
     """Resolve a run's settings: defaults, then the recipe, then what is given beside it.
 
@@ -219,20 +286,7 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
     Raises:
         ValueError: If the recipe or a setting is unknown, or a value is refused.
     """
-    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
-    if not path.is_file():
-        known = recipe_names()
-        raise ValueError(
-            f"recipe must be a .yaml file or one of {', '.join(known)}, got {recipe!r}."
-            + closest_name(recipe, known)
-        )
-    try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"recipe {path} must be YAML: {' '.join(str(error).split())}") from error
-    settings = {} if settings is None else settings
-    if not isinstance(settings, dict):
-        raise ValueError(f"recipe {path} must map names to values, got {settings!r}.")
+    settings, _ = read_recipe_file(recipe)
     overrides = overrides or {}
     for name in [*settings, *overrides]:
         if name not in TrainConfig.__dataclass_fields__:
@@ -244,7 +298,7 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
         overrides = {**overrides, "name": None}
     config = TrainConfig(**{**settings, **overrides})
     if config.output_dir is None:
-        config.output_dir = str(Path("runs") / path.stem)
+        config.output_dir = str(Path("runs") / Path(recipe).stem)
     return config
 
 
@@ -263,15 +317,26 @@ def parse_arguments(
     Raises:
         ValueError: If the recipe or a flag is unknown, or a value is refused.
     """
-    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, exit_on_error=False)
+    names = recipe_names()
+    width = max(map(len, names))
+    recipes = "\n".join(f"  {name:{width}}  {recipe_comment(name)[0]}" for name in names)
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        exit_on_error=False,
+        epilog=f"recipes:\n{recipes}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument(
         "recipe",
         nargs="?",
         default="paper-base",
-        help=f"a .yaml file or one of {', '.join(recipe_names())}",
+        help="a .yaml file, or one of those below (%(default)s)",
     )
     parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
-    parser.add_argument("--dry_run", action="store_true", help="print the settings and stop")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="print settings and what to expect, and stop"
+    )
     for known in dataclasses.fields(TrainConfig):
         default = "" if isinstance(known.default, type(dataclasses.MISSING)) else known.default
         parser.add_argument(

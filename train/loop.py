@@ -77,30 +77,6 @@ PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 LONGEST_WAIT = timedelta(hours=6)
 
 
-def describe(config: TrainConfig) -> str:
-    """What a run would do, without data and without weights.
-
-    Args:
-        config: Its settings.
-
-    Returns:
-        Settings, parameters and tokens per step, a line each.
-    """
-    model_config = config.model_config(config.vocab_size)
-    with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(model_config)
-    peak = learning_rate(
-        config.warmup_steps, model_config.d_model, config.warmup_steps, config.learning_rate_factor
-    )
-    lines = {
-        **dataclasses.asdict(config),
-        "parameters": f"{model.num_parameters():,} with {config.vocab_size:,} tokens",
-        "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
-        "highest rate": f"{peak:.3g} at step {config.warmup_steps:,}",
-    }
-    return "\n".join(f"{name}: {value}" for name, value in lines.items())
-
-
 def prepare_tokenizer(
     config: TrainConfig, train_rows: datasets.Dataset | None = None
 ) -> PreTrainedTokenizerBase:

@@ -1,0 +1,76 @@
+"""What a run says of itself before it begins."""
+
+import dataclasses
+
+import pytest
+import torch
+import yaml
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.train.__main__ import main
+from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.dry_run import describe, flops_per_token
+
+
+def groups(text):
+    """Titles with the lines below them."""
+    found = {}
+    for block in text.strip().split("\n\n"):
+        title, *lines = block.split("\n")
+        assert all(line.startswith("  ") for line in lines)
+        found[title] = [line[2:] for line in lines]
+    return found
+
+
+def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper-base", "--dry_run"]) == 0
+    out = capsys.readouterr().out
+    # no attention biases, biased feed-forward, embeddings tied three ways
+    attention, feed_forward, norm = 4 * 512 * 512, 2 * 512 * 2048 + 2048 + 512, 2 * 512
+    layers = 6 * (attention + feed_forward + 2 * norm) + 6 * (
+        2 * attention + feed_forward + 3 * norm
+    )
+    assert f"parameters: {37000 * 512 + layers:,} with 37,000 tokens" in out
+    assert "tokens per step: 25,000" in out
+    assert "tokens in all: 2,500,000,000" in out
+    assert "warmup_steps: 4000" in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_settings_of_a_dry_run_are_a_recipe():
+    config = load_config("iwslt14", {"adam_epsilon": 1e-7, "dataset": "my/text: 1"})
+    found = groups(describe(config, "iwslt14"))
+    other = yaml.safe_load("\n".join(found["settings that are not the paper's base model's"]))
+    default = yaml.safe_load("\n".join(found["settings by default"]))
+    assert {**other, **default} == dataclasses.asdict(config)
+    assert (other["vocab_size"], default["label_smoothing"]) == (10_000, 0.1)
+    assert not other.keys() & default.keys()
+
+
+def test_a_dry_run_says_what_the_recipe_is_and_what_it_gave():
+    found = groups(describe(load_config("demo"), "demo"))
+    assert found["demo"][0].startswith("Dates, money, countries")
+    measured = dict(line.split(": ", 1) for line in found["measured, with the recipe as it is"])
+    assert measured["results"].startswith("results/")
+    assert not any(title.startswith("measured") for title in groups(describe_base()))
+
+
+def describe_base():
+    return describe(load_config("paper-base"), "paper-base")
+
+
+@pytest.mark.parametrize("row", ["base", "B1", "C4", "big"])
+def test_the_work_of_a_token_is_that_of_the_products_with_weights(row):
+    config = VanillaTransformerConfig.from_paper(row, decoder_layers=3)
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    d, f, h = config.d_model, config.encoder_ffn_dim, config.encoder_attention_heads
+    d_k, d_v = config.d_k or d // h, config.d_v or d // h
+    attention = 2 * d * h * d_k + 2 * d * h * d_v
+    encoder, decoder = attention + 2 * d * f, 2 * attention + 2 * d * f
+    expected = 6 * (6 * encoder + 3 * decoder + config.vocab_size * d)
+    assert flops_per_token(model) == expected

@@ -1,0 +1,107 @@
+"""What a run would do and what it takes, computed without data and without weights."""
+
+import dataclasses
+import math
+from typing import Any
+
+import torch
+import yaml
+from torch import nn
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
+from vanilla_transformer.train.schedule import learning_rate
+
+
+def describe(config: TrainConfig, recipe: str) -> str:
+    """What a run would do: its settings, what they come to, and what it was measured to give.
+
+    Args:
+        config: Its settings.
+        recipe: The recipe they were made from.
+
+    Returns:
+        Lines of text, in groups.
+
+    Raises:
+        ValueError: If the recipe is unknown, or the model cannot be.
+    """
+    model_config = config.model_config(config.vocab_size)
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(model_config)
+    peak = learning_rate(
+        config.warmup_steps, model_config.d_model, config.warmup_steps, config.learning_rate_factor
+    )
+    tokens = config.max_steps * config.tokens_per_step
+    computed = {
+        "sizes": _sizes(model_config),
+        "parameters": f"{model.num_parameters():,} with {config.vocab_size:,} tokens",
+        "steps": f"{config.max_steps:,}",
+        "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
+        "tokens in all": f"{tokens:,} of the source and of the target",
+        "training": f"{tokens * flops_per_token(model):.2g} FLOPs, attention's own products aside",
+        "highest rate": f"{peak:.3g} at step {config.warmup_steps:,}",
+    }
+    papers, settings = TrainConfig(), dataclasses.asdict(config)
+    differing = {name: value for name, value in settings.items() if value != getattr(papers, name)}
+    others = {name: value for name, value in settings.items() if name not in differing}
+    parts = [
+        "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
+        _group("what it comes to", _lines(computed)),
+        *(
+            _group("measured, with the recipe as it is", _lines(run))
+            for run in read_recipe_file(recipe)[1]
+        ),
+        _group("settings that are not the paper's base model's", _yaml_lines(differing)),
+        _group("settings by default", _yaml_lines(others)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _sizes(config: VanillaTransformerConfig) -> str:
+    layers = f"{config.encoder_layers} + {config.decoder_layers} layers"
+    heads = f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
+    inner = f"{config.encoder_ffn_dim} + {config.decoder_ffn_dim}"
+    return f"{layers}, {heads}, d_model {config.d_model}, d_ff {inner}"
+
+
+def _group(title: str, lines: list[str]) -> str:
+    return "\n".join([title, *(f"  {line}" for line in lines)])
+
+
+def _lines(facts: dict[str, str]) -> list[str]:
+    return [f"{name}: {fact}" for name, fact in facts.items()]
+
+
+def _yaml_lines(settings: dict[str, Any]) -> list[str]:
+    # as a recipe would have them, a line each
+    return [
+        yaml.safe_dump(
+            {name: value},
+            default_flow_style=None if isinstance(value, dict) else False,
+            sort_keys=False,
+            allow_unicode=True,
+            width=math.inf,
+        ).rstrip()
+        for name, value in settings.items()
+    ]
+
+
+def flops_per_token(model: VanillaTransformerForConditionalGeneration) -> int:
+    """Work of training on one token of the source and one of the target.
+
+    A weight is multiplied once with each token that reaches it, the decoder's keys and values of
+    the memory with the source's, the output projection with the target's. Backward is twice that.
+
+    Args:
+        model: The model; its weights may be on the meta device.
+
+    Returns:
+        Floating-point operations, but for those between queries, keys and values: they depend on
+        the length of sentences.
+    """
+    weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
+    return 6 * sum(weight.numel() for weight in weights)
