@@ -47,9 +47,13 @@ def _parser() -> argparse.ArgumentParser:
     verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
     verb("train", _train, "train a recipe, from raw text to an averaged model", takes_more=True)
 
-    average = verb("average", _average, "average the last checkpoints of a run into its model")
+    average = verb("average", _average, "average the weights of a run into its model")
     average.add_argument("run_folder", metavar="RUN", help="a run folder")
-    average.add_argument("--num_checkpoints", type=int, help="how many; as the recipe says if not")
+    group = average.add_argument_group("of what", "one of these; as the recipe says if none")
+    group.add_argument("--num_checkpoints", type=int, help="the last so many checkpoints")
+    group.add_argument("--minutes", type=float, help="those of the last minutes of training")
+    group.add_argument("--ema", action="store_true", help="the moving average that the run kept")
+    average.add_argument("--output_dir", help="for the model; RUN if not given")
 
     evaluate = verb("evaluate", _evaluate, "translate a split and score it: BLEU, chrF")
     evaluate.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
@@ -121,8 +125,15 @@ def _average(arguments: argparse.Namespace, rest: list[str]):
 
     from vanilla_transformer.train.averaging import average_run
 
-    count = average_run(Path(arguments.run_folder), arguments.num_checkpoints)
-    print(f"the mean of {count} checkpoints is in {arguments.run_folder}")
+    target = Path(arguments.output_dir or arguments.run_folder)
+    average = average_run(
+        Path(arguments.run_folder),
+        arguments.num_checkpoints,
+        arguments.minutes,
+        arguments.ema,
+        target,
+    )
+    print(f"{average}, is in {target}")
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]):

@@ -34,6 +34,7 @@ RUN_FILES = (
     "environment.txt",
     "metrics.jsonl",
     "scores.json",
+    "average.json",
     "hypotheses",
     "pictures",
 )

@@ -1,26 +1,39 @@
-"""The model of a run: the mean of its last checkpoints. Section 6.1."""
+"""The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
-from vanilla_transformer.train.checkpoint import load_weights, read_weights, regular_checkpoints
+from vanilla_transformer.train.checkpoint import (
+    EMA_FILE,
+    checkpoints,
+    load_weights,
+    of_the_last,
+    read_state,
+    read_weights,
+    regular_checkpoints,
+)
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import checked_texts, load_translations
 from vanilla_transformer.train.run_folder import (
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
+    RECIPE_FILE,
+    describe_average,
     draw_attention,
     draw_loss_curve,
     load_tokenizer,
     read_recipe,
     save_tokenizer,
+    write_average,
     write_model_card,
 )
 
@@ -54,44 +67,144 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     return {name: tensor / len(folders) for name, tensor in total.items()}
 
 
-def average_run(folder: Path, num_checkpoints: int | None = None) -> int:
-    """Average the last checkpoints of a run into its folder, which then loads as a model. Sec. 6.1.
+class MovingAverage:
+    """An exponential moving average of the weights in float32, one update a step.
+
+    Early on it forgets faster, by the decay (1 + step) / (10 + step), or the first weights, which
+    are random, would weigh for thousands of steps.
+
+    Args:
+        model: The model as it is trained, whose weights are the first average.
+        decay: What the average before keeps in an update.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        # a tied weight comes once
+        parameters = {name: weight.detach() for name, weight in model.named_parameters()}
+        self._parameters = list(parameters.values())
+        self._averages = {name: weight.float().clone() for name, weight in parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int, is_skipped: Tensor) -> None:
+        """Take the weights in that a step has left; the host does not wait for the device.
+
+        Args:
+            step: Of the run, counted from 1.
+            is_skipped: Whether it left them as they were, and so the average.
+        """
+        share = 1 - min(self.decay, (1 + step) / (10 + step))
+        averages = list(self._averages.values())
+        differences = torch._foreach_sub([weight.float() for weight in self._parameters], averages)
+        torch._foreach_mul_(differences, share * ~is_skipped)
+        torch._foreach_add_(averages, differences)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The average, to be saved.
+
+        Returns:
+            Tensors by the name of the weight.
+        """
+        return dict(self._averages)
+
+    def load(self, tensors: Mapping[str, Tensor]) -> None:
+        """Put the average back to where it was.
+
+        Args:
+            tensors: From `tensors`.
+        """
+        for name, average in self._averages.items():
+            average.copy_(tensors[name])
+
+
+def average_run(
+    folder: Path,
+    num_checkpoints: int | None = None,
+    minutes: float | None = None,
+    ema: bool = False,
+    output_dir: Path | None = None,
+) -> str:
+    """Average the weights of a run into its folder, which then loads as a model. Section 6.1.
+
+    Without any of the three, which weights it takes is what the run's recipe says.
 
     Args:
         folder: The run folder.
-        num_checkpoints: How many to average; as many as the recipe says if not given.
+        num_checkpoints: Average so many of the last checkpoints.
+        minutes: Average the checkpoints of the last so many minutes of training.
+        ema: Take the exponential moving average that the run has kept.
+        output_dir: A folder for the model, to leave the run's own as it is; it evaluates as the
+            run does.
 
     Returns:
-        How many were averaged.
+        What was averaged.
 
     Raises:
-        ValueError: If the folder is none of a run, or has no whole checkpoint.
+        ValueError: If the folder is none of a run, or has not what is to be averaged.
         OSError: If the model cannot be written.
     """
     config = read_recipe(folder)
-    found = regular_checkpoints(folder / "checkpoints")
-    if not found:
-        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
-    if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
-        raise ValueError(
-            f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."
-        )
-    averaged = found[-(num_checkpoints or config.num_averaged_checkpoints) :]
+    target = folder if output_dir is None else output_dir
+    if target.resolve() != folder.resolve() and (target / "checkpoints").exists():
+        raise ValueError(f"output_dir must not be another run's folder, got {target}.")
+    averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema)
     tokenizer = load_tokenizer(config.tokenizer or str(folder / "tokenizer"))
     model = VanillaTransformerForConditionalGeneration.from_pretrained(
         averaged[-1], dtype=torch.float32
     ).eval()
-    load_weights(model, average_weights(averaged))
+    load_weights(
+        model, read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
+    )
     set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
-    _put_model(folder, model, tokenizer)
-    names = ", ".join(path.name for path in averaged)
-    logger.info("the mean of %s is in %s", names, folder)
-    draw_loss_curve(folder)
+    target.mkdir(parents=True, exist_ok=True)
+    _put_model(target, model, tokenizer)
+    for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE):
+        if target.resolve() != folder.resolve() and (folder / name).is_file():
+            shutil.copyfile(folder / name, target / name)
+    steps = [read_state(path)["step"] for path in averaged]
+    write_average(target, steps, config.ema_decay if is_ema else None)
+    logger.info("%s is in %s", describe_average(target), target)
+    draw_loss_curve(target)
     source = _a_sentence(config)
     if source is not None:
-        draw_attention(folder, model, tokenizer, source)
-    write_model_card(folder, config, model.num_parameters())
-    return len(averaged)
+        draw_attention(target, model, tokenizer, source)
+    write_model_card(target, config, model.num_parameters())
+    return describe_average(target)
+
+
+def _to_average(
+    folder: Path, config: TrainConfig, num_checkpoints: int | None, minutes: float | None, ema: bool
+) -> tuple[list[Path], bool]:
+    """The checkpoints to average, and whether instead to take what the last says is the average."""
+    given = {"num_checkpoints": num_checkpoints, "minutes": minutes, "ema": ema or None}
+    given = {name: value for name, value in given.items() if value is not None}
+    if len(given) > 1:
+        raise ValueError(
+            "an average must be of num_checkpoints, of minutes or the ema, got "
+            f"{' and '.join(f'{name} {value}' for name, value in given.items())}."
+        )
+    found = regular_checkpoints(folder / "checkpoints")
+    if not found:
+        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
+    if not given:
+        ema, minutes = config.ema_decay is not None, config.averaged_minutes
+    if ema:
+        last = checkpoints(folder / "checkpoints")[-1]
+        if not (last / EMA_FILE).is_file():
+            raise ValueError(
+                f"{folder} must have been trained with ema_decay to have a moving average, "
+                f"got {last.name} without."
+            )
+        return [last], True
+    if minutes is not None:
+        if minutes <= 0:
+            raise ValueError(f"minutes must be above 0, got {minutes}.")
+        return of_the_last(60 * minutes, found), False
+    if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
+        raise ValueError(
+            f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."
+        )
+    return found[-(num_checkpoints or config.num_averaged_checkpoints) :], False
 
 
 def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):

@@ -3,12 +3,13 @@
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -16,6 +17,7 @@ from transformers import PreTrainedModel
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
+EMA_FILE = "ema.safetensors"
 
 
 def save_checkpoint(
@@ -25,10 +27,12 @@ def save_checkpoint(
     optimizer: Optimizer,
     state: Mapping[str, Any],
     keep: int,
+    keep_seconds: float | None = None,
+    moving_average: Mapping[str, Tensor] | None = None,
     scaler: Any = None,
     is_stop: bool = False,
 ) -> Path:
-    """Write `step-N` in a folder of checkpoints, and remove the oldest beyond `keep`.
+    """Write `step-N` in a folder of checkpoints, and remove those that are not to be kept.
 
     It is written beside its place and renamed when all of it is on disk: whatever has the name of
     a checkpoint is one. One that a stop made is there to go on from: it takes no other's place, and
@@ -41,6 +45,8 @@ def save_checkpoint(
         optimizer: Its optimizer.
         state: What else the run needs to go on.
         keep: How many checkpoints to keep.
+        keep_seconds: To keep those of so much training time, `seconds` in the state, instead.
+        moving_average: Of the weights, where the run has one.
         scaler: Of the loss, in half precision.
         is_stop: Whether it is made out of turn, because the run was asked to end.
 
@@ -56,6 +62,8 @@ def save_checkpoint(
         remove_unfinished(folder)
         unfinished.mkdir(parents=True)
         model.save_pretrained(unfinished, max_shard_size="1TB")
+        if moving_average is not None:
+            save_file(dict(moving_average), unfinished / EMA_FILE, metadata={"format": "pt"})
         tensors = {"optimizer": optimizer.state_dict()}
         if scaler is not None:
             tensors["scaler"] = scaler.state_dict()
@@ -82,8 +90,9 @@ def save_checkpoint(
         ) from error
     found = checkpoints(folder)
     regular = [path for path in found if not _is_of_a_stop(path)]
+    kept = regular[-keep:] if keep_seconds is None else of_the_last(keep_seconds, regular)
     for path in found:
-        if path != final and path not in regular[-keep:]:
+        if path != final and path not in kept:
             _remove(path)
     return final
 
@@ -150,6 +159,21 @@ def regular_checkpoints(folder: Path) -> list[Path]:
     return [path for path in found if not _is_of_a_stop(path)] or found[-1:]
 
 
+def of_the_last(seconds: float, found: Sequence[Path]) -> list[Path]:
+    """The checkpoints that were made in the last so many seconds of training.
+
+    Args:
+        seconds: Of training time, which goes on where a resumed run goes on.
+        found: Checkpoints, the oldest first.
+
+    Returns:
+        Those of them from the last one back, which is always among them.
+    """
+    # an earlier version did not count
+    made_at = {path: read_state(path).get("seconds", 0.0) for path in found}
+    return [path for path in found if made_at[found[-1]] - made_at[path] <= seconds]
+
+
 def make_regular(checkpoint: Path) -> None:
     """Let a checkpoint that a stop made count as any other, because the run ends with it.
 
@@ -200,17 +224,18 @@ def load_checkpoint(
         scaler.load_state_dict(tensors["scaler"])
 
 
-def read_weights(folder: Path) -> dict[str, Tensor]:
+def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
     """Read the weights of a saved model, tied ones once.
 
     Args:
         folder: Of a checkpoint or a model.
+        name: Of the file, that of a moving average for one.
 
     Returns:
         Tensors by name.
     """
-    with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    with safe_open(folder / name, framework="pt") as file:
+        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

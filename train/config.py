@@ -103,6 +103,14 @@ class TrainConfig:
     eval_every_steps: int = setting(1500, "steps between two looks at the validation loss")
     save_every_steps: int = setting(1500, "steps between checkpoints; 10 minutes in the paper")
     num_averaged_checkpoints: int = setting(5, "last checkpoints to average, sec. 6.1")
+    averaged_minutes: float | None = setting(
+        None, "average the checkpoints of the last so many minutes of training instead"
+    )
+    ema_decay: float | None = setting(
+        None,
+        "decay of an exponential moving average of the weights, to have that instead",
+        data=True,
+    )
     output_dir: str | None = setting(None, "the run folder; runs/RECIPE if not given")
 
     num_beams: int = setting(4, "beam size, sec. 6.1")
@@ -130,6 +138,15 @@ class TrainConfig:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm must be above 0, got {self.max_grad_norm}.")
+        if self.averaged_minutes is not None and self.averaged_minutes <= 0:
+            raise ValueError(f"averaged_minutes must be above 0, got {self.averaged_minutes}.")
+        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
+            raise ValueError(f"ema_decay must be above 0 and below 1, got {self.ema_decay}.")
+        if self.averaged_minutes is not None and self.ema_decay is not None:
+            raise ValueError(
+                "a run must have one average as its model, got averaged_minutes "
+                f"{self.averaged_minutes} and ema_decay {self.ema_decay}."
+            )
         for name in ("num_workers", "max_extra_tokens", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")

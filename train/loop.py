@@ -36,7 +36,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
-from vanilla_transformer.train.averaging import average_run
+from vanilla_transformer.train.averaging import MovingAverage, average_run
 from vanilla_transformer.train.batches import Collator, TrainingSteps, evaluation_batches
 from vanilla_transformer.train.config import (
     TrainConfig,
@@ -250,10 +250,13 @@ class Run:
         optimizer: The optimizer as it is saved.
         wrapped_optimizer: The optimizer as it is used.
         scheduler: Its rate.
+        moving_average: Of the weights, if the run is to have one.
         progress: What is reported.
         steps_done: Steps before this process began.
         skipped: Steps that changed no weight, so far.
         skipped_in_a_row: Those of them that came last.
+        seconds_before: Training time before this process began.
+        started: When it began.
         unread: Steps whose results are still on the device, with what `count_cells` found.
         asked_to_end: How many processes had been asked to end by the last step, on the device.
     """
@@ -269,10 +272,13 @@ class Run:
     optimizer: torch.optim.Optimizer
     wrapped_optimizer: torch.optim.Optimizer
     scheduler: LRScheduler
+    moving_average: MovingAverage | None
     progress: Progress
     steps_done: int
     skipped: int
     skipped_in_a_row: int
+    seconds_before: float
+    started: float
     unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
     asked_to_end: Tensor | None = None
 
@@ -353,11 +359,16 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     )
     wrapped_model, wrapped_optimizer = accelerator.prepare(model, optimizer)
     wrapped_model.train()
+    moving_average = None
+    if config.ema_decay is not None:
+        moving_average = MovingAverage(model, config.ema_decay)
     state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
     if checkpoint is not None:
         state = checkpointing.read_state(checkpoint)
         _refuse_other_pairs(steps.fingerprint(), state["data"])
         checkpointing.load_checkpoint(checkpoint, model, optimizer, accelerator.scaler)
+        if moving_average is not None:
+            moving_average.load(checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE))
     scheduler = paper_schedule(
         optimizer,
         model.config.d_model,
@@ -391,10 +402,14 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         optimizer=optimizer,
         wrapped_optimizer=wrapped_optimizer,
         scheduler=scheduler,
+        moving_average=moving_average,
         progress=progress,
         steps_done=state["step"],
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
+        # an earlier version did not count
+        seconds_before=state.get("seconds", 0.0),
+        started=time.monotonic(),
     )
 
 
@@ -528,6 +543,8 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
         run.config.label_smoothing,
         run.config.max_grad_norm,
     )
+    if run.moving_average is not None:
+        run.moving_average.update(step, torch.as_tensor(result.is_skipped))
     run.progress.bar.update()
     run.unread.append((step, result, cells))
     return result
@@ -587,6 +604,7 @@ def _evaluate(run: Run, step: int):
 
 
 def _save(run: Run, step: int, is_stop: bool = False):
+    minutes = run.config.averaged_minutes
     _read_results(run)
     if run.accelerator.is_main_process:
         checkpointing.save_checkpoint(
@@ -600,8 +618,11 @@ def _save(run: Run, step: int, is_stop: bool = False):
                 "window": run.progress.window,
                 "data": run.steps.fingerprint(),
                 "num_processes": run.accelerator.num_processes,
+                "seconds": run.seconds_before + time.monotonic() - run.started,
             },
             keep=run.config.num_averaged_checkpoints,
+            keep_seconds=60 * minutes if minutes is not None else None,
+            moving_average=run.moving_average.tensors() if run.moving_average else None,
             scaler=run.accelerator.scaler,
             is_stop=is_stop,
         )

@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ RECIPE_FILE = "recipe.yaml"
 METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 ENVIRONMENT_FILE = "environment.txt"
+AVERAGE_FILE = "average.json"
 
 
 def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -255,6 +256,7 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         num_parameters: Of the model, tied ones counted once.
     """
     scores = read_scores(folder)
+    average = describe_average(folder)
     steps = max((line["step"] for line in read_metrics(folder)), default=0)
     direction = f"{config.source_lang}-{config.target_lang}"
     data = ModelCardData(
@@ -288,7 +290,8 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         f"# {folder.resolve().name}: {config.source_lang} to {config.target_lang}\n",
         'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
         f"{num_parameters:,} parameters, trained for {steps:,} steps on `{config.dataset}`"
-        f"{f', `{config.name}`' if config.name else ''}.\n",
+        f"{f', `{config.name}`' if config.name else ''}. "
+        f"{f'Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
         f'translate = pipeline("translation", model="{folder.as_posix()}")\n```\n',
         "## Results\n",
@@ -334,6 +337,42 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """
     path = folder / SCORES_FILE
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def write_average(folder: Path, steps: Sequence[int], ema_decay: float | None) -> None:
+    """Note what the model in a run folder is the average of.
+
+    Args:
+        folder: The run folder.
+        steps: Of the checkpoints.
+        ema_decay: Of the moving average, which is that of the one checkpoint; or None.
+    """
+    text = json.dumps({"steps": list(steps), "ema_decay": ema_decay})
+    (folder / AVERAGE_FILE).write_text(text + "\n", encoding="utf-8")
+
+
+def describe_average(folder: Path) -> str | None:
+    """What the model in a run folder is the average of.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        A clause; None where an earlier version has not noted it.
+    """
+    path = folder / AVERAGE_FILE
+    if not path.is_file():
+        return None
+    average = json.loads(path.read_text(encoding="utf-8"))
+    steps = average["steps"]
+    if average["ema_decay"] is not None:
+        return (
+            f"the exponential moving average of the weights at step {steps[-1]}, "
+            f"with decay {average['ema_decay']}"
+        )
+    plural = "s" if len(steps) > 1 else ""
+    numbers = ", ".join(map(str, steps))
+    return f"the mean of {len(steps)} checkpoint{plural}, of step{plural} {numbers}"
 
 
 def read_recipe(folder: Path) -> TrainConfig:
