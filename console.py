@@ -56,6 +56,6 @@ def _sentence(error: Exception) -> str | None:
         error = error.__cause__ or error
     # the base of the Hub's errors is that of its HTTP client, whichever that is; safetensors has an
     # error of its own for a file that cannot be read or written
-    expected = (ValueError, OSError, FloatingPointError, SafetensorError)
+    expected = (ValueError, OSError, FloatingPointError, MemoryError, SafetensorError)
     expected += (HfHubHTTPError.__bases__[0],)
     return " ".join(str(error).split()) if isinstance(error, expected) else None

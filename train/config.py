@@ -83,8 +83,10 @@ class TrainConfig:
         "groups of about equal length that a step is drawn from; the paper had one a GPU",
         data=True,
     )
-    tokens_per_micro_batch: int = setting(
-        4096, "most source or target tokens, padding included, that a device holds at a time"
+    tokens_per_micro_batch: int | None = setting(
+        None,
+        "most source or target tokens, padding included, that a device holds at a time; as many as "
+        "fit into memory if not given",
     )
     max_steps: int = setting(100000, "steps to train, sec. 5.2")
     warmup_steps: int = setting(4000, "steps in which the rate rises, sec. 5.3")
@@ -126,7 +128,7 @@ class TrainConfig:
                 + closest_name(self.precision, list(PRECISIONS))
             )
         for name in _COUNTS:
-            if getattr(self, name) < 1:
+            if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
@@ -150,10 +152,11 @@ class TrainConfig:
         for name in ("num_workers", "max_extra_tokens", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
-        if self.tokens_per_micro_batch < self.max_length:
+        fixed = self.tokens_per_micro_batch
+        if fixed is not None and fixed < self.max_length:
             raise ValueError(
                 "tokens_per_micro_batch must be at least max_length, to hold every sentence, "
-                f"got {self.tokens_per_micro_batch} and max_length {self.max_length}."
+                f"got {fixed} and max_length {self.max_length}."
             )
         if self.source_lang == self.target_lang:
             raise ValueError(f"target_lang must differ from source_lang, got {self.target_lang!r}.")

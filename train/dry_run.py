@@ -13,6 +13,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
+from vanilla_transformer.train.memory import CPU_TOKENS, bytes_per_token, state_bytes
 from vanilla_transformer.train.schedule import learning_rate
 
 
@@ -43,6 +44,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
         "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
         "tokens in all": f"{tokens:,} of the source and of the target",
         "training": f"{tokens * flops_per_token(model):.2g} FLOPs, attention's own products aside",
+        **_memory(config, model),
         "highest rate": f"{peak:.3g} at step {config.warmup_steps:,}",
     }
     papers, settings = TrainConfig(), dataclasses.asdict(config)
@@ -59,6 +61,27 @@ def describe(config: TrainConfig, recipe: str) -> str:
         _group("settings by default", _yaml_lines(others)),
     ]
     return "\n\n".join(parts)
+
+
+def _memory(
+    config: TrainConfig, model: VanillaTransformerForConditionalGeneration
+) -> dict[str, str]:
+    parts = state_bytes(config, model.num_parameters())
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    each = bytes_per_token(model.config, config.precision, config.max_length, device)
+    sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
+    if config.tokens_per_micro_batch is None:
+        sizes.append(config.tokens_per_step)
+    batches = ", ".join(f"{_bytes(size * each)} with {size:,}" for size in dict.fromkeys(sizes))
+    return {
+        "memory": f"{_bytes(sum(parts.values()))} for {', '.join(parts)}",
+        "memory of a micro-batch": f"{_bytes(each)} for a source and a target token: {batches}",
+    }
+
+
+def _bytes(number: int) -> str:
+    unit, name = next((u, n) for u, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if number >= u)
+    return f"{number / unit:.3g} {name}"
 
 
 def _sizes(config: VanillaTransformerConfig) -> str:

@@ -25,6 +25,7 @@ from accelerate.utils import (
     InitProcessGroupKwargs,
     set_seed,
 )
+from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
@@ -51,6 +52,7 @@ from vanilla_transformer.train.corpus import (
     load_translations,
 )
 from vanilla_transformer.train.evaluate import validation_loss
+from vanilla_transformer.train.memory import tokens_that_fit
 from vanilla_transformer.train.run_folder import (
     METRICS_FILE,
     RECIPE_FILE,
@@ -340,16 +342,6 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         rows, tokenizer = _load_data(config)
 
     model, collator = _make_model(config, tokenizer)
-    steps = TrainingSteps(
-        rows["train"],
-        collator,
-        config.tokens_per_step,
-        config.length_groups_per_step,
-        config.tokens_per_micro_batch,
-        config.seed,
-        accelerator.num_processes,
-        accelerator.process_index,
-    )
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=1.0,
@@ -365,6 +357,19 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
     if checkpoint is not None:
         state = checkpointing.read_state(checkpoint)
+    saved = config
+    config = _with_micro_batch(config, accelerator, model, state)
+    steps = TrainingSteps(
+        rows["train"],
+        collator,
+        config.tokens_per_step,
+        config.length_groups_per_step,
+        config.tokens_per_micro_batch,
+        config.seed,
+        accelerator.num_processes,
+        accelerator.process_index,
+    )
+    if checkpoint is not None:
         _refuse_other_pairs(steps.fingerprint(), state["data"])
         checkpointing.load_checkpoint(checkpoint, model, optimizer, accelerator.scaler)
         if moving_average is not None:
@@ -377,10 +382,11 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         steps_done=state["step"],
     )
     if accelerator.is_main_process:
-        save_config(config, folder / RECIPE_FILE)
+        save_config(saved, folder / RECIPE_FILE)
         facts = {
             "processes": accelerator.num_processes,
             "device": accelerator.device,
+            "tokens_per_micro_batch": config.tokens_per_micro_batch,
             "first_step": state["step"] + 1,
             "dataset_fingerprint": rows["train"]._fingerprint,
             "tokenizer_sha256": tokenizer_hash(tokenizer),
@@ -513,6 +519,30 @@ def _make_model(
     return model, Collator(tokenizer.pad_token_id, start, len(tokenizer))
 
 
+def _with_micro_batch(
+    config: TrainConfig,
+    accelerator: Accelerator,
+    model: VanillaTransformerForConditionalGeneration,
+    state: dict[str, Any],
+) -> TrainConfig:
+    """Fill in how large a micro-batch is, the same on every process."""
+    if config.tokens_per_micro_batch is not None:
+        return config
+    # how a step is cut decides the last bit of its sums: a run goes on as it began
+    before = state.get("tokens_per_micro_batch")
+    if before is not None and state["num_processes"] == accelerator.num_processes:
+        return dataclasses.replace(config, tokens_per_micro_batch=before)
+    fitting = tokens_that_fit(
+        config,
+        model.config,
+        model.num_parameters(),
+        accelerator.device,
+        accelerator.num_processes,
+    )
+    fitting = accelerator.gather(torch.full((1,), fitting, device=accelerator.device)).min()
+    return dataclasses.replace(config, tokens_per_micro_batch=int(fitting))
+
+
 def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
     return iter(
         DataLoader(
@@ -534,17 +564,25 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     cells = count_cells(batches)
     if run.model.config._attn_implementation == "sdpa":
         batches = [mask_for_sdpa(batch) for batch in batches]
-    result = training_step(
-        run.accelerator,
-        run.wrapped_model,
-        run.wrapped_optimizer,
-        run.scheduler,
-        batches,
-        run.config.label_smoothing,
-        run.config.max_grad_norm,
-    )
-    if run.moving_average is not None:
-        run.moving_average.update(step, torch.as_tensor(result.is_skipped))
+    try:
+        result = training_step(
+            run.accelerator,
+            run.wrapped_model,
+            run.wrapped_optimizer,
+            run.scheduler,
+            batches,
+            run.config.label_smoothing,
+            run.config.max_grad_norm,
+        )
+        if run.moving_average is not None:
+            run.moving_average.update(step, torch.as_tensor(result.is_skipped))
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        raise MemoryError(
+            f"memory must hold a micro-batch, and was full in step {step}: go on with --resume and "
+            f"tokens_per_micro_batch below {run.config.tokens_per_micro_batch}."
+        ) from error
     run.progress.bar.update()
     run.unread.append((step, result, cells))
     return result
@@ -618,6 +656,7 @@ def _save(run: Run, step: int, is_stop: bool = False):
                 "window": run.progress.window,
                 "data": run.steps.fingerprint(),
                 "num_processes": run.accelerator.num_processes,
+                "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
                 "seconds": run.seconds_before + time.monotonic() - run.started,
             },
             keep=run.config.num_averaged_checkpoints,

@@ -1,0 +1,224 @@
+"""How much memory a step takes, and what follows for the size of a micro-batch."""
+
+import json
+import subprocess
+import sys
+
+import psutil
+import pytest
+import torch
+import train_toys
+from accelerate.state import AcceleratorState
+
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.train import loop, memory
+from vanilla_transformer.train.__main__ import main
+from vanilla_transformer.train.checkpoint import checkpoints, read_state
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.memory import (
+    bytes_per_token,
+    free_bytes,
+    state_bytes,
+    tokens_that_fit,
+)
+
+# the peak of two steps over what there was before the model
+MEASURE = """
+import json, sys, torch
+from accelerate import Accelerator
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.train.schedule import paper_schedule
+from vanilla_transformer.train.step import mask_for_sdpa, training_step
+
+def kilobytes(name):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+row, fields, precision, rows, length = json.loads(sys.argv[1])
+config = VanillaTransformerConfig.from_paper(row, **fields)
+accelerator = Accelerator(cpu=True, mixed_precision="no" if precision == "fp32" else precision)
+ids = torch.randint(3, config.vocab_size, (rows, length))
+mask = torch.ones_like(ids)
+mask[0, -1] = 0
+batch = dict(input_ids=ids, attention_mask=mask, decoder_input_ids=ids.clone(), labels=ids.clone())
+before = kilobytes("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")
+model = VanillaTransformerForConditionalGeneration(config)
+optimizer = torch.optim.Adam(model.parameters(), lr=1.0, fused=True)
+prepared = accelerator.prepare(model, optimizer)
+prepared[0].train()
+for _ in range(2):
+    scheduler = paper_schedule(optimizer, config.d_model, 4000)
+    training_step(accelerator, *prepared, scheduler, [mask_for_sdpa(batch)], 0.1)
+print(json.dumps([model.num_parameters(), (kilobytes("VmHWM") - before) * 1024]))
+"""
+SMALL = {"hidden_size": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 10_000}
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process():
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel tells it on Linux")
+@pytest.mark.parametrize(
+    ("row", "fields", "precision", "rows", "length"),
+    [
+        ("base", SMALL, "fp32", 32, 32),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                ("C4", {"vocab_size": 1000}, "fp32", 64, 32),
+                ("base", {"vocab_size": 37_000}, "fp32", 32, 32),
+                ("base", {"vocab_size": 1000}, "bf16", 64, 32),
+                ("B1", {"vocab_size": 1000}, "fp32", 16, 128),
+                ("base", {"attention_dropout": 0.1, "activation_dropout": 0.1}, "fp32", 16, 128),
+                ("C1", {"vocab_size": 16_000, "norm_first": True}, "fp32", 64, 32),
+            )
+        ),
+    ],
+)
+def test_a_step_takes_the_memory_that_was_estimated(row, fields, precision, rows, length):
+    case = json.dumps([row, fields, precision, rows, length])
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, case],
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    num_parameters, measured = json.loads(done.stdout)
+    config = VanillaTransformerConfig.from_paper(row, **fields)
+    state = sum(state_bytes(TrainConfig(precision=precision), num_parameters).values())
+    estimated = state + rows * length * bytes_per_token(config, precision, length, "cpu")
+    assert measured > rows * length * 100_000, "nothing was measured"
+    # a little more is safe, too little is not
+    assert 0.95 < estimated / measured < 1.5
+
+
+def test_what_is_kept_beside_the_weights_counts():
+    parts = state_bytes(TrainConfig(precision="bf16", ema_decay=0.999), 10)
+    assert parts == {
+        "weights": 40,
+        "gradients": 40,
+        "Adam's moments": 80,
+        "half-precision weights": 20,
+        "moving average": 40,
+    }
+    assert sum(state_bytes(TrainConfig(), 10).values()) == 160
+
+
+def test_processes_of_a_host_share_its_memory_and_a_container_has_less(tmp_path, monkeypatch):
+    class Available:
+        available = 8_000
+
+    monkeypatch.setattr(psutil, "virtual_memory", Available)
+    monkeypatch.setattr(memory, "CGROUP", tmp_path)
+    cpu = torch.device("cpu")
+    assert free_bytes(cpu, 2) == 4_000
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.stat").write_text("anon 1000\nfile 5000\n")
+    assert free_bytes(cpu, 1) == 8_000
+    (tmp_path / "memory.max").write_text("6000\n")
+    assert free_bytes(cpu, 1) == 5_000
+
+
+@pytest.fixture
+def fitting(monkeypatch):
+    """A function from free gigabytes, and the device, to the tokens of a micro-batch."""
+
+    def fit(gigabytes, device="cpu", num_processes=1, **settings):
+        monkeypatch.setattr(memory, "free_bytes", lambda *given: int(gigabytes * 1e9))
+        config = TrainConfig(**settings)
+        sizes = config.model_config(37_000)
+        device = torch.device(device)
+        return tokens_that_fit(config, sizes, 63_000_000, device, num_processes)
+
+    return fit
+
+
+def test_a_micro_batch_is_what_fits_and_no_more_than_helps(fitting):
+    assert fitting(100) == 4096
+    few, more = fitting(2), fitting(3)
+    assert 256 <= few < more < 4096
+    # a GPU gains by more, but has no use for more than its part of a step
+    assert fitting(100, "cuda") == 25_000
+    assert fitting(100, "cuda", num_processes=8) == 3125
+    assert fitting(100, "cuda", num_processes=8, tokens_per_step=1600) == 256
+    assert fitting(20, "cuda", precision="bf16") > fitting(20, "cuda")
+
+
+def test_what_cannot_fit_is_refused(fitting):
+    with pytest.raises(ValueError, match=r"cpu must have 1\.\d GB .* max_length 256, got 0\.6 GB"):
+        fitting(0.6)
+
+
+def settings_of(run):
+    return dict(
+        line.split(": ", 1) for line in (run / "environment.txt").read_text().splitlines() if line
+    )
+
+
+def test_a_run_goes_on_with_the_micro_batches_it_began_with(corpus, tmp_path, monkeypatch):
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 77)
+    train(train_toys.toy_config(corpus, whole, tokens_per_micro_batch=None))
+    train(train_toys.toy_config(corpus, parts, tokens_per_micro_batch=None, max_steps=5))
+    # now there would be more room
+    monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 300)
+    train(train_toys.toy_config(corpus, parts, tokens_per_micro_batch=None), resume=True)
+    train_toys.assert_same_bits(parts, whole)
+    assert read_state(checkpoints(parts / "checkpoints")[-1])["tokens_per_micro_batch"] == 77
+    assert settings_of(parts)["tokens_per_micro_batch"] == "77"
+    assert "tokens_per_micro_batch: null" in (parts / "recipe.yaml").read_text()
+
+
+def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 300)
+    model = train_toys.toy_model()
+    accelerator = loop._open_accelerator("fp32")
+    free = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=None)
+    fixed = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=90)
+
+    def tokens(config, **state):
+        return loop._with_micro_batch(config, accelerator, model, state).tokens_per_micro_batch
+
+    assert tokens(free) == 300
+    assert tokens(free, num_processes=1, tokens_per_micro_batch=77) == 77
+    assert tokens(free, num_processes=2, tokens_per_micro_batch=77) == 300
+    # a checkpoint of an earlier version does not say
+    assert tokens(free, num_processes=1) == 300
+    assert tokens(fixed, num_processes=1, tokens_per_micro_batch=77) == 90
+
+
+def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
+    def full(*given):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
+
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
+    )
+    monkeypatch.setattr(loop, "training_step", full)
+    assert main([str(recipe)]) == 1
+    last = capsys.readouterr().err.strip().split("\n")[-1]
+    assert last == (
+        "error: memory must hold a micro-batch, and was full in step 1: go on with --resume and "
+        "tokens_per_micro_batch below 80."
+    )
+
+
+def test_another_error_of_a_step_is_not_taken_for_full_memory(corpus, tmp_path, monkeypatch):
+    def broken(*given):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(loop, "training_step", broken)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        train(train_toys.toy_config(corpus, tmp_path / "run"))

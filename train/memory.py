@@ -1,0 +1,156 @@
+"""How much memory training takes, and how large a micro-batch fits into what there is."""
+
+import os
+from pathlib import Path
+
+import psutil
+import torch
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.train.config import TrainConfig
+
+# bytes of a float32
+FULL = 4
+# logits, their log-probabilities, and the gradient of one of them
+VOCABULARY_COPIES = 3
+# what is kept of the attention weights where they are not computed piece by piece: themselves;
+# with dropout on them its mask and what it left as well
+SCORE_COPIES, SCORE_COPIES_WITH_DROPOUT = 1, 3
+# what comes and goes in backward, and what the allocator cannot use
+SLACK = 1.35
+# what a driver, a library's own buffers and other programs may yet take of what is free
+USABLE = 0.9
+# more of them at once is no faster on a processor
+CPU_TOKENS = 4096
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
+    """Memory that does not depend on the batch.
+
+    Args:
+        config: Settings of the run.
+        num_parameters: Of the model, or of the part of it that this process holds.
+
+    Returns:
+        Bytes, by what takes them.
+    """
+    parts = {
+        "weights": FULL * num_parameters,
+        "gradients": FULL * num_parameters,
+        "Adam's moments": 2 * FULL * num_parameters,
+    }
+    if config.precision != "fp32":
+        # made once for all micro-batches of a step
+        parts["half-precision weights"] = FULL // 2 * num_parameters
+    if config.ema_decay is not None:
+        parts["moving average"] = FULL * num_parameters
+    return parts
+
+
+def bytes_per_token(
+    config: VanillaTransformerConfig, precision: str, max_length: int, device: str
+) -> int:
+    """Memory that one source and one target token of a micro-batch take until backward is through.
+
+    Args:
+        config: Sizes of the model.
+        precision: One of `config.PRECISIONS`.
+        max_length: The longest sentence, in tokens; decides only where attention is not fused.
+        device: "cuda", "cpu" and so on.
+
+    Returns:
+        Bytes, more rather than fewer.
+    """
+    # the products are in half precision, sums and norms are not; a norm's output is kept in both
+    half = FULL if precision == "fp32" else FULL // 2
+    kept_norm = FULL if precision == "fp32" else FULL + half
+    d_model = config.d_model
+    # dropout's mask, the sum, and its norm
+    add_and_norm = d_model * (half + FULL + kept_norm)
+
+    def attention(num_heads: int) -> int:
+        d_k = config.d_k or d_model // num_heads
+        d_v = config.d_v or d_model // num_heads
+        # query, key and value, and the context twice: heads apart and side by side
+        widths = num_heads * (2 * d_k + 3 * d_v) * half
+        is_fused = d_k == d_v and (device != "cpu" or not config.attention_dropout)
+        copies = SCORE_COPIES_WITH_DROPOUT if config.attention_dropout else SCORE_COPIES
+        scores = 0 if is_fused else copies * num_heads * max_length * half
+        return widths + scores + add_and_norm
+
+    def feed_forward(d_ff: int) -> int:
+        copies = 3 if config.activation_dropout else 1
+        return copies * d_ff * half + add_and_norm
+
+    encoder_layer = attention(config.encoder_attention_heads) + feed_forward(config.encoder_ffn_dim)
+    decoder_layer = 2 * attention(config.decoder_attention_heads) + feed_forward(
+        config.decoder_ffn_dim
+    )
+    # embedding with position, and dropout on it
+    embeddings = 2 * 3 * d_model * FULL
+    vocabulary = VOCABULARY_COPIES * FULL * config.vocab_size
+    layers = config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
+    return int(SLACK * (layers + embeddings + vocabulary))
+
+
+def free_bytes(device: torch.device, processes: int) -> int:
+    """Memory that this process can still have.
+
+    Args:
+        device: Where it trains.
+        processes: How many share the host's memory.
+
+    Returns:
+        Bytes.
+    """
+    if device.type == "cuda":
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + unused
+    available = psutil.virtual_memory().available
+    # a container may have less than the machine
+    limit, used = CGROUP / "memory.max", CGROUP / "memory.stat"
+    if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
+        # the first line is what cannot be dropped
+        taken = int(used.read_text().split()[1])
+        available = min(available, int(limit.read_text()) - taken)
+    return available // processes
+
+
+def tokens_that_fit(
+    config: TrainConfig,
+    model_config: VanillaTransformerConfig,
+    num_parameters: int,
+    device: torch.device,
+    num_processes: int,
+) -> int:
+    """How large a micro-batch can be, when the weights are in memory and nothing else yet.
+
+    Args:
+        config: Settings of the run.
+        model_config: Sizes of the model.
+        num_parameters: Of the model, or of the part of it that this process holds.
+        device: Where this process trains.
+        num_processes: Processes that share a step.
+
+    Returns:
+        Source or target tokens, padding included; never more than one process has of a step.
+
+    Raises:
+        ValueError: If the longest sentence does not fit.
+    """
+    parts = state_bytes(config, num_parameters)
+    to_come = sum(parts.values()) - parts["weights"]
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
+    free = free_bytes(device, processes_here)
+    each = bytes_per_token(model_config, config.precision, config.max_length, device.type)
+    fitting = (int(USABLE * free) - to_come) // each
+    if fitting < config.max_length:
+        needed = (to_come + config.max_length * each) / USABLE
+        raise ValueError(
+            f"{device} must have {needed / 1e9:.1f} GB of memory free for this model and one "
+            f"sentence of max_length {config.max_length}, got {free / 1e9:.1f} GB."
+        )
+    share = -(-config.tokens_per_step // num_processes)
+    most = share if device.type == "cuda" else min(CPU_TOKENS, share)
+    return min(fitting, max(most, config.max_length))
