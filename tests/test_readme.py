@@ -49,10 +49,15 @@ def put_wmt14(hub, folder):
     names = {"de-en": "de", "fr-en": "fr"}
     for name, other in names.items():
         (folder / name).mkdir(parents=True)
-        rows = [{"translation": {other: pair["de"], "en": pair["en"]}} for pair in PAIRS]
-        for split in ("train", "validation", "test"):
-            lines = "".join(json.dumps(row) + "\n" for row in rows)
-            (folder / name / f"{split}.jsonl").write_text(lines, encoding="utf-8")
+        # other sentences than those of the texts that it is mixed with
+        rows = [
+            {"translation": {other: f"Zeile {i}: sie ist lang.", "en": f"Line {i}: it is long."}}
+            for i in range(40)
+        ]
+        # newstest2013 and newstest2014 have so many lines, and nothing else is taken for them
+        for split, count in (("train", 40), ("validation", 3000), ("test", 3003)):
+            lines = [json.dumps(rows[i % 40]) + "\n" for i in range(count)]
+            (folder / name / f"{split}.jsonl").write_text("".join(lines), encoding="utf-8")
     configs = "".join(f"- config_name: {name}\n  data_dir: {name}\n" for name in names)
     (folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
     hub.add_folder("wmt/wmt14", folder, "datasets")

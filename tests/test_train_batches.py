@@ -1,19 +1,30 @@
 """Batches of about equal length. Section 5.1."""
 
+import collections
+import itertools
+import pickle
+
 import numpy as np
 import pytest
 import torch
 import train_toys
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.batches import (
     Collator,
     TrainingSteps,
+    epoch_order,
     evaluation_batches,
     plan_steps,
+    shares_of,
     split_step,
+    steps_for,
 )
-from vanilla_transformer.train.corpus import encode_pairs, lengths, load_translations
+from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.pairs import encode_pairs, lengths, prepare_pairs
 from vanilla_transformer.train.step import IGNORED
 
 
@@ -27,7 +38,8 @@ def sizes():
 
 
 def planned(sizes, seed=1, epoch=0, tokens_per_step=8000, groups=8):
-    return plan_steps(*sizes, tokens_per_step, groups, seed, epoch)
+    num_steps = steps_for(int(np.maximum(*sizes).sum()), tokens_per_step)
+    return plan_steps(*sizes, num_steps, groups, np.random.default_rng([seed, epoch]))
 
 
 def test_every_sentence_comes_once_an_epoch(sizes):
@@ -95,7 +107,7 @@ def test_sentences_meet_new_neighbors_in_the_next_epoch(sizes):
 @pytest.mark.parametrize("sentences", [1, 2, 3, 9])
 def test_a_corpus_can_be_smaller_than_a_step(sentences):
     sizes = np.full(sentences, 5), np.arange(2, sentences + 2)
-    steps = plan_steps(*sizes, tokens_per_step=30, length_groups_per_step=4, seed=1, epoch=0)
+    steps = planned(sizes, tokens_per_step=30, groups=4)
     seen = [int(index) for step in steps for group in step for index in group]
     assert sorted(seen) == list(range(sentences))
     assert all(len(group) for step in steps for group in step)
@@ -103,10 +115,8 @@ def test_a_corpus_can_be_smaller_than_a_step(sentences):
 
 def test_what_cannot_be_batched_is_refused():
     sizes = np.array([5, 40]), np.array([5, 6])
-    with pytest.raises(ValueError, match="longest sentence, of 40 tokens, got 30"):
-        plan_steps(*sizes, 30, 1, 1, 0)
-    with pytest.raises(ValueError, match="at least one sentence, got none"):
-        plan_steps(np.array([]), np.array([]), 30, 1, 1, 0)
+    with pytest.raises(ValueError, match="3 steps must have at least one sentence each, got 2"):
+        plan_steps(*sizes, 3, 1, np.random.default_rng(0))
     with pytest.raises(ValueError, match="got 30 and one of 40 tokens"):
         split_step([np.array([0, 1])], *sizes, 30, 1)
     with pytest.raises(ValueError, match="at least one sentence for each process, got 2 for 4"):
@@ -141,52 +151,158 @@ def corpus(tmp_path_factory):
     return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
-@pytest.fixture(scope="module")
-def rows(corpus):
-    texts = load_translations(str(corpus), None, "en", "de")
+def encoded(folder):
+    texts = load_translations(str(folder), None, "en", "de")
     return encode_pairs(texts["train"], "train", VanillaTransformerTokenizer(), "en", "de")
 
 
-def steps_of(rows, **options):
-    settings = {"tokens_per_step": 900, "length_groups_per_step": 3, "tokens_per_micro_batch": 200}
-    return TrainingSteps(rows, Collator(0, 1, 260), **settings, seed=1, **options)
+@pytest.fixture(scope="module")
+def pairs(corpus):
+    return prepare_pairs([encoded(corpus)], max_length=60)
 
 
-def as_set(batches):
-    return sorted(row.tolist() for batch in batches for row in batch["input_ids"])
+def steps_of(pairs, **options):
+    settings = {"tokens_per_step": 300, "length_groups_per_step": 3, "tokens_per_micro_batch": 80}
+    return TrainingSteps(pairs, Collator(0, 1, 260), **{**settings, "seed": 1, **options})
 
 
-def test_a_step_can_be_asked_for_in_any_order(rows):
-    forward, other = steps_of(rows), steps_of(rows)
+def sentences(batches):
+    return sorted(
+        tuple(ids[mask.bool()].tolist())
+        for batch in batches
+        for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+    )
+
+
+def sources(pairs, numbers=None):
+    numbers = pairs.kept() if numbers is None else np.asarray(numbers)
+    return sorted(tuple(ids.tolist()) for ids in pairs[numbers]["input_ids"])
+
+
+def test_a_step_can_be_asked_for_in_any_order(pairs):
+    forward, other = (steps_of(pairs, block_pairs=25) for _ in range(2))
     later = forward.steps_per_epoch + 2
-    expected = [forward[index] for index in range(later + 1)]
+    expected = [forward[index].batches for index in range(later + 1)]
     for index in (later, 1, later - 1, 0):
-        for batch, again in zip(expected[index], other[index], strict=True):
+        for batch, again in zip(expected[index], other[index].batches, strict=True):
             assert all(torch.equal(batch[name], again[name]) for name in batch)
-    assert as_set(expected[0]) != as_set(expected[forward.steps_per_epoch])
+    assert sentences(expected[0]) != sentences(expected[forward.steps_per_epoch])
 
 
-def test_processes_share_a_step_without_overlap(rows):
-    def sentences(batches):
-        return sorted(
-            tuple(ids[mask.bool()].tolist())
-            for batch in batches
-            for ids, mask in zip(batch["input_ids"], batch["attention_mask"], strict=True)
+@pytest.mark.parametrize("block_pairs", [1, 7, 25, 40, 500])
+def test_every_pair_comes_once_an_epoch_however_it_is_cut_into_blocks(pairs, block_pairs):
+    steps = steps_of(pairs, block_pairs=block_pairs)
+    for epoch in range(2):
+        first = epoch * steps.steps_per_epoch
+        seen = [
+            sentence
+            for index in range(steps.steps_per_epoch)
+            for sentence in sentences(steps[first + index].batches)
+        ]
+        assert sorted(seen) == sources(pairs)
+
+
+def test_a_block_is_no_more_than_its_pairs(pairs):
+    steps = steps_of(pairs, block_pairs=25, tokens_per_step=150)
+    steps[0]
+    # 90 pairs are four blocks
+    assert len(steps._block.numbers) == 22
+    assert 1 < len(steps._block.steps) < steps.steps_per_epoch / 2
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_all_processes_and_workers_together_see_the_same_steps(pairs, processes, num_workers):
+    alone = steps_of(pairs, block_pairs=30)
+    count = alone.steps_per_epoch + 2
+    expected = [sentences(alone[index].batches) for index in range(count)]
+    shares = [
+        DataLoader(
+            steps_of(pairs, block_pairs=30, num_processes=processes, process_index=index),
+            batch_size=None,
+            sampler=range(count),
+            num_workers=num_workers,
         )
+        for index in range(processes)
+    ]
+    found = 0
+    for step, parts in enumerate(zip(*shares, strict=True)):
+        assert len({len(part.batches) for part in parts}) == 1
+        assert sentences(batch for part in parts for batch in part.batches) == expected[step]
+        found += 1
+    assert found == count
 
-    alone = sentences(steps_of(rows)[0])
-    shares = [steps_of(rows, num_processes=2, process_index=index)[0] for index in range(2)]
-    assert len(shares[0]) == len(shares[1])
-    assert sentences(shares[0] + shares[1]) == alone
+
+def test_steps_can_be_handed_to_a_process_that_starts_anew(pairs):
+    steps = steps_of(pairs)
+    expected = sentences(steps[1].batches)
+    handed = pickle.loads(pickle.dumps(steps))
+    assert handed._order is None
+    assert sentences(handed[1].batches) == expected
 
 
-def test_evaluation_sees_each_pair_once_on_any_number_of_processes(rows):
-    tokens = int(lengths(rows)[1].sum())
+def test_evaluation_sees_each_pair_once_on_any_number_of_processes(pairs):
+    tokens = int(lengths(pairs.rows)[1].sum())
     for processes in (1, 3):
         batches = [
             batch
             for index in range(processes)
-            for batch in evaluation_batches(rows, Collator(0, 1, 260), 200, processes, index)
+            for batch in evaluation_batches(pairs, Collator(0, 1, 260), 200, processes, index)
         ]
-        assert sum(len(batch["labels"]) for batch in batches) == len(rows)
+        assert sum(len(batch["labels"]) for batch in batches) == len(pairs.rows)
         assert sum(int((batch["labels"] != IGNORED).sum()) for batch in batches) == tokens
+
+
+def test_a_pair_that_does_not_fit_into_a_step_is_refused(pairs):
+    with pytest.raises(ValueError, match=r"longest sentence, of .* tokens, got 20"):
+        steps_of(pairs, tokens_per_step=20)
+
+
+def test_pairs_that_are_left_out_are_never_seen(corpus):
+    few = prepare_pairs([encoded(corpus)], max_length=20)
+    assert 0 < len(few.kept()) < len(few.rows)
+    steps = steps_of(few)
+    seen = [s for index in range(steps.steps_per_epoch) for s in sentences(steps[index].batches)]
+    assert sorted(seen) == sources(few)
+    assert steps.fingerprint()["pairs"] == len(seen)
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.data(), st.integers(0, 5))
+def test_each_corpus_gives_its_share_pass_by_pass(sizes, data, seed):
+    weights = data.draw(
+        st.lists(st.floats(0.1, 10), min_size=len(sizes), max_size=len(sizes)) | st.none()
+    )
+    shares = shares_of(sizes, weights)
+    assert sum(shares) == sum(sizes)
+    if weights is None:
+        assert shares == sizes
+    else:
+        for share, weight in zip(shares, weights, strict=True):
+            assert abs(share - weight / sum(weights) * sum(sizes)) <= 1
+    ends = np.cumsum([0, *sizes])
+    corpora = [np.arange(first, last) for first, last in itertools.pairwise(ends)]
+    epochs = [epoch_order(corpora, shares, seed, epoch) for epoch in range(4)]
+    for corpus, share in zip(corpora, shares, strict=True):
+        seen = collections.Counter()
+        for epoch in epochs:
+            mine = epoch[np.isin(epoch, corpus)]
+            assert len(mine) == share
+            seen.update(mine.tolist())
+            # no pair is a pass ahead of another
+            counts = [seen[number] for number in corpus.tolist()]
+            assert max(counts) - min(counts) <= 1
+            assert sum(counts) // len(corpus) == min(counts)
+
+
+def test_a_mixed_epoch_has_the_shares_asked_for(corpus, tmp_path):
+    other = train_toys.write_corpus(tmp_path / "other", pairs=30, seed=11)
+    both = [encoded(corpus), encoded(other)]
+    pairs = prepare_pairs(both, max_length=60)
+    own = set(sources(pairs, np.arange(90, 120))) - set(sources(pairs, np.arange(90)))
+    steps = steps_of(pairs, sizes=[90, 30], weights=[1.0, 3.0], block_pairs=50)
+    seen = [s for index in range(steps.steps_per_epoch) for s in sentences(steps[index].batches)]
+    assert len(seen) == 120
+    # 90 of 120 are of the other corpus, each of its 30 pairs three times
+    counts = collections.Counter(s for s in seen if s in own)
+    assert set(counts) == own
+    assert set(counts.values()) == {3}

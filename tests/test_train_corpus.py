@@ -1,53 +1,28 @@
-"""Parallel text, as it is read, cleaned and tokenized. Section 5.1."""
+"""Parallel text, as it is read. Section 5.1."""
 
 import gzip
+import json
 import os
+import subprocess
+import sys
 
 import datasets
+import pyarrow as pa
 import pytest
 import train_toys
-from transformers import AutoTokenizer
+from hub_stand_in import StoredFile, running_hub
 
-from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.train import corpus as corpora
 from vanilla_transformer.train.corpus import (
-    drop_untrainable,
-    encode_pairs,
     load_translations,
     read_lines,
+    text_hash,
+    texts_of,
 )
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-def test_empty_and_long_pairs_are_left_out_and_counted():
-    texts = datasets.Dataset.from_dict(
-        {
-            "translation": [
-                {"en": "a cat", "de": "eine Katze"},
-                {"en": "", "de": "nichts"},
-                {"en": "much " * 40, "de": "viel"},
-                {"en": "a dog", "de": "ein Hund"},
-            ]
-        }
-    )
-    encoded = encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")
-    kept, counts = drop_untrainable(encoded, "train", max_length=50)
-    assert counts == {"kept": 2, "empty": 1, "too_long": 1}
-    assert len(kept) == 2
-    with pytest.raises(ValueError, match="got 1 with an empty and 3 with a too long side"):
-        drop_untrainable(encoded, "train", max_length=3)
-
-
-def test_the_direction_is_the_one_asked_for(corpus):
-    texts = load_translations(str(corpus), None, "de", "en")
-    tokenizer = VanillaTransformerTokenizer()
-    encoded = encode_pairs(texts["test"], "test", tokenizer, "de", "en")
-    first = (corpus / "test.de").read_text(encoding="utf-8").split("\n")[0]
-    assert tokenizer.decode(encoded[0]["input_ids"], skip_special_tokens=True) == first
 
 
 def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
@@ -80,28 +55,6 @@ def test_a_file_that_was_only_read_is_the_same_file(tmp_path):
     assert before.cache_files == after.cache_files
 
 
-def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monkeypatch):
-    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=40)
-    texts = load_translations(str(corpus), None, "en", "de")["train"]
-    words = [text for pair in texts["translation"] for text in pair.values()]
-    learned = VanillaTransformerTokenizer().train_new_from_iterator(words * 2, vocab_size=280)
-    learned.save_pretrained(tmp_path / "tokenizer")
-    rows = encode_pairs(texts, "train", learned, "en", "de")
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "tokenizer")
-    calls = []
-    encode = corpora._encode
-    monkeypatch.setattr(corpora, "_encode", lambda *a, **kw: calls.append(1) or encode(*a, **kw))
-    again = encode_pairs(texts, "train", loaded, "en", "de")
-    assert not calls
-    assert again[:] == rows[:]
-    # but by another, or the other way round, it is tokenized anew
-    turned = encode_pairs(texts, "train", loaded, "de", "en")
-    bytes_alone = encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")
-    assert len(calls) == 2
-    assert turned[0]["input_ids"] == rows[0]["labels"]
-    assert bytes_alone[0] != rows[0]
-
-
 def test_a_local_dataset_of_the_translation_schema_loads(tmp_path):
     (tmp_path / "train.jsonl").write_text(
         '{"translation": {"en": "a", "de": "b"}}\n' * 3, encoding="utf-8"
@@ -120,7 +73,7 @@ def write_pair(folder, english, german):
     ("english", "german", "message"),
     [
         (b"a\nb\nc\n", b"a\nb\n", "train.de must have as many lines, got 3 and 2"),
-        (b"a\nb\n", b"a\n\xff\xfe\n", "train.de line 2 must be UTF-8"),
+        (b"a\nb", b"a\nb\n\n", "train.de must have as many lines, got 2 and 3"),
         (b"", b"", "at least one line, got none"),
     ],
 )
@@ -161,8 +114,136 @@ def test_a_dataset_without_translations_is_refused(tmp_path):
         load_translations(str(tmp_path), None, "en", "de")
 
 
-def test_a_line_without_text_is_named():
-    pairs = [{"en": "a", "de": "b"}] * 2 + [{"en": "c", "de": None}]
-    texts = datasets.Dataset.from_dict({"translation": pairs})
-    with pytest.raises(ValueError, match="validation line 3 must have text in 'de', got None"):
-        encode_pairs(texts, "validation", VanillaTransformerTokenizer(), "en", "de")
+def test_what_is_no_utf_8_is_repaired_where_it_is_trained_on(tmp_path):
+    write_pair(tmp_path, b"a\nb\n", b"a\n\xff\xfe\n")
+    rows = load_translations(str(tmp_path), None, "en", "de")["train"]
+    assert rows["translation"][1] == {"en": "b", "de": "\ufffd\ufffd"}
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_what_is_no_utf_8_is_an_error_where_it_is_evaluated(split, tmp_path):
+    train_toys.write_corpus(tmp_path, pairs=3)
+    (tmp_path / f"{split}.de").write_bytes(b"a\n\xe9\n")
+    (tmp_path / f"{split}.en").write_bytes(b"a\nb\n")
+    with pytest.raises(ValueError, match=rf"{split}\.de line 2 must be UTF-8"):
+        load_translations(str(tmp_path), None, "en", "de")
+
+
+def garbled_table(german):
+    """A table as careless programs write it: bytes that claim to be text."""
+    raw = pa.array(german, pa.binary())
+    texts = pa.StringArray.from_buffers(len(raw), raw.buffers()[1], raw.buffers()[2])
+    english = pa.array(["x"] * len(german))
+    return pa.table({"translation": pa.StructArray.from_arrays([english, texts], ["en", "de"])})
+
+
+def test_bytes_in_a_table_that_are_no_utf_8_are_named_or_repaired():
+    table = garbled_table([b"fein", b"sch\xf6n"])
+    with pytest.raises(ValueError, match="validation line 12 in 'de' must be UTF-8"):
+        texts_of(table, ["en", "de"], "validation", first_line=11)
+    sides = texts_of(table, ["en", "de"], "train", repair=True)
+    assert sides == [["x", "x"], ["fein", "sch\ufffdn"]]
+
+
+def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path):
+    languages = ["en", "de"]
+    rows = load_translations(str(corpus), None, *languages)["train"]
+    expected = text_hash(rows, languages)
+    pairs = rows["translation"][:]
+    # other files, another order of columns, other parts, parts of a larger whole
+    lines = "".join(
+        json.dumps({"translation": dict(reversed(pair.items()))}) + "\n" for pair in pairs
+    )
+    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
+    others = [
+        load_translations(str(tmp_path), None, *languages)["train"],
+        datasets.concatenate_datasets([rows.select(range(40)), rows.select(range(40, 90))]),
+        datasets.concatenate_datasets([rows, rows]).select(range(90, 180)),
+        rows.select(list(range(90))[::-1]).select(list(range(90))[::-1]),
+    ]
+    assert [text_hash(other, languages) for other in others] == [expected] * 4
+    # one character, one pair, the direction, and where a text ends, all matter
+    changed = [
+        datasets.Dataset.from_list([{"translation": pair} for pair in altered])
+        for altered in (
+            [pairs[0] | {"en": pairs[0]["en"] + "x"}, *pairs[1:]],
+            pairs[1:],
+            [pairs[0] | {"en": pairs[0]["en"] + pairs[1]["en"]}, pairs[1] | {"en": ""}, *pairs[2:]],
+        )
+    ]
+    found = [text_hash(other, languages) for other in changed] + [text_hash(rows, ["de", "en"])]
+    assert len({expected, *found}) == 5
+
+
+@pytest.mark.parametrize("dataset", ["demo", "a folder"])
+def test_a_revision_of_what_is_not_on_the_hub_is_refused(dataset, corpus):
+    dataset = str(corpus) if dataset == "a folder" else dataset
+    with pytest.raises(ValueError, match=r"revision must be null, .* got 'v1'"):
+        load_translations(dataset, None, "en", "de", "v1")
+
+
+def wmt14(validation, test, name="de-en"):
+    language = name.removesuffix("-en")
+    return datasets.DatasetDict(
+        {
+            split: datasets.Dataset.from_dict({"translation": [{"en": "a", language: "b"}] * lines})
+            for split, lines in (("train", 5), ("validation", validation), ("test", test))
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "validation", "test"),
+    [("de-en", 3000, 3003), ("fr-en", 3000, 3003), ("hi-en", 520, 2507)],
+)
+def test_wmt14_with_all_its_lines_is_taken(name, validation, test, monkeypatch):
+    found = wmt14(validation, test, name)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: found)
+    splits = load_translations("wmt/wmt14", name, "en", name.removesuffix("-en"))
+    assert [len(rows) for rows in splits.values()] == [5, validation, test]
+
+
+@pytest.mark.parametrize(
+    ("validation", "test", "message"),
+    [
+        (3000, 2737, "test of wmt/wmt14 de-en must have 3,003 lines, got 2,737"),
+        (2999, 3003, "validation of wmt/wmt14 de-en must have 3,000 lines, got 2,999"),
+    ],
+)
+def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, monkeypatch):
+    found = wmt14(validation, test)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: found)
+    with pytest.raises(ValueError, match=message):
+        load_translations("wmt/wmt14", "de-en", "en", "de")
+
+
+def test_a_dataset_is_taken_at_its_revision_and_its_commit_is_known(tmp_path):
+    code = """
+import sys
+from vanilla_transformer.train.corpus import dataset_commit, load_translations
+for revision in (None, "old", sys.argv[1]):
+    rows = load_translations("some/corpus", None, "en", "de", revision)["train"]
+    print(len(rows), dataset_commit("some/corpus", None, revision))
+"""
+    for pairs in (3, 4):
+        folder = tmp_path / f"{pairs}"
+        folder.mkdir()
+        line = '{"translation": {"en": "a", "de": "b"}}\n'
+        (folder / "train.jsonl").write_text(line * pairs, encoding="utf-8")
+    with running_hub() as hub:
+        hub.add_folder("some/corpus", tmp_path / "3", "datasets")
+        repository = hub.repositories["datasets", "some/corpus"]
+        old = repository.at("main").oid
+        repository.tags["old"] = old
+        content = (tmp_path / "4/train.jsonl").read_bytes()
+        repository.commit("main", "one more", {"train.jsonl": StoredFile(content, False)})
+        new = repository.at("main").oid
+        done = subprocess.run(
+            [sys.executable, "-c", code, old],
+            env={**os.environ, **hub.environment(tmp_path / "home")},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\n")[:3] == [f"4 {new}", f"3 {old}", f"3 {old}"]

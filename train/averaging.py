@@ -22,7 +22,8 @@ from vanilla_transformer.train.checkpoint import (
     regular_checkpoints,
 )
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import checked_texts, load_translations
+from vanilla_transformer.train.corpus import texts_of
+from vanilla_transformer.train.data import load_main_corpus
 from vanilla_transformer.train.run_folder import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
@@ -232,7 +233,8 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
 
 
 def _a_sentence(config: TrainConfig) -> str | None:
-    texts = load_translations(config.dataset, config.name, config.source_lang, config.target_lang)
-    rows = texts.get("validation", texts["train"])
-    sides = checked_texts(rows[:200]["translation"], [config.source_lang], "validation")
-    return next((text for text in sides[0] if 5 <= len(text.split()) <= 14), None)
+    splits = load_main_corpus(config)
+    split = "validation" if "validation" in splits else "train"
+    table = next(splits[split].with_format("arrow").iter(200))
+    (sentences,) = texts_of(table, [config.source_lang], split, repair=True)
+    return next((text for text in sentences if 5 <= len(text.split()) <= 14), None)

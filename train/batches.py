@@ -1,18 +1,24 @@
 """Batches of about equal length, and what each process sees at each step. Section 5.1.
 
-The sentences of a step depend on corpus, seed and batch size alone: not on the number of processes,
-nor on the memory of each. Random are the order among pairs of about equal length, which groups of
-such pairs make a step, and the order of the steps; every pair comes once an epoch.
+An epoch is a shuffled order of all pairs, cut into blocks; the pairs of a block are sorted by
+length and cut into groups, and a step is some groups drawn from the block. Random are the order of
+the pairs and with it who shares a block, the order among pairs of about equal length, which groups
+make a step, and the order of the steps in a block; within a group the lengths are alike. Every pair
+comes once an epoch, or with weighted corpora each corpus its share.
+
+The pairs of a step depend on corpus, seed and batch size alone: not on the number of processes or
+workers, nor on the memory of each.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-import datasets
 import numpy as np
 import torch
 from torch import Tensor
 
-from vanilla_transformer.train.corpus import lengths
+from vanilla_transformer.train.pairs import CHUNK, Pairs
 from vanilla_transformer.train.step import IGNORED
 
 # widens the choice of neighbors in the order by length, for a little padding
@@ -22,37 +28,31 @@ LENGTH_NOISE = 1.5
 def plan_steps(
     source_lengths: np.ndarray,
     target_lengths: np.ndarray,
-    tokens_per_step: int,
+    num_steps: int,
     length_groups_per_step: int,
-    seed: int,
-    epoch: int,
+    random: np.random.Generator,
 ) -> list[list[np.ndarray]]:
-    """Divide an epoch into steps, and each step into groups of about equal length. Section 5.1.
+    """Divide sentences into steps, and each step into groups of about equal length. Section 5.1.
 
     Args:
         source_lengths: Tokens of each source, [sentences].
         target_lengths: Tokens of each target, [sentences].
-        tokens_per_step: About how many source tokens, and how many target tokens, a step has.
+        num_steps: How many steps of about equally many tokens to make.
         length_groups_per_step: Groups that a step is drawn from.
-        seed: Of the run.
-        epoch: Counted from 0; as many steps as in any other.
+        random: Decides the order.
 
     Returns:
         For each step its groups, each an array of sentence numbers.
 
     Raises:
-        ValueError: If there is no sentence, or one does not fit into a step.
+        ValueError: If there are fewer sentences than steps.
     """
     sentences = len(source_lengths)
-    if sentences == 0:
-        raise ValueError("an epoch must have at least one sentence, got none.")
-    longest = int(max(source_lengths.max(), target_lengths.max()))
-    if longest > tokens_per_step:
+    if sentences < num_steps:
         raise ValueError(
-            f"tokens_per_step must hold the longest sentence, of {longest} tokens, "
-            f"got {tokens_per_step}."
+            f"{num_steps} steps must have at least one sentence each, got {sentences}: "
+            "lower tokens_per_step."
         )
-    random = np.random.default_rng([seed, epoch])
     shuffled = random.permutation(sentences)
     source = source_lengths[shuffled] + LENGTH_NOISE * random.random(sentences)
     target = target_lengths[shuffled]
@@ -60,8 +60,7 @@ def plan_steps(
     order = shuffled[np.lexsort((np.where(target % 2 == 0, source, -source), target))]
 
     # the larger side bounds both; equal shares leave no small last step
-    tokens = np.cumsum(np.maximum(source_lengths, target_lengths)[order])
-    num_steps = -(-int(tokens[-1]) // tokens_per_step)
+    tokens = np.cumsum(np.maximum(source_lengths, target_lengths)[order], dtype=np.int64)
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step
     number = np.arange(1, num_groups)
@@ -72,6 +71,19 @@ def plan_steps(
     groups = np.split(order, cuts)
     drawn = random.permutation(num_groups).reshape(num_steps, groups_per_step)
     return [[groups[index] for index in step] for step in drawn]
+
+
+def steps_for(num_tokens: int, tokens_per_step: int) -> int:
+    """How many steps so many tokens make.
+
+    Args:
+        num_tokens: Of the larger side of each pair.
+        tokens_per_step: Most tokens of a step, about.
+
+    Returns:
+        At least one.
+    """
+    return max(1, -(-num_tokens // tokens_per_step))
 
 
 def split_step(
@@ -157,51 +169,163 @@ class Collator:
         """
         if len(rows["input_ids"]) == 0:
             raise ValueError("a batch must have at least one sentence, got none.")
-        input_ids = _padded(rows["input_ids"], self.pad_token_id)
-        labels = _padded(rows["labels"], self.pad_token_id)
+        input_ids, attention_mask = _padded(rows["input_ids"], self.pad_token_id)
+        labels, is_label = _padded(rows["labels"], self.pad_token_id)
         for name, ids in (("input_ids", input_ids), ("labels", labels)):
             if ids.min() < 0 or ids.max() >= self.vocab_size:
                 wrong = int(ids.min() if ids.min() < 0 else ids.max())
                 raise ValueError(f"{name} must be ids below {self.vocab_size}, got {wrong}.")
-        attention_mask = _is_token(rows["input_ids"], input_ids)
         start = torch.full_like(labels[:, :1], self.decoder_start_token_id)
         return {
             "input_ids": input_ids,
             "attention_mask": attention_mask.long(),
             "decoder_input_ids": torch.cat((start, labels[:, :-1]), dim=1),
-            "labels": labels.where(_is_token(rows["labels"], labels), IGNORED),
+            "labels": labels.where(is_label, IGNORED),
         }
 
 
-def _padded(sentences: Sequence[Sequence[int]], pad_token_id: int) -> Tensor:
-    array = np.full((len(sentences), max(map(len, sentences))), pad_token_id, dtype=np.int64)
-    for row, ids in zip(array, sentences, strict=True):
-        row[: len(ids)] = ids
-    return torch.from_numpy(array)
+def _padded(sentences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
+    sizes = np.array([len(ids) for ids in sentences])
+    is_token = np.arange(sizes.max()) < sizes[:, None]
+    array = np.full(is_token.shape, pad_token_id, dtype=np.int64)
+    array[is_token] = np.concatenate(sentences)
+    return torch.from_numpy(array), torch.from_numpy(is_token)
 
 
-def _is_token(sentences: Sequence[Sequence[int]], padded: Tensor) -> Tensor:
-    sizes = torch.tensor([len(ids) for ids in sentences])
-    return torch.arange(padded.shape[1]) < sizes[:, None]
+class StepData(NamedTuple):
+    """What one process has of a step.
+
+    Args:
+        batches: Its micro-batches, from `Collator`.
+        position: Where a stream stood, as JSON has it; None where the step's number says it all.
+    """
+
+    batches: list[dict[str, Tensor]]
+    position: dict | None = None
+
+
+class Block:
+    """Pairs that are planned into steps together.
+
+    Args:
+        pairs: Where they are taken from.
+        numbers: Which of them.
+        num_steps: As in `plan_steps`.
+        length_groups_per_step: As in `plan_steps`.
+        random: As in `plan_steps`.
+    """
+
+    def __init__(
+        self,
+        pairs: Pairs,
+        numbers: np.ndarray,
+        num_steps: int,
+        length_groups_per_step: int,
+        random: np.random.Generator,
+    ):
+        self.pairs = pairs
+        self.numbers = numbers
+        self.lengths = pairs.source_lengths[numbers], pairs.target_lengths[numbers]
+        self.steps = plan_steps(*self.lengths, num_steps, length_groups_per_step, random)
+
+    def micro_batches(
+        self,
+        index: int,
+        collator: "Collator",
+        tokens_per_micro_batch: int,
+        num_processes: int,
+        process_index: int,
+    ) -> list[dict[str, Tensor]]:
+        """What one process has of a step.
+
+        Args:
+            index: Of the step in the block.
+            collator: Makes a micro-batch.
+            tokens_per_micro_batch: As in `split_step`.
+            num_processes: As in `split_step`.
+            process_index: Which of them this is.
+
+        Returns:
+            Its micro-batches.
+        """
+        parts = split_step(self.steps[index], *self.lengths, tokens_per_micro_batch, num_processes)[
+            process_index
+        ]
+        return [collator(self.pairs[self.numbers[part]]) for part in parts]
+
+
+def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int]:
+    """How many pairs of each corpus an epoch has.
+
+    Args:
+        sizes: Pairs of each corpus.
+        weights: Its share of the pairs that are drawn, of any sum; None for all pairs once.
+
+    Returns:
+        Numbers of pairs, as many in all as the corpora have.
+    """
+    if weights is None:
+        return list(sizes)
+    # where each corpus ends, rounded, leaves no pair over
+    ends = np.rint(np.cumsum(weights) / np.sum(weights) * sum(sizes)).astype(int)
+    return np.diff(ends, prepend=0).tolist()
+
+
+def epoch_order(
+    corpora: Sequence[np.ndarray], shares: Sequence[int], seed: int, epoch: int
+) -> np.ndarray:
+    """The order of an epoch. Each corpus gives its share, and goes through its pairs pass by pass.
+
+    Args:
+        corpora: Numbers of the pairs of each corpus.
+        shares: How many of them an epoch has, from `shares_of`.
+        seed: Of the run.
+        epoch: Counted from 0.
+
+    Returns:
+        Numbers of pairs.
+    """
+    drawn = []
+    for corpus, (numbers, share) in enumerate(zip(corpora, shares, strict=True)):
+        # all of them are in order enough: they are shuffled below
+        if share == len(numbers):
+            drawn.append(numbers)
+            continue
+        first = epoch * share
+        while first < (epoch + 1) * share:
+            a_pass, start = divmod(first, len(numbers))
+            order = numbers.copy()
+            np.random.default_rng([seed, 2, corpus, a_pass]).shuffle(order)
+            drawn.append(order[start : start + (epoch + 1) * share - first])
+            first += len(drawn[-1])
+    order = np.concatenate(drawn)
+    np.random.default_rng([seed, 0, epoch]).shuffle(order)
+    return order
 
 
 class TrainingSteps(torch.utils.data.Dataset):
     """What one process sees at each step: a function of the step, so that a run can go on anywhere.
 
     Args:
-        rows: Pairs to train on, from `encode_pairs`.
+        pairs: Pairs to train on, corpus after corpus.
         collator: Makes a micro-batch.
-        tokens_per_step: As in `plan_steps`.
+        tokens_per_step: About how many source tokens, and how many target tokens, a step has.
         length_groups_per_step: As in `plan_steps`.
         tokens_per_micro_batch: As in `split_step`.
-        seed: As in `plan_steps`.
+        seed: Of the run.
         num_processes: As in `split_step`.
         process_index: Which of them this is.
+        block_pairs: About how many pairs are planned into steps together.
+        sizes: Rows of each corpus; one if not given.
+        weights: As in `shares_of`.
+
+    Raises:
+        ValueError: If there is no pair, or one does not fit into a step.
     """
 
     def __init__(
         self,
-        rows: datasets.Dataset,
+        pairs: Pairs,
         collator: Collator,
         tokens_per_step: int,
         length_groups_per_step: int,
@@ -209,22 +333,48 @@ class TrainingSteps(torch.utils.data.Dataset):
         seed: int,
         num_processes: int = 1,
         process_index: int = 0,
+        block_pairs: int = 500_000,
+        sizes: Sequence[int] | None = None,
+        weights: Sequence[float] | None = None,
     ):
-        self.rows = rows.select_columns(["input_ids", "labels"]).with_format("numpy")
-        self.source_lengths, self.target_lengths = lengths(rows)
+        self.pairs = pairs
         self.collator = collator
-        self.tokens_per_step = tokens_per_step
         self.length_groups_per_step = length_groups_per_step
         self.tokens_per_micro_batch = tokens_per_micro_batch
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
-        self._load_epoch(0)
+        self._ends = np.cumsum([0, *(sizes or [len(pairs.rows)])]).tolist()
+        totals = [_totals(pairs, numbers) for numbers in self._corpora()]
+        self._shares = shares_of([total["pairs"] for total in totals], weights)
+        longest = max(total["longest"] for total in totals)
+        if longest > tokens_per_step:
+            raise ValueError(
+                f"tokens_per_step must hold the longest sentence, of {longest} tokens, "
+                f"got {tokens_per_step}."
+            )
+        expected = [
+            total["larger_tokens"] * share / total["pairs"]
+            for total, share in zip(totals, self._shares, strict=True)
+            if share
+        ]
+        self.steps_per_epoch = steps_for(round(sum(expected)), tokens_per_step)
+        self._num_blocks = max(1, min(round(sum(self._shares) / block_pairs), self.steps_per_epoch))
+        names = ("pairs", "source_tokens", "target_tokens")
+        self._totals = {name: sum(total[name] for total in totals) for name in names}
+        self._forget()
 
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps of every epoch."""
-        return len(self._plan)
+    def _forget(self):
+        self._epoch = self._block_index = self._order = self._block = None
+
+    def __getstate__(self) -> dict:
+        # a worker that is started anew makes its own
+        kept = self.__dict__.copy()
+        return kept | dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
+
+    def _corpora(self) -> Iterator[np.ndarray]:
+        for first, last in itertools.pairwise(self._ends):
+            yield self.pairs.kept(first, last)
 
     def fingerprint(self) -> dict[str, int]:
         """What must be the same where a run is resumed.
@@ -232,48 +382,64 @@ class TrainingSteps(torch.utils.data.Dataset):
         Returns:
             Numbers of pairs, of tokens and of steps.
         """
-        return {
-            "pairs": len(self.rows),
-            "source_tokens": int(self.source_lengths.sum()),
-            "target_tokens": int(self.target_lengths.sum()),
-            "steps_per_epoch": self.steps_per_epoch,
-        }
+        return {**self._totals, "steps_per_epoch": self.steps_per_epoch}
 
-    def __getitem__(self, steps_done: int) -> list[dict[str, Tensor]]:
-        """The micro-batches of this process for the step after `steps_done` others.
+    def __getitem__(self, steps_done: int) -> StepData:
+        """What this process has of the step after `steps_done` others.
 
         Args:
             steps_done: Steps before it, over all epochs.
 
         Returns:
-            Micro-batches, from `Collator`.
+            Its micro-batches.
         """
         epoch, index = divmod(steps_done, self.steps_per_epoch)
-        if epoch != self._epoch:
-            self._load_epoch(epoch)
-        parts = split_step(
-            self._plan[index],
-            self.source_lengths,
-            self.target_lengths,
+        # the last block that starts at this step or before
+        block = (index * self._num_blocks + self._num_blocks - 1) // self.steps_per_epoch
+        if (epoch, block) != (self._epoch, self._block_index):
+            self._load_block(epoch, block)
+        batches = self._block.micro_batches(
+            index - self._first_step(block),
+            self.collator,
             self.tokens_per_micro_batch,
             self.num_processes,
-        )[self.process_index]
-        return [self.collator(self.rows[part]) for part in parts]
+            self.process_index,
+        )
+        return StepData(batches)
 
-    def _load_epoch(self, epoch: int):
-        self._epoch = epoch
-        self._plan = plan_steps(
-            self.source_lengths,
-            self.target_lengths,
-            self.tokens_per_step,
+    def _first_step(self, block: int) -> int:
+        return block * self.steps_per_epoch // self._num_blocks
+
+    def _load_block(self, epoch: int, block: int):
+        if epoch != self._epoch:
+            self._forget()
+            self._order = epoch_order(list(self._corpora()), self._shares, self.seed, epoch)
+        self._epoch, self._block_index = epoch, block
+        first, last = (len(self._order) * end // self._num_blocks for end in (block, block + 1))
+        self._block = Block(
+            self.pairs,
+            self._order[first:last],
+            self._first_step(block + 1) - self._first_step(block),
             self.length_groups_per_step,
-            self.seed,
-            epoch,
+            np.random.default_rng([self.seed, 1, epoch, block]),
         )
 
 
+def _totals(pairs: Pairs, numbers: np.ndarray) -> dict[str, int]:
+    totals = dict.fromkeys(("source_tokens", "target_tokens", "larger_tokens", "longest"), 0)
+    for first in range(0, len(numbers), CHUNK):
+        part = numbers[first : first + CHUNK]
+        source, target = pairs.source_lengths[part], pairs.target_lengths[part]
+        larger = np.maximum(source, target)
+        totals["source_tokens"] += int(source.sum())
+        totals["target_tokens"] += int(target.sum())
+        totals["larger_tokens"] += int(larger.sum())
+        totals["longest"] = max(totals["longest"], int(larger.max()))
+    return {"pairs": len(numbers), **totals}
+
+
 def evaluation_batches(
-    rows: datasets.Dataset,
+    pairs: Pairs,
     collator: Collator,
     tokens_per_micro_batch: int,
     num_processes: int = 1,
@@ -282,7 +448,7 @@ def evaluation_batches(
     """Go once through a split, each pair on one process.
 
     Args:
-        rows: Pairs, from `encode_pairs`.
+        pairs: The split.
         collator: Makes a micro-batch.
         tokens_per_micro_batch: As in `split_step`.
         num_processes: Processes that share the split.
@@ -291,13 +457,13 @@ def evaluation_batches(
     Yields:
         Micro-batches of this process.
     """
-    sizes = lengths(rows)
-    steps = plan_steps(*sizes, tokens_per_micro_batch, length_groups_per_step=1, seed=0, epoch=0)
+    numbers = pairs.kept()
+    num_steps = steps_for(_totals(pairs, numbers)["larger_tokens"], tokens_per_micro_batch)
+    block = Block(pairs, numbers, num_steps, 1, np.random.default_rng(0))
     parts = [
         part
-        for groups in steps
-        for part in split_step(groups, *sizes, tokens_per_micro_batch, num_processes=1)[0]
+        for groups in block.steps
+        for part in split_step(groups, *block.lengths, tokens_per_micro_batch, num_processes=1)[0]
     ]
-    columns = rows.select_columns(["input_ids", "labels"]).with_format("numpy")
     for part in parts[process_index::num_processes]:
-        yield collator(columns[part])
+        yield collator(pairs[numbers[part]])

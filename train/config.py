@@ -42,8 +42,8 @@ def setting(default: Any, help_text: str, data: bool = False) -> Any:
         A dataclass field.
     """
     metadata = {"help": help_text, "data": data}
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata=metadata)
+    if isinstance(default, dict | list):
+        return field(default_factory=type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -62,10 +62,31 @@ class TrainConfig:
         data=True,
     )
     name: str | None = setting("de-en", "configuration of the dataset", data=True)
+    revision: str | None = setting(
+        None, "commit, branch or tag of a dataset on the Hub; the newest if not given", data=True
+    )
+    weight: float | None = setting(
+        None, "share of the dataset in what is drawn, of any sum, where others are mixed", data=True
+    )
+    mix: list = setting(
+        [],
+        "corpora to train on beside the dataset, a list of {dataset: ..., name: ..., "
+        "revision: ..., weight: ...}; without weights each pair comes once an epoch",
+        data=True,
+    )
     source_lang: str = setting("en", "language to translate from", data=True)
     target_lang: str = setting("de", "language to translate into", data=True)
     max_length: int = setting(
         256, "longest sentence to train on, in tokens, either side", data=True
+    )
+    max_length_ratio: float | None = setting(
+        None, "most tokens of a pair's longer side for each of its shorter", data=True
+    )
+    drop_duplicates: bool = setting(
+        False, "train on the first of equal pairs only, also across corpora", data=True
+    )
+    block_pairs: int = setting(
+        500_000, "pairs, about, that are shuffled into steps together", data=True
     )
     tokenizer: str | None = setting(None, "a tokenizer to use, instead of learning one", data=True)
     vocab_size: int = setting(37000, "size of the shared vocabulary to learn, sec. 5.1", data=True)
@@ -138,6 +159,17 @@ class TrainConfig:
         for name in ("learning_rate_factor", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if self.max_length_ratio is not None and self.max_length_ratio < 1:
+            raise ValueError(f"max_length_ratio must be at least 1, got {self.max_length_ratio}.")
+        self.mix = [_checked_corpus(entry) for entry in self.mix]
+        given = [self.weight is not None] + [entry["weight"] is not None for entry in self.mix]
+        if any(given) and not all(given):
+            raise ValueError(
+                "weight must be given for the dataset and for each of mix, or for none, got "
+                f"{[self.weight, *(entry['weight'] for entry in self.mix)]}."
+            )
+        if self.weight is not None and self.weight <= 0:
+            raise ValueError(f"weight must be above 0, got {self.weight}.")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
             raise ValueError(f"max_grad_norm must be above 0, got {self.max_grad_norm}.")
         if self.averaged_minutes is not None and self.averaged_minutes <= 0:
@@ -195,6 +227,7 @@ class TrainConfig:
 
 _COUNTS = (
     "max_length",
+    "block_pairs",
     "vocab_size",
     "tokens_per_step",
     "length_groups_per_step",
@@ -212,6 +245,9 @@ _COUNTS = (
 _OF_THE_VOCABULARY = (
     "dataset",
     "name",
+    "revision",
+    "weight",
+    "mix",
     "source_lang",
     "target_lang",
     "tokenizer",
@@ -455,6 +491,26 @@ def _yaml_value(name: str, text: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ValueError(f"{name} must be a YAML value, got {text!r}.") from error
+
+
+def _checked_corpus(entry: Any) -> dict[str, Any]:
+    fields = TrainConfig.__dataclass_fields__
+    if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str):
+        raise ValueError(f"mix must be a list of mappings, each with a dataset, got {entry!r}.")
+    names = ("dataset", "name", "revision", "weight")
+    for name in entry:
+        if name not in names:
+            raise ValueError(
+                f"mix must hold only {', '.join(names)}, got {name!r}."
+                f"{closest_name(str(name), list(names))}"
+            )
+    checked = {
+        "dataset": entry["dataset"],
+        **{name: _checked(fields[name], entry.get(name)) for name in names[1:]},
+    }
+    if checked["weight"] is not None and checked["weight"] <= 0:
+        raise ValueError(f"weight must be above 0, got {checked['weight']} in mix.")
+    return checked
 
 
 def _checked(known: dataclasses.Field, value: Any) -> Any:

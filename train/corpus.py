@@ -1,27 +1,41 @@
-"""Parallel text, from files, folders or the Hub to token ids. Section 5.1."""
+"""Parallel text, from files, folders or the Hub. Section 5.1."""
 
+import codecs
 import gzip
-import logging
+import hashlib
+import re
+import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
 import datasets
 import numpy as np
-from datasets.fingerprint import Hasher
-from transformers import PreTrainedTokenizerBase
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.train.run_folder import tokenizer_hash
-
-logger = logging.getLogger(__name__)
 
 SPLITS = ("train", "validation", "test")
 
+WMT14 = "wmt/wmt14"
+# newstest2013 and newstest2014; copies with 2,737 of the latter's lines are about
+WMT14_LINES = {
+    None: {"validation": 3000, "test": 3003},
+    "hi-en": {"validation": 520, "test": 2507},
+}
+
 
 def load_translations(
-    dataset: str, name: str | None, source_lang: str, target_lang: str
-) -> datasets.DatasetDict:
+    dataset: str,
+    name: str | None,
+    source_lang: str,
+    target_lang: str,
+    revision: str | None = None,
+    streaming: bool = False,
+) -> dict[str, datasets.Dataset | datasets.IterableDataset]:
     """Load parallel text in the translation schema: one column, a text for each language.
 
     Args:
@@ -30,33 +44,48 @@ def load_translations(
         name: Configuration of the dataset; text files have none.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
+        revision: Commit, branch or tag of a dataset on the Hub.
+        streaming: Read the split to train on as it is needed, and store nothing of it.
 
     Returns:
         The splits, with the one column "translation".
 
     Raises:
-        ValueError: If it cannot be loaded, or lacks a language or a split to train on.
+        ValueError: If it cannot be loaded, lacks a language, or is WMT14 without all its lines.
     """
     text_files = _text_files(dataset, source_lang, target_lang)
+    if revision is not None and (text_files or _is_local(dataset)):
+        raise ValueError(
+            f"revision must be null, for {dataset!r} is not on the Hub, got {revision!r}."
+        )
     if dataset == "demo":
         from vanilla_transformer.train.demo_corpus import build_demo_corpus
 
-        splits = build_demo_corpus()
+        splits = dict(build_demo_corpus())
+        if streaming:
+            splits["train"] = splits["train"].to_iterable_dataset()
     elif text_files:
-        splits = datasets.DatasetDict(
-            {
-                split: _read_text_files(*paths, source_lang, target_lang)
-                for split, paths in text_files.items()
-            }
-        )
+        splits = {
+            split: _read_text_files(split, *paths, source_lang, target_lang, streaming)
+            for split, paths in text_files.items()
+        }
     else:
         try:
-            splits = datasets.load_dataset(dataset, name)
+            splits = dict(
+                datasets.load_dataset(dataset, name, revision=revision, streaming=streaming)
+            )
+            if streaming:
+                splits |= {
+                    split: _in_memory(rows) for split, rows in splits.items() if split != "train"
+                }
         except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
-                f"dataset {dataset!r} with name {name!r} cannot be loaded: "
+                f"dataset {dataset!r} with name {name!r}"
+                f"{f' and revision {revision!r}' if revision else ''} cannot be loaded: "
                 f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
+    if dataset == WMT14:
+        _refuse_cut_wmt14(name, splits)
     for split, rows in splits.items():
         known = _languages(dataset, rows)
         for setting, language in (("source_lang", source_lang), ("target_lang", target_lang)):
@@ -65,18 +94,55 @@ def load_translations(
                     f"{setting} must be one of {', '.join(known)} in split {split} of dataset "
                     f"{dataset!r}, got {language!r}.{closest_name(language, known)}"
                 )
-    return splits.select_columns("translation")
+    return {split: rows.select_columns("translation") for split, rows in splits.items()}
 
 
-def _languages(dataset: str, rows: datasets.Dataset) -> list[str]:
-    column = rows.features.get("translation")
+def _in_memory(rows: datasets.IterableDataset) -> datasets.Dataset:
+    return datasets.Dataset.from_list(list(rows), features=rows.features)
+
+
+def _refuse_cut_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
+    for split, lines in WMT14_LINES.get(name, WMT14_LINES[None]).items():
+        if split in splits and len(splits[split]) != lines:
+            raise ValueError(
+                f"{split} of {WMT14} {name} must have {lines:,} lines, got {len(splits[split]):,}: "
+                "load another revision."
+            )
+
+
+def _is_local(dataset: str) -> bool:
+    return dataset == "demo" or Path(dataset).exists()
+
+
+def dataset_commit(dataset: str, name: str | None, revision: str | None) -> str | None:
+    """The commit that a branch or tag of a dataset stands for.
+
+    Args:
+        dataset: As in `load_translations`, which has loaded it.
+        name: As there.
+        revision: As there.
+
+    Returns:
+        Its name; None for what is not on the Hub.
+    """
+    # what is loaded and is no folder is on the Hub, or the prefix of text files
+    if _is_local(dataset) or list(Path(dataset).parent.glob(f"{Path(dataset).name}.*")):
+        return None
+    files = datasets.load_dataset_builder(dataset, name, revision=revision).config.data_files
+    found = re.search(r"@([0-9a-f]{40})/", str(files))
+    return found and found[1]
+
+
+def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) -> list[str]:
+    # what streams may not say what it holds before it is read
+    column = (rows.features or next(iter(rows), {})).get("translation")
     if isinstance(column, datasets.Translation):
         return sorted(column.languages)
     if isinstance(column, dict):
         return sorted(column)
     raise ValueError(
         f"dataset {dataset!r} must have a column 'translation', a text for each language, "
-        f"got {', '.join(rows.column_names)}."
+        f"got {', '.join(rows.column_names or [])}."
     )
 
 
@@ -102,70 +168,95 @@ def _text_files(dataset: str, *languages: str) -> dict[str, list[Path]]:
     return found
 
 
-def _open(path: Path) -> IO[bytes]:
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
-
-
-def read_lines(lines: Iterable[bytes], name: str) -> Iterator[str]:
+def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Iterator[str]:
     """Decode lines of text. Only a line feed ends one: text may hold Unicode's other separators.
 
     Args:
         lines: A file opened for bytes, or what gives the same.
         name: Of the file, for an error.
+        repair: Put U+FFFD where bytes are no UTF-8.
 
     Yields:
         The lines, without their ends.
 
     Raises:
-        ValueError: If a line is not UTF-8; says which.
+        ValueError: If a line is not UTF-8 and not to be repaired; says which.
     """
     for number, line in enumerate(lines, start=1):
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{name} line {number} must be UTF-8, got {error.reason}.") from error
-        yield text.rstrip("\r\n")
+        if number == 1:
+            line = line.removeprefix(codecs.BOM_UTF8)
+        yield _decoded(line, f"{name} line {number}", repair).rstrip("\r\n")
 
 
-def _text_lines(path: Path) -> Iterator[str]:
+def _decoded(line: bytes, name: str, repair: bool) -> str:
     try:
-        with _open(path) as file:
-            yield from read_lines(file, str(path))
-    except (OSError, EOFError) as error:
+        return line.decode(errors="replace" if repair else "strict")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} must be UTF-8, got {error.reason}.") from error
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+            yield file
+    except (OSError, EOFError, zlib.error) as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 
+def _count_lines(path: Path) -> int:
+    count, last = 0, b"\n"
+    with _opened(path) as file:
+        while part := file.read(1 << 20):
+            count += part.count(b"\n")
+            last = part[-1:]
+    return count + (last != b"\n")
+
+
 def _text_pairs(
-    source: Path, target: Path, source_lang: str, target_lang: str, stamp: str
+    source: Path, target: Path, source_lang: str, target_lang: str, repair: bool, stamp: str
 ) -> Iterator[dict]:
-    for source_text, target_text in zip(_text_lines(source), _text_lines(target), strict=True):
-        yield {"translation": {source_lang: source_text, target_lang: target_text}}
+    with _opened(source) as source_file, _opened(target) as target_file:
+        sides = (
+            read_lines(file, str(path), repair)
+            for file, path in ((source_file, source), (target_file, target))
+        )
+        for source_text, target_text in zip(*sides, strict=True):
+            yield {"translation": {source_lang: source_text, target_lang: target_text}}
 
 
 def _read_text_files(
-    source: Path, target: Path, source_lang: str, target_lang: str
-) -> datasets.Dataset:
-    counts = [sum(1 for _ in _text_lines(path)) for path in (source, target)]
+    split: str, source: Path, target: Path, source_lang: str, target_lang: str, streaming: bool
+) -> datasets.Dataset | datasets.IterableDataset:
+    counts = [_count_lines(path) for path in (source, target)]
     if counts[0] != counts[1]:
         raise ValueError(
             f"{source} and {target} must have as many lines, got {counts[0]} and {counts[1]}."
         )
     if counts[0] == 0:
         raise ValueError(f"{source} must have at least one line, got none.")
-    return datasets.Dataset.from_generator(
+    is_trained_on = split == "train"
+    arguments = {
+        "source": source,
+        "target": target,
+        "source_lang": source_lang,
+        "target_lang": target_lang,
+        # what cannot be read is left out of training, and counted; an evaluation must have it all
+        "repair": is_trained_on,
+        # a file that changed is read again, not taken from the cache; a list would be taken
+        # for the parts of a corpus
+        "stamp": str([_stamp(path) for path in (source, target)]),
+    }
+    if not is_trained_on:
+        # the library would wrap the sentence that says which line
+        deque(_text_pairs(**arguments), maxlen=0)
+    read = datasets.IterableDataset if streaming and is_trained_on else datasets.Dataset
+    return read.from_generator(
         _text_pairs,
         features=datasets.Features(
             {"translation": datasets.Translation(languages=[source_lang, target_lang])}
         ),
-        gen_kwargs={
-            "source": source,
-            "target": target,
-            "source_lang": source_lang,
-            "target_lang": target_lang,
-            # a file that changed is read again, not taken from the cache; a list would be taken
-            # for the parts of a corpus
-            "stamp": str([_stamp(path) for path in (source, target)]),
-        },
+        gen_kwargs=arguments,
     )
 
 
@@ -174,16 +265,17 @@ def _stamp(path: Path) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def checked_texts(
-    pairs: Sequence[dict[str, str]], languages: Sequence[str], split: str, first_line: int = 1
+def texts_of(
+    table: pa.Table, languages: Sequence[str], split: str, first_line: int = 1, repair: bool = False
 ) -> list[list[str]]:
     """Take the texts of some languages out of a column of translations.
 
     Args:
-        pairs: Rows of the column "translation".
+        table: Rows with the column "translation".
         languages: The languages wanted.
         split: Name of the split, for an error.
         first_line: Number of the first row in the split, for an error.
+        repair: Put U+FFFD where bytes are no UTF-8, as readers of text files do.
 
     Returns:
         The texts, a list for each language.
@@ -191,128 +283,47 @@ def checked_texts(
     Raises:
         ValueError: If a side of a row is no text; says which.
     """
-    for line, pair in enumerate(pairs, start=first_line):
-        for language in languages:
-            if not isinstance(pair[language], str):
+    sides = []
+    for language in languages:
+        column = pc.struct_field(table["translation"], language)
+        try:
+            texts = column.to_pylist()
+        except UnicodeDecodeError:
+            # what wrote the corpus did not look
+            lines = column.cast(pa.binary()).to_pylist()
+            texts = [
+                line and _decoded(line, f"{split} line {number} in {language!r}", repair)
+                for number, line in enumerate(lines, start=first_line)
+            ]
+        for line, text in enumerate(texts, start=first_line):
+            if not isinstance(text, str):
                 raise ValueError(
-                    f"{split} line {line} must have text in {language!r}, got {pair[language]!r}."
+                    f"{split} line {line} must have text in {language!r}, got {text!r}."
                 )
-    return [[pair[language] for pair in pairs] for language in languages]
+        sides.append(texts)
+    return sides
 
 
-def encode_pairs(
-    rows: datasets.Dataset,
-    split: str,
-    tokenizer: PreTrainedTokenizerBase,
-    source_lang: str,
-    target_lang: str,
-) -> datasets.Dataset:
-    """Turn texts into token ids; the result is cached by text, tokenizer and languages.
+def text_hash(rows: datasets.Dataset, languages: Sequence[str]) -> str:
+    """A name for exactly these texts, wherever they lie and however they are stored.
 
     Args:
         rows: A split, with the column "translation".
-        split: Its name, for an error.
-        tokenizer: A fast one, which ends each sentence with its end token.
-        source_lang: Language to translate from.
-        target_lang: Language to translate into.
+        languages: Source and target.
 
     Returns:
-        The columns "input_ids", "labels", "source_length" and "target_length".
-
-    Raises:
-        ValueError: If a row is no text; says which.
+        A SHA-256 of the lengths and bytes of all texts.
     """
-    ids = datasets.List(datasets.Value("int32"))
-    length = datasets.Value("int32")
-    # the tokenizer itself would not do: one that was learned is another object than the same loaded
-    name = [rows._fingerprint, tokenizer_hash(tokenizer), source_lang, target_lang, "encode_pairs"]
-    return rows.map(
-        _encode,
-        batched=True,
-        with_indices=True,
-        remove_columns=rows.column_names,
-        features=datasets.Features(
-            {"input_ids": ids, "labels": ids, "source_length": length, "target_length": length}
-        ),
-        fn_kwargs={
-            "split": split,
-            "tokenizer": tokenizer,
-            "languages": [source_lang, target_lang],
-        },
-        new_fingerprint=Hasher.hash(name),
-        desc=f"tokenizing {split}",
-    )
-
-
-def _encode(
-    rows: dict[str, list],
-    indices: list[int],
-    split: str,
-    tokenizer: PreTrainedTokenizerBase,
-    languages: list[str],
-) -> dict[str, list]:
-    texts = checked_texts(rows["translation"], languages, split, first_line=indices[0] + 1)
-    source, target = (tokenizer(side, return_attention_mask=False)["input_ids"] for side in texts)
-    return {
-        "input_ids": source,
-        "labels": target,
-        "source_length": [len(ids) for ids in source],
-        "target_length": [len(ids) for ids in target],
-    }
-
-
-def lengths(rows: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of all pairs, in tokens.
-
-    Args:
-        rows: From `encode_pairs`.
-
-    Returns:
-        Of the sources, and of the targets.
-    """
-    columns = rows.with_format("numpy")
-    return columns["source_length"][:], columns["target_length"][:]
-
-
-def drop_untrainable(
-    rows: datasets.Dataset, split: str, max_length: int
-) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Leave out pairs with an empty or a too long side, and say how many.
-
-    Args:
-        rows: From `encode_pairs`.
-        split: Its name, for the log.
-        max_length: Most tokens of either side, the end token included.
-
-    Returns:
-        The pairs to train on, and how many were kept and left out.
-
-    Raises:
-        ValueError: If nothing is left.
-    """
-    source_lengths, target_lengths = lengths(rows)
-    # an empty sentence is its end token
-    is_empty = np.minimum(source_lengths, target_lengths) <= 1
-    is_long = np.maximum(source_lengths, target_lengths) > max_length
-    keep = ~(is_empty | is_long)
-    counts = {
-        "kept": int(keep.sum()),
-        "empty": int(is_empty.sum()),
-        "too_long": int((is_long & ~is_empty).sum()),
-    }
-    logger.info(
-        "%s: %d pairs kept, %d with an empty side and %d above %d tokens left out",
-        split,
-        counts["kept"],
-        counts["empty"],
-        counts["too_long"],
-        max_length,
-    )
-    if counts["kept"] == 0:
-        raise ValueError(
-            f"{split} must have a pair of at most {max_length} tokens with two sides, got "
-            f"{counts['empty']} with an empty and {counts['too_long']} with a too long side."
-        )
-    if keep.all():
-        return rows, counts
-    return rows.select(np.flatnonzero(keep)), counts
+    hashes = [(hashlib.sha256(), hashlib.sha256()) for _ in languages]
+    for table in rows.with_format("arrow").iter(batch_size=10_000):
+        for language, (sizes_hash, bytes_hash) in zip(languages, hashes, strict=True):
+            side = pc.struct_field(table["translation"], language)
+            texts = side.cast(pa.large_binary()).combine_chunks()
+            sizes = pc.fill_null(pc.binary_length(texts), -1)
+            sizes_hash.update(sizes.to_numpy().astype("<i8"))
+            _, offsets, content = pc.fill_null(texts, b"").buffers()
+            ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
+            if content is not None:
+                bytes_hash.update(memoryview(content)[ends[0] : ends[-1]])
+    digests = [part.digest() for pair in hashes for part in pair]
+    return hashlib.sha256(b"".join(digests)).hexdigest()

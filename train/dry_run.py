@@ -104,7 +104,7 @@ def _yaml_lines(settings: dict[str, Any]) -> list[str]:
     return [
         yaml.safe_dump(
             {name: value},
-            default_flow_style=None if isinstance(value, dict) else False,
+            default_flow_style=None if isinstance(value, dict | list) else False,
             sort_keys=False,
             allow_unicode=True,
             width=math.inf,

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.corpus import checked_texts, load_translations
+from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     SCORES_FILE,
@@ -176,20 +176,21 @@ def evaluate(
         source_lang or recipe.source_lang,
         target_lang or recipe.target_lang,
     )
+    revision = None
     if dataset is None:
-        dataset, name = recipe.dataset, name or recipe.name
+        dataset, name, revision = recipe.dataset, name or recipe.name, recipe.revision
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
     folder = Path(output_dir or run)
 
-    texts = load_translations(dataset, name, source_lang, target_lang)
+    texts = load_translations(dataset, name, source_lang, target_lang, revision)
     if split not in texts:
         raise ValueError(
             f"split must be one of {', '.join(texts)}, got {split!r}."
             + closest_name(split, list(texts))
         )
-    sources, references = checked_texts(
-        texts[split]["translation"][:], [source_lang, target_lang], split
+    sources, references = texts_of(
+        texts[split].with_format("arrow")[:], [source_lang, target_lang], split
     )
     model, tokenizer = load_model(run)
     started = time.monotonic()

@@ -45,11 +45,13 @@ from vanilla_transformer.train.config import (
     refuse_other_vocabulary,
     save_config,
 )
-from vanilla_transformer.train.corpus import (
-    checked_texts,
-    drop_untrainable,
-    encode_pairs,
-    load_translations,
+from vanilla_transformer.train.data import (
+    Data,
+    Texts,
+    load_texts,
+    make_steps,
+    prepare_data,
+    vocabulary_texts,
 )
 from vanilla_transformer.train.evaluate import validation_loss
 from vanilla_transformer.train.memory import tokens_that_fit
@@ -79,14 +81,12 @@ PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 LONGEST_WAIT = timedelta(hours=6)
 
 
-def prepare_tokenizer(
-    config: TrainConfig, train_rows: datasets.Dataset | None = None
-) -> PreTrainedTokenizerBase:
+def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTrainedTokenizerBase:
     """Take the tokenizer that was asked for or learned before, or learn it into the run folder.
 
     Args:
         config: Settings of the run.
-        train_rows: The split to learn from; loaded if not given.
+        texts: What to learn from; loaded if not given.
 
     Returns:
         The tokenizer.
@@ -101,10 +101,10 @@ def prepare_tokenizer(
         refuse_other_vocabulary(config, read_recipe(folder))
     if config.tokenizer is None and not learned.is_dir():
         languages = (config.source_lang, config.target_lang)
-        if train_rows is None:
-            train_rows = load_translations(config.dataset, config.name, *languages)["train"]
         tokenizer = learn_vocabulary(
-            _all_texts(train_rows, languages), config.vocab_size, seed=config.seed
+            vocabulary_texts(texts or load_texts(config), languages),
+            config.vocab_size,
+            seed=config.seed,
         )
         unfinished = learned.with_name(".tokenizer.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -114,14 +114,6 @@ def prepare_tokenizer(
         unfinished.rename(learned)
         return tokenizer
     return load_tokenizer(config.tokenizer or str(learned))
-
-
-def _all_texts(rows: datasets.Dataset, languages: tuple[str, str]) -> Iterator[str]:
-    line = 1
-    for batch in rows.iter(batch_size=1000):
-        for texts in checked_texts(batch["translation"], languages, "train", line):
-            yield from texts
-        line += len(batch["translation"])
 
 
 class Progress:
@@ -244,7 +236,7 @@ class Run:
         config: Its settings.
         accelerator: Knows the processes, the device and the precision.
         folder: Where it leaves everything.
-        rows: Tokenized splits: "train", and "validation" where there is one.
+        data: What it trains on and validates with.
         collator: Makes a micro-batch.
         steps: What this process sees at each step.
         model: The model as it is saved.
@@ -266,7 +258,7 @@ class Run:
     config: TrainConfig
     accelerator: Accelerator
     folder: Path
-    rows: dict[str, datasets.Dataset]
+    data: Data
     collator: Collator
     steps: TrainingSteps
     model: VanillaTransformerForConditionalGeneration
@@ -309,7 +301,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
             is_last = step == config.max_steps
             if step % config.log_every_steps == 0 or is_last:
                 _log(run, step, result)
-            if (step % config.eval_every_steps == 0 or is_last) and "validation" in run.rows:
+            if (step % config.eval_every_steps == 0 or is_last) and run.data.validation:
                 _evaluate(run, step)
             is_stopped = _is_asked_to_end(run, bool(received)) and not is_last
             is_due = step % config.save_every_steps == 0 or is_last
@@ -339,7 +331,9 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     with accelerator.main_process_first():
         checkpoint = _last_checkpoint(folder, config, resume)
         folder.mkdir(parents=True, exist_ok=True)
-        rows, tokenizer = _load_data(config)
+        texts = load_texts(config)
+        tokenizer = prepare_tokenizer(config, texts)
+        data = prepare_data(config, texts, tokenizer)
 
     model, collator = _make_model(config, tokenizer)
     optimizer = torch.optim.Adam(
@@ -359,18 +353,10 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         state = checkpointing.read_state(checkpoint)
     saved = config
     config = _with_micro_batch(config, accelerator, model, state)
-    steps = TrainingSteps(
-        rows["train"],
-        collator,
-        config.tokens_per_step,
-        config.length_groups_per_step,
-        config.tokens_per_micro_batch,
-        config.seed,
-        accelerator.num_processes,
-        accelerator.process_index,
-    )
+    processes = (accelerator.num_processes, accelerator.process_index)
+    steps = make_steps(config, data, collator, *processes)
     if checkpoint is not None:
-        _refuse_other_pairs(steps.fingerprint(), state["data"])
+        _refuse_other_pairs(_identity(data, steps), state["data"])
         checkpointing.load_checkpoint(checkpoint, model, optimizer, accelerator.scaler)
         if moving_average is not None:
             moving_average.load(checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE))
@@ -388,10 +374,11 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
             "device": accelerator.device,
             "tokens_per_micro_batch": config.tokens_per_micro_batch,
             "first_step": state["step"] + 1,
-            "dataset_fingerprint": rows["train"]._fingerprint,
             "tokenizer_sha256": tokenizer_hash(tokenizer),
+            **data.facts,
+            **steps.fingerprint(),
         }
-        write_environment(folder, facts | steps.fingerprint())
+        write_environment(folder, facts)
         if checkpoint is not None and state["step"] == config.max_steps:
             checkpointing.make_regular(checkpoint)
         logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
@@ -400,7 +387,7 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         config=config,
         accelerator=accelerator,
         folder=folder,
-        rows=rows,
+        data=data,
         collator=collator,
         steps=steps,
         model=model,
@@ -482,23 +469,13 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
     return found[-1]
 
 
-def _refuse_other_pairs(now: dict[str, int], before: dict[str, int]):
+def _identity(data: Data, steps: TrainingSteps) -> dict[str, Any]:
+    return {**steps.fingerprint(), "text_sha256": data.facts["text_sha256"]}
+
+
+def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
     if now != before:
         raise ValueError(f"a run must be resumed with its own data, {before}, got {now}.")
-
-
-def _load_data(config: TrainConfig) -> tuple[dict[str, datasets.Dataset], PreTrainedTokenizerBase]:
-    languages = (config.source_lang, config.target_lang)
-    texts = load_translations(config.dataset, config.name, *languages)
-    if "train" not in texts:
-        raise ValueError(f"dataset must have a split 'train', got {', '.join(texts)}.")
-    tokenizer = prepare_tokenizer(config, texts["train"])
-    rows = {}
-    for split in ("train", "validation"):
-        if split in texts:
-            encoded = encode_pairs(texts[split], split, tokenizer, *languages)
-            rows[split] = drop_untrainable(encoded, split, config.max_length)[0]
-    return rows, tokenizer
 
 
 def _make_model(
@@ -544,17 +521,17 @@ def _with_micro_batch(
 
 
 def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
-    return iter(
-        DataLoader(
-            run.steps,
-            batch_size=None,
-            sampler=range(run.steps_done, run.config.max_steps),
-            num_workers=run.config.num_workers,
-            pin_memory=run.accelerator.device.type == "cuda",
-            # without one of its own it draws from the generator of dropout
-            generator=torch.Generator(),
-        )
+    loader = DataLoader(
+        run.steps,
+        batch_size=None,
+        sampler=range(run.steps_done, run.config.max_steps),
+        num_workers=run.config.num_workers,
+        pin_memory=run.accelerator.device.type == "cuda",
+        # without one of its own it draws from the generator of dropout
+        generator=torch.Generator(),
     )
+    for item in loader:
+        yield item.batches
 
 
 def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
@@ -630,7 +607,7 @@ def _evaluate(run: Run, step: int):
         run.accelerator,
         run.model,
         evaluation_batches(
-            run.rows["validation"],
+            run.data.validation,
             run.collator,
             run.config.tokens_per_micro_batch,
             run.accelerator.num_processes,
@@ -654,7 +631,7 @@ def _save(run: Run, step: int, is_stop: bool = False):
                 "skipped": run.skipped,
                 "skipped_in_a_row": run.skipped_in_a_row,
                 "window": run.progress.window,
-                "data": run.steps.fingerprint(),
+                "data": _identity(run.data, run.steps),
                 "num_processes": run.accelerator.num_processes,
                 "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
                 "seconds": run.seconds_before + time.monotonic() - run.started,

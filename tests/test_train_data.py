@@ -1,0 +1,131 @@
+"""From settings to pairs: corpora mixed with weights, and what is noted of them."""
+
+import collections
+import gzip
+
+import pytest
+import train_toys
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.train.config import load_config, parse_arguments
+from vanilla_transformer.train.data import load_texts, prepare_data, vocabulary_texts
+
+
+def write_texts(folder, **splits):
+    """Text files with the English given, and the same with a mark as German."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, lines in splits.items():
+        for lang, mark in (("en", ""), ("de", "~")):
+            text = "".join(f"{mark}{line}\n" for line in lines)
+            (folder / f"{split}.{lang}").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+@pytest.fixture
+def corpora(tmp_path):
+    large = write_texts(tmp_path / "large", train=[f"l{i}" for i in range(12)], validation=["v"])
+    small = write_texts(tmp_path / "small", train=["s0", "s1", "s2"], validation=["never"])
+    return large, small
+
+
+def config_of(tmp_path, dataset, **settings):
+    return train_toys.toy_config(dataset, tmp_path / "run", **settings)
+
+
+def prepared(config):
+    texts = load_texts(config)
+    return texts, prepare_data(config, texts, VanillaTransformerTokenizer())
+
+
+def test_without_weights_corpora_are_put_together(corpora, tmp_path):
+    config = config_of(tmp_path, corpora[0], mix=[{"dataset": corpora[1]}])
+    texts, data = prepared(config)
+    assert data.sizes == [12, 3]
+    assert data.weights is None
+    assert len(data.pairs.kept()) == 15
+    # the main corpus alone says what to validate with
+    assert texts.validation["translation"][:] == [{"en": "v", "de": "~v"}]
+
+
+@pytest.mark.parametrize(
+    ("weights", "large", "small"), [(None, 1, 1), ((1, 4), 0.25, 4), ((3, 1), 11 / 12, 4 / 3)]
+)
+def test_each_corpus_has_its_share_of_the_vocabulary(weights, large, small, corpora, tmp_path):
+    weights = weights or (None, None)
+    config = config_of(
+        tmp_path,
+        corpora[0],
+        weight=weights[0],
+        mix=[{"dataset": corpora[1], "weight": weights[1]}],
+    )
+    sentences = list(vocabulary_texts(load_texts(config), ["en", "de"]))
+    # as many sentences in all, whatever the weights
+    assert len(sentences) == 30
+    for letter, size, share in (("l", 12, large), ("s", 3, small)):
+        counts = collections.Counter(s for s in sentences if s.strip("~")[0] == letter)
+        assert counts.total() == round(2 * size * share)
+        assert max(counts.values()) - min(counts.values() if share >= 1 else [0]) <= 1
+
+
+def test_a_run_notes_what_it_left_out_of_each_corpus_and_what_the_text_was(
+    corpora, tmp_path, caplog
+):
+    caplog.set_level("INFO")
+    repeated = write_texts(tmp_path / "more", train=["l3", "new", "new", "caf\ufffd", "", "x" * 80])
+    config = config_of(tmp_path, corpora[0], mix=[{"dataset": repeated}], drop_duplicates=True)
+    _, data = prepared(config)
+    nothing = "wrong_encoding 0, empty 0, too_long 0, length_ratio 0, duplicate 0"
+    said = [
+        f"{corpora[0]}: kept 12, {nothing}",
+        # a line of it is in the other corpus too
+        f"{repeated}: kept 1, wrong_encoding 1, empty 1, too_long 1, length_ratio 0, duplicate 2",
+    ]
+    assert data.facts["cleaning"] == "; ".join(said)
+    assert all(line in caplog.text for line in said)
+    assert data.facts["dataset_commit"] == "none, none"
+    hashes = data.facts["text_sha256"].split(", ")
+    assert len(set(hashes)) == 2
+    assert all(len(digest) == 64 for digest in hashes)
+
+
+def test_a_file_with_another_encoding_does_not_vanish_silently(tmp_path):
+    folder = tmp_path / "latin"
+    write_texts(folder, train=["gut", "schön", "größer", "übel"])
+    text = (folder / "train.de").read_text(encoding="utf-8")
+    (folder / "train.de").unlink()
+    with gzip.open(folder / "train.de.gz", "wb") as file:
+        file.write(text.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin must be UTF-8 .* kept 1, wrong_encoding 3"):
+        prepared(config_of(tmp_path, folder))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mix": [{"name": "x"}]}, "mix must be a list of mappings, each with a dataset, got"),
+        ({"mix": {"dataset": "x"}}, "mix must be of type list"),
+        ({"mix": [{"dataset": "x", "wieght": 1}]}, r"got 'wieght'.*'weight'"),
+        ({"mix": [{"dataset": "x", "weight": 1}]}, r"for none, got \[None, 1.0\]"),
+        ({"mix": [{"dataset": "x"}], "weight": 2}, r"for none, got \[2.0, None\]"),
+        ({"mix": [{"dataset": "x", "weight": 0}], "weight": 2}, "weight must be above 0, got 0.0"),
+        ({"weight": -1}, "weight must be above 0, got -1.0"),
+        ({"mix": [{"dataset": "x", "name": 3}]}, "name must be of type str or null, got 3"),
+        ({"max_length_ratio": 0.5}, "max_length_ratio must be at least 1, got 0.5"),
+        ({"block_pairs": 0}, "block_pairs must be at least 1, got 0"),
+    ],
+)
+def test_a_mixture_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        load_config("demo", settings)
+
+
+def test_a_mixture_can_be_given_on_the_command_line():
+    config, _ = parse_arguments(["demo", "--mix", "[{dataset: x, weight: 1}]", "--weight", "3"])
+    corpus = {"dataset": "x", "name": None, "revision": None, "weight": 1.0}
+    assert (config.mix, config.weight) == ([corpus], 3.0)
+
+
+def test_a_corpus_of_the_mixture_without_a_split_to_train_on_is_named(corpora, tmp_path):
+    other = write_texts(tmp_path / "other", test=["x"])
+    with pytest.raises(ValueError, match=r"other' must have a split 'train', got test"):
+        load_texts(config_of(tmp_path, corpora[0], mix=[{"dataset": other}]))
