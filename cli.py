@@ -55,23 +55,13 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--ema", action="store_true", help="the moving average that the run kept")
     average.add_argument("--output_dir", help="for the model; RUN if not given")
 
-    evaluate = verb("evaluate", _evaluate, "translate a split and score it: BLEU, chrF")
-    evaluate.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
-    evaluate.add_argument("--split", default="test", help="of the dataset (%(default)s)")
-    evaluate.add_argument("--dataset", help="another dataset than the run's own")
-    evaluate.add_argument("--name", help="the dataset's configuration")
-    evaluate.add_argument("--source_lang", help="language to translate from")
-    evaluate.add_argument("--target_lang", help="language to translate into")
-    evaluate.add_argument("--bleu_tokenizer", default="13a", help="of sacreBLEU (%(default)s)")
-    evaluate.add_argument("--output_dir", help="for hypotheses and scores; RUN if not given")
-    _add_search(evaluate)
-
-    translate = verb("translate", _translate, "translate lines, from a file or stdin, to stdout")
-    translate.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
-    translate.add_argument(
-        "file", metavar="FILE", nargs="?", help="a text file; stdin if not given"
+    verb("evaluate", _evaluate, "translate a split and score it: BLEU, chrF", takes_more=True)
+    verb(
+        "translate",
+        _translate,
+        "translate lines, from a file or stdin, to stdout",
+        takes_more=True,
     )
-    _add_search(translate)
 
     push = verb("push", _push, "publish a model, so that it loads where this package is not")
     push.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
@@ -80,17 +70,6 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument("--revision", help="the branch; the main one if not given")
     push.add_argument("--commit_message", help="what the commit says")
     return parser
-
-
-def _add_search(parser: argparse.ArgumentParser):
-    group = parser.add_argument_group("search", "the model's own settings where not given")
-    group.add_argument("--num_beams", type=int, help="beam size")
-    group.add_argument("--length_penalty_alpha", type=float, help="length penalty, section 6.1")
-    group.add_argument("--max_extra_tokens", type=int, help="longest output beyond the source")
-
-
-def _search(arguments: argparse.Namespace) -> dict[str, Any]:
-    return _given(arguments, "num_beams", "length_penalty_alpha", "max_extra_tokens")
 
 
 def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
@@ -137,31 +116,21 @@ def _average(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.train.evaluate import evaluate, score_table
+    from vanilla_transformer.train.evaluate import run
 
-    options = _given(
-        arguments, "dataset", "name", "source_lang", "target_lang", "bleu_tokenizer", "output_dir"
-    )
-    scores = evaluate(arguments.model, arguments.split, **options, **_search(arguments))
-    print(score_table(scores))
+    table = run(rest, "vanilla-transformer evaluate")
+    if table is not None:
+        print(table)
 
 
 def _translate(arguments: argparse.Namespace, rest: list[str]):
-    from contextlib import nullcontext
-    from pathlib import Path
-
     # what is read is UTF-8 whatever the locale, and so is what is written
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
-    from vanilla_transformer.train.corpus import read_lines
-    from vanilla_transformer.train.evaluate import load_model, translate_lines
+    from vanilla_transformer.train.translate import run
 
-    model, tokenizer = load_model(arguments.model)
-    path = Path(arguments.file) if arguments.file else None
-    with path.open("rb") if path else nullcontext(sys.stdin.buffer) as lines:
-        decoded = read_lines(lines, str(path or "stdin"))
-        for line in translate_lines(model, tokenizer, decoded, **_search(arguments)):
-            print(line, flush=True)
+    for line in run(rest, "vanilla-transformer translate"):
+        print(line, flush=True)
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):

@@ -24,8 +24,8 @@ from vanilla_transformer import (
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train.corpus import load_translations
-from vanilla_transformer.train.evaluate import score_translations
 from vanilla_transformer.train.fine_tune import main
+from vanilla_transformer.train.scoring import score_translations
 
 MODULE = "vanilla_transformer.train.fine_tune"
 SEARCH = {"num_beams": 3, "length_penalty_alpha": 0.7, "max_extra_tokens": 12}

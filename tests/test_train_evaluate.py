@@ -1,6 +1,7 @@
 """Translations of a split, in order, and their scores with signatures."""
 
 import json
+import shutil
 from types import SimpleNamespace
 
 import paper
@@ -12,13 +13,8 @@ from huggingface_hub import ModelCard
 from torch.overrides import TorchFunctionMode
 
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.evaluate import (
-    evaluate,
-    score_table,
-    score_translations,
-    translate_lines,
-    validation_loss,
-)
+from vanilla_transformer.train import evaluate as evaluating
+from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train
 
 
@@ -142,39 +138,9 @@ def test_the_loss_needs_no_float64_and_weighs_every_token_the_same():
     assert model.training
 
 
-def test_lines_come_back_in_order_whatever_their_lengths(run):
-    model, tokenizer = load_run(run)
-    lines = ["ant bee cat dog elk fox", "gnu", "", "hen ibis jay", "kite " * 9]
-    # a model that has learned this little would say nothing
-    search = {"max_extra_tokens": 9, "min_new_tokens": 8}
-    together = list(translate_lines(model, tokenizer, lines, **search))
-    alone = [next(translate_lines(model, tokenizer, [line], **search)) for line in lines]
-    assert together == alone
-    assert together[2] == ""
-    assert len(set(together)) > 3
-
-
-def test_equal_translations_score_100_and_match():
-    texts = ["Das ist eine ganz gute Sache .", "Noch ein Satz mit vielen Worten ."]
-    scores = score_translations(texts, texts)
-    assert scores["bleu"] == pytest.approx(100)
-    assert scores["chrf"] == pytest.approx(100)
-    assert scores["exact_match"] == 1
-    assert score_translations([texts[0], "Nein ."], texts)["exact_match"] == 0.5
-
-
-def test_text_that_is_tokenized_already_can_be_left_so():
-    scores = score_translations(["a-b c d e"], ["a-b c d e"], bleu_tokenizer="none")
-    assert "tok:none" in scores["bleu_signature"]
-    with pytest.raises(ValueError, match="bleu_tokenizer must be one of"):
-        score_translations(["a"], ["a"], bleu_tokenizer="13b")
-
-
 def test_what_cannot_be_compared_is_refused(run, tmp_path):
-    with pytest.raises(ValueError, match="one translation for each"):
-        score_translations(["a"], ["a", "b"])
-    with pytest.raises(ValueError, match="one translation for each"):
-        score_translations([], [])
+    with pytest.raises(ValueError, match="bleu_tokenizer must be one of"):
+        evaluate(str(run), bleu_tokenizer="13b")
     with pytest.raises(ValueError, match=r"split must be one of train, .* Did you mean 'test'"):
         evaluate(str(run), split="tets")
     with pytest.raises(
@@ -184,3 +150,114 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path):
         evaluate(str(tmp_path))
     with pytest.raises(ValueError, match="source_lang and target_lang must be given"):
         evaluate(str(tmp_path), dataset="demo")
+
+
+def test_the_papers_bleu_has_a_name_of_its_own(run):
+    scores = evaluate(str(run), max_extra_tokens=50)
+    assert "tok:moses-de-compounds" in scores["compound_bleu_signature"]
+    line = next(line for line in score_table(scores).split("\n") if "moses" in line)
+    assert line.startswith("as in paper")
+    assert f"{scores['compound_bleu']:.2f}   compound-split tokenised BLEU, " in line
+    card = ModelCard.load(run / "README.md")
+    assert {result.metric_type for result in card.data.eval_results} == {"bleu", "chrf"}
+    assert scores["compound_bleu_signature"] in card.text
+
+
+def test_another_tokenizer_of_bleu_is_kept_beside_the_runs_own(run, tmp_path):
+    own = evaluate(str(run))
+    other = evaluate(str(run), bleu_tokenizer="none")
+    assert "tok:none" in other["bleu_signature"]
+    assert (kept(run)["test"], kept(run)["test-bleu_tokenizer-none"]) == (own, other)
+    # a run whose text comes tokenized says so in its recipe
+    tokenized = tmp_path / "tokenized"
+    shutil.copytree(run, tokenized)
+    text = (tokenized / "recipe.yaml").read_text(encoding="utf-8")
+    assert "bleu_tokenizer: 13a" in text
+    text = text.replace("bleu_tokenizer: 13a", "bleu_tokenizer: none")
+    (tokenized / "recipe.yaml").write_text(text, encoding="utf-8")
+    assert evaluate(str(tokenized))["bleu_signature"] == other["bleu_signature"]
+    assert "tok:none" in kept(tokenized)["test"]["bleu_signature"]
+
+
+@pytest.mark.slow
+def test_a_trained_model_says_the_same_on_one_process_and_on_two(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=300)
+    settings = {"max_steps": 400, "save_every_steps": 400, "warmup_steps": 100}
+    config = train_toys.toy_config(corpus, tmp_path / "run", **settings, model={"hidden_size": 32})
+    train(config)
+    scores = check_that_two_processes_do_what_one_does(tmp_path / "run", tmp_path / "out")
+    assert scores["bleu"] > 10
+
+
+def test_several_processes_translate_each_sentence_once(run, tmp_path):
+    talker = tmp_path / "talker"
+    shutil.copytree(run, talker)
+    model, _ = load_run(talker)
+    # one that has learned this little would say nothing
+    for weight in model.parameters():
+        torch.nn.init.normal_(weight.data, std=0.5)
+    model.save_pretrained(talker)
+    check_that_two_processes_do_what_one_does(talker, tmp_path / "out")
+
+
+def check_that_two_processes_do_what_one_does(folder, out):
+    own = evaluate(str(folder))
+    assert own["sentences"] == 7
+    result = train_toys.run_command(
+        *(folder, "--output_dir", str(out)),
+        processes=2,
+        module="vanilla_transformer.train.evaluate",
+    )
+    shared = kept(out)["test"]
+    assert (own.pop("processes"), shared["processes"]) == (1, 2)
+    # by the main process, and once
+    assert result.stdout == score_table(shared) + "\n"
+    for name in own.keys() - {"seconds"}:
+        assert shared[name] == own[name]
+    sides = {
+        path.name: (path.read_bytes(), (folder / "hypotheses" / path.name).read_bytes())
+        for path in (out / "hypotheses").iterdir()
+    }
+    assert len(sides) == 3
+    assert all(left == right for left, right in sides.values())
+    assert len(set(sides["test.translation.txt"][0].split(b"\n"))) > 5
+    return own
+
+
+def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_path, capsys):
+    other = tmp_path / "other"
+    shutil.copytree(run, other, ignore=shutil.ignore_patterns("hypotheses"))
+    message = "kept translations of the same sentences, got .* without them under validation: eval"
+    with pytest.raises(ValueError, match=message):
+        evaluate(str(run), split="validation", against=str(other))
+    before = evaluate(str(other), split="validation", num_beams=1, max_extra_tokens=2)
+    key = "validation-max_extra_tokens2-num_beams1"
+    for side in ("source", "reference", "translation"):
+        path = other / f"hypotheses/{key}.{side}.txt"
+        path.rename(other / f"hypotheses/validation.{side}.txt")
+    assert main([str(run), "--split", "validation", "--against", str(other)]) == 0
+    out = capsys.readouterr().out
+    comparison = kept(run)["validation"]["against"][str(other)]
+    assert comparison["chrf"]["other"] == pytest.approx(before["chrf"])
+    assert comparison["chrf"]["score"] == pytest.approx(kept(run)["validation"]["chrf"])
+    assert f"against {other}, paired bootstrap" in out
+    assert f"p = {comparison['chrf']['p_value']:.4f}   {comparison['chrf']['signature']}" in out
+    # the same names, other sentences
+    (other / "hypotheses/validation.source.txt").write_text("ant\n" * 11)
+    with pytest.raises(ValueError, match="kept translations of the same sentences"):
+        evaluate(str(run), split="validation", against=str(other))
+
+
+def test_comet_is_looked_for_before_a_long_translation(run, monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(evaluating, "load_model", lambda *given: pytest.fail("too late"))
+    assert main([str(run), "--comet"]) == 1
+    assert "comet needs the program comet-score" in capsys.readouterr().err
+
+
+def test_comet_is_one_score_among_the_others(run, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(evaluating, "comet_program", lambda: "comet-score")
+    monkeypatch.setattr(evaluating, "comet_score", lambda *given: 0.8125)
+    assert main([str(run), "--comet", "Unbabel/another", "--output_dir", str(tmp_path)]) == 0
+    assert "COMET        0.8125   Unbabel/another" in capsys.readouterr().out
+    assert kept(tmp_path)["test"]["comet"] == 0.8125

@@ -91,9 +91,11 @@ def write_recipe(path: Path, settings: dict) -> Path:
     return path
 
 
-def command(recipe: Path, *flags: str, processes: int = 0) -> list[str]:
+def command(
+    recipe: Path, *flags: str, processes: int = 0, module: str = "vanilla_transformer.train"
+) -> list[str]:
     """The command line of a run; of `accelerate launch` where the number of processes is given."""
-    module = ["-m", "vanilla_transformer.train", str(recipe), *flags]
+    module = ["-m", module, str(recipe), *flags]
     if not processes:
         return [sys.executable, *module]
     # this is how accelerate starts several processes, on whatever device

@@ -24,6 +24,7 @@ from vanilla_transformer.train.checkpoint import (
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import texts_of
 from vanilla_transformer.train.data import load_main_corpus
+from vanilla_transformer.train.model_card import write_model_card
 from vanilla_transformer.train.run_folder import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
@@ -35,7 +36,6 @@ from vanilla_transformer.train.run_folder import (
     read_recipe,
     save_tokenizer,
     write_average,
-    write_model_card,
 )
 
 logger = logging.getLogger(__name__)
@@ -162,8 +162,9 @@ def average_run(
     for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE):
         if target.resolve() != folder.resolve() and (folder / name).is_file():
             shutil.copyfile(folder / name, target / name)
-    steps = [read_state(path)["step"] for path in averaged]
-    write_average(target, steps, config.ema_decay if is_ema else None)
+    states = [read_state(path) for path in averaged]
+    steps, seconds = [state["step"] for state in states], states[-1].get("seconds")
+    write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     logger.info("%s is in %s", describe_average(target), target)
     draw_loss_curve(target)
     source = _a_sentence(config)

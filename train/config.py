@@ -135,10 +135,12 @@ class TrainConfig:
         data=True,
     )
     output_dir: str | None = setting(None, "the run folder; runs/RECIPE if not given")
+    license: str | None = setting(None, "of the weights, for the model card; apache-2.0 for one")
 
     num_beams: int = setting(4, "beam size, sec. 6.1")
     length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
     max_extra_tokens: int = setting(50, "longest translation, beyond the source's tokens, sec. 6.1")
+    bleu_tokenizer: str = setting("13a", "of sacreBLEU; none for text that comes tokenized")
 
     def __post_init__(self):
         for known in dataclasses.fields(self):

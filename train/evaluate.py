@@ -1,31 +1,53 @@
-"""How good a model is: loss while it trains, BLEU and chrF of its translations. Section 6.1."""
+"""Translate a split and score it: `accelerate launch -m vanilla_transformer.train.evaluate RUN`."""
 
+import argparse
 import json
+import logging
 import re
+import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import datasets
 import torch
-from accelerate import Accelerator
-from sacrebleu.metrics import BLEU, CHRF
+from accelerate import Accelerator, PartialState
+from accelerate.utils import gather_object, parse_flag_from_env
 from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.console import run_command
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
+from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     SCORES_FILE,
+    describe_average,
     read_recipe,
     read_scores,
-    write_model_card,
+)
+from vanilla_transformer.train.scoring import (
+    COMET_MODEL,
+    comet_program,
+    comet_score,
+    compare_translations,
+    score_translations,
 )
 from vanilla_transformer.train.step import IGNORED, smoothed_loss_sum
+from vanilla_transformer.train.translate import (
+    SEARCH,
+    add_search,
+    load_model,
+    translate_lines,
+)
+
+# a process with short sentences waits for one with long ones
+LONGEST_WAIT = timedelta(hours=6)
 
 
 @torch.no_grad()
@@ -58,78 +80,6 @@ def validation_loss(
     return float(loss_sum) / int(num_tokens)
 
 
-def load_model(run: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load what translates, onto the accelerator if there is one.
-
-    Args:
-        run: A run folder, a model folder or a Hub name.
-
-    Returns:
-        The model, ready to translate, and its tokenizer.
-
-    Raises:
-        ValueError: If it cannot be loaded.
-    """
-    model, tokenizer = load_run(run)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.eval().to(device), tokenizer
-
-
-def translate_lines(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    lines: Iterable[str],
-    **search: Any,
-) -> Iterator[str]:
-    """Translate as many lines as are asked for, with the search of the model's generation config.
-
-    Args:
-        model: A model with a decoder and a head.
-        tokenizer: Its tokenizer.
-        lines: A sentence each, without its line feed.
-        search: Settings of `generate` that differ, `num_beams` for one.
-
-    Yields:
-        A translation each, in order.
-    """
-    pipeline = TranslationPipeline(model, tokenizer, device=model.device)
-    for translations in pipeline(iter(lines), **search):
-        yield " ".join(translations[0]["translation_text"].split("\n"))
-
-
-def score_translations(
-    translations: Sequence[str], references: Sequence[str], bleu_tokenizer: str = "13a"
-) -> dict[str, Any]:
-    """Compare translations with references, by sacreBLEU.
-
-    Args:
-        translations: What the model said.
-        references: What a person said.
-        bleu_tokenizer: Of sacreBLEU: "none" for text that is already tokenized.
-
-    Returns:
-        `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, and `sentences`.
-
-    Raises:
-        ValueError: If there is nothing to compare, not as many of both, or no such tokenizer.
-    """
-    if len(translations) != len(references) or not references:
-        raise ValueError(
-            "there must be one translation for each of one or more references, "
-            f"got {len(translations)} for {len(references)}."
-        )
-    if bleu_tokenizer not in BLEU.TOKENIZERS:
-        raise ValueError(
-            f"bleu_tokenizer must be one of {', '.join(BLEU.TOKENIZERS)}, got {bleu_tokenizer!r}."
-        )
-    scores: dict[str, Any] = {"sentences": len(references)}
-    for name, metric in (("bleu", BLEU(tokenize=bleu_tokenizer)), ("chrf", CHRF())):
-        scores[name] = metric.corpus_score(translations, [references]).score
-        scores[f"{name}_signature"] = str(metric.get_signature())
-    matches = sum(map(str.__eq__, translations, references))
-    return {**scores, "exact_match": matches / len(references)}
-
-
 def evaluate(
     run: str,
     split: str = "test",
@@ -137,15 +87,20 @@ def evaluate(
     name: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
-    bleu_tokenizer: str = "13a",
+    bleu_tokenizer: str | None = None,
+    comet: str | None = None,
+    against: str | None = None,
     output_dir: str | None = None,
     **search: Any,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Translate a split, score it, and keep both.
 
+    Works as one process, or as one of many that `accelerate launch` started: each translates its
+    share, and the main one scores every sentence once.
+
     Leaves `hypotheses/` and `scores.json`, and puts the scores into the model card of a run. They
-    are kept by the name of the split; with other data or another search than the run's own, those
-    are part of the name.
+    are kept by the name of the split; with other data, another search or another tokenizer than
+    the run's own, those are part of the name.
 
     Args:
         run: A run folder, a model folder or a Hub name.
@@ -154,15 +109,18 @@ def evaluate(
         name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
-        bleu_tokenizer: Of sacreBLEU.
+        bleu_tokenizer: Of sacreBLEU; the run's own if not given.
+        comet: The model of COMET to score with as well.
+        against: Another run, whose kept translations of the same split are to be compared.
         output_dir: Where to leave the results; the run folder if not given.
         search: Settings of `generate` that differ from the model's, `num_beams` for one.
 
     Returns:
-        The scores, as in `score_translations`, with what was translated and how fast.
+        The scores, as in `score_translations`, with what was translated and how fast; nothing where
+        this is not the main process.
 
     Raises:
-        ValueError: If model, dataset or split cannot be had.
+        ValueError: If model, dataset, split, COMET or the other run's translations cannot be had.
     """
     is_run = (Path(run) / RECIPE_FILE).is_file()
     if dataset is None and not is_run:
@@ -179,11 +137,20 @@ def evaluate(
     revision = None
     if dataset is None:
         dataset, name, revision = recipe.dataset, name or recipe.name, recipe.revision
+    own_tokenizer = recipe.bleu_tokenizer if is_run else TrainConfig.bleu_tokenizer
+    bleu_tokenizer = bleu_tokenizer or own_tokenizer
+    # a slip is found before a long translation, not after
+    score_translations(["a"], ["a"], bleu_tokenizer)
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
     folder = Path(output_dir or run)
+    if comet is not None:
+        comet_program()
 
-    texts = load_translations(dataset, name, source_lang, target_lang, revision)
+    state = _processes()
+    # the others then find what the main process has prepared
+    with state.main_process_first():
+        texts = load_translations(dataset, name, source_lang, target_lang, revision)
     if split not in texts:
         raise ValueError(
             f"split must be one of {', '.join(texts)}, got {split!r}."
@@ -192,30 +159,6 @@ def evaluate(
     sources, references = texts_of(
         texts[split].with_format("arrow")[:], [source_lang, target_lang], split
     )
-    model, tokenizer = load_model(run)
-    started = time.monotonic()
-    translations = list(
-        tqdm(
-            translate_lines(model, tokenizer, sources, **search),
-            total=len(sources),
-            desc=f"translating {split}",
-            unit=" sentences",
-        )
-    )
-    seconds = time.monotonic() - started
-    scores = {
-        "dataset": dataset,
-        "name": name,
-        "split": split,
-        "source_lang": source_lang,
-        "target_lang": target_lang,
-        **score_translations(translations, references, bleu_tokenizer),
-        "search": {
-            field: search.get(field, getattr(model.generation_config, field, None))
-            for field in ("num_beams", "length_penalty_alpha", "max_extra_tokens")
-        },
-        "seconds": seconds,
-    }
     data = (dataset, name, source_lang, target_lang)
     is_own = is_run and data == (
         recipe.dataset,
@@ -223,21 +166,101 @@ def evaluate(
         recipe.source_lang,
         recipe.target_lang,
     )
+    model, tokenizer = load_model(run, state.device)
     key = [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
     key += [
         f"{field}{value}"
         for field, value in sorted(search.items())
         if value != getattr(model.generation_config, field, None)
     ]
+    key += [f"bleu_tokenizer-{bleu_tokenizer}"] * (bleu_tokenizer != own_tokenizer)
+    key = re.sub(r"[^\w.-]+", "-", "-".join(key)).strip("-")
+    others = None
+    if against is not None:
+        others = _kept_translations(Path(against), [key, split], sources, references)
+    started = time.monotonic()
+    translations = _translate_shared(state, model, tokenizer, sources, split, search)
+    seconds = time.monotonic() - started
+    if not state.is_main_process:
+        return None
+    scores = {
+        "dataset": dataset,
+        "name": name,
+        "split": split,
+        "source_lang": source_lang,
+        "target_lang": target_lang,
+        **score_translations(translations, references, bleu_tokenizer, target_lang),
+        "search": {
+            field: search.get(field, getattr(model.generation_config, field, None))
+            for field in SEARCH
+        },
+        "seconds": seconds,
+        "processes": state.num_processes,
+    }
+    if is_run:
+        scores["average"] = describe_average(Path(run))
+    if comet is not None:
+        scores["comet"] = comet_score(sources, translations, references, comet)
+        scores["comet_signature"] = comet
+    if others is not None:
+        scores["against"] = {
+            against: compare_translations(translations, others, references, bleu_tokenizer)
+        }
     _keep(
         folder,
-        re.sub(r"[^\w.-]+", "-", "-".join(key)).strip("-"),
+        key,
         scores,
         {"source": sources, "reference": references, "translation": translations},
     )
     if is_run and folder == Path(run):
         write_model_card(folder, recipe, model.num_parameters())
     return scores
+
+
+def _processes() -> PartialState:
+    """The processes that work together, on processors where the launcher says so."""
+    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=LONGEST_WAIT)
+
+
+def _translate_shared(
+    state: PartialState,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    split: str,
+    search: dict[str, Any],
+) -> list[str]:
+    """Every source translated once, on all processes, in order."""
+    share = slice(state.process_index, None, state.num_processes)
+    own = list(
+        tqdm(
+            translate_lines(model, tokenizer, sources[share], **search),
+            total=len(sources[share]),
+            desc=f"translating {split}",
+            unit=" sentences",
+            disable=not state.is_main_process,
+        )
+    )
+    translations = [""] * len(sources)
+    for rank, part in enumerate(gather_object([own])):
+        translations[rank :: state.num_processes] = part
+    return translations
+
+
+def _kept_translations(
+    folder: Path, keys: Iterable[str], sources: list[str], references: list[str]
+) -> list[str]:
+    """What another run has translated the same sources to."""
+    for key in keys:
+        sides = [folder / "hypotheses" / f"{key}.{side}.txt" for side in _SIDES]
+        if all(path.is_file() for path in sides):
+            kept = [path.read_text(encoding="utf-8").split("\n")[:-1] for path in sides]
+            if kept[:2] == [_flat(sources), _flat(references)]:
+                return kept[2]
+    raise ValueError(
+        f"against must be a run with kept translations of the same sentences, got {folder} without "
+        f"them under {' or '.join(dict.fromkeys(keys))}: evaluate it first."
+    )
 
 
 def score_table(scores: Mapping[str, Any]) -> str:
@@ -256,20 +279,102 @@ def score_table(scores: Mapping[str, Any]) -> str:
         f"{scores['sentences']:,} sentences",
         "BLEU": f"{scores['bleu']:.2f}   {scores['bleu_signature']}",
         "chrF": f"{scores['chrf']:.2f}   {scores['chrf_signature']}",
-        "exact match": f"{scores['exact_match']:.1%}",
-        "search": f"{search}; {scores['seconds']:.1f} s",
     }
-    return "\n".join(f"{name:12} {value}" for name, value in lines.items())
+    if "compound_bleu" in scores:
+        lines["as in paper"] = (
+            f"{scores['compound_bleu']:.2f}   {COMPOUND_BLEU}, {scores['compound_bleu_signature']}"
+        )
+    if "comet" in scores:
+        lines["COMET"] = f"{scores['comet']:.4f}   {scores['comet_signature']}"
+    lines["exact match"] = f"{scores['exact_match']:.1%}"
+    lines["search"] = f"{search}; {scores['seconds']:.1f} s"
+    table = "\n".join(f"{name:12} {value}" for name, value in lines.items())
+    for other, comparison in scores.get("against", {}).items():
+        table += f"\n\nagainst {other}, paired bootstrap, with 95% confidence intervals\n"
+        table += "\n".join(
+            f"{METRICS[name]:12} {result['score']:.2f} ± {result['ci']:.2f} against "
+            f"{result['other']:.2f} ± {result['other_ci']:.2f}, p = {result['p_value']:.4f}   "
+            f"{result['signature']}"
+            for name, result in comparison.items()
+        )
+    return table
+
+
+_SIDES = ("source", "reference", "translation")
+
+
+def _flat(texts: Iterable[str]) -> list[str]:
+    # a text with a line feed would put the files out of step
+    return [" ".join(text.split("\n")) for text in texts]
 
 
 def _keep(folder: Path, key: str, scores: dict[str, Any], texts: dict[str, list[str]]):
     (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
-    for side, lines in texts.items():
-        # a text with a line feed would put the files out of step
-        flat = [" ".join(line.split("\n")) + "\n" for line in lines]
+    for side in _SIDES:
         path = folder / "hypotheses" / f"{key}.{side}.txt"
-        path.write_text("".join(flat), encoding="utf-8")
+        path.write_text("".join(f"{text}\n" for text in _flat(texts[side])), encoding="utf-8")
     all_scores = {**read_scores(folder), key: scores}
     unfinished = folder / f".{SCORES_FILE}.unfinished"
     unfinished.write_text(json.dumps(all_scores, indent=1, ensure_ascii=False), encoding="utf-8")
     unfinished.replace(folder / SCORES_FILE)
+
+
+def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> str | None:
+    """Evaluate as a command line says.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Returns:
+        The table of scores; nothing where this is not the main process.
+
+    Raises:
+        ValueError: If model, dataset, split, COMET or the other run's translations cannot be had.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        description="Translate a split and score it: BLEU, chrF, and BLEU as the paper counted it.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run folder, model folder or Hub name")
+    parser.add_argument("--split", help="of the dataset; test if not given")
+    parser.add_argument("--dataset", help="another dataset than the run's own")
+    parser.add_argument("--name", help="the dataset's configuration")
+    parser.add_argument("--source_lang", help="language to translate from")
+    parser.add_argument("--target_lang", help="language to translate into")
+    parser.add_argument("--bleu_tokenizer", help="of sacreBLEU; the run's own if not given")
+    parser.add_argument(
+        "--comet", metavar="MODEL", nargs="?", const=COMET_MODEL, help="and COMET (%(const)s)"
+    )
+    parser.add_argument("--against", metavar="RUN", help="compare with another run's translations")
+    parser.add_argument("--output_dir", help="for hypotheses and scores; RUN if not given")
+    add_search(parser)
+    if not _processes().is_main_process:
+        logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
+        datasets.disable_progress_bars()
+    scores = evaluate(**vars(parser.parse_args(argv)))
+    return None if scores is None else score_table(scores)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Evaluate, and turn what goes wrong into one sentence.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0 if all went well, 1 if it was refused.
+    """
+
+    def print_table():
+        table = run(sys.argv[1:] if argv is None else argv)
+        if table is not None:
+            sys.stdout.write(table + "\n")
+
+    return run_command(print_table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -35,8 +35,8 @@ from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.corpus import load_translations
-from vanilla_transformer.train.evaluate import score_translations
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
+from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.step import IGNORED
 
 logger = logging.getLogger(__name__)

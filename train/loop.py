@@ -552,7 +552,7 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
             run.config.max_grad_norm,
         )
         if run.moving_average is not None:
-            run.moving_average.update(step, torch.as_tensor(result.is_skipped))
+            run.moving_average.update(step, result.is_skipped)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: its environment, model card, loss curve and an attention map."""
+"""What a run leaves to look at: environment, log, scores, loss curve and an attention map."""
 
 import hashlib
 import importlib.metadata
@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import EvalResult, ModelCardData
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.train.config import TrainConfig, load_config
@@ -28,6 +27,7 @@ LIBRARIES = (
     "accelerate",
     "safetensors",
     "sacrebleu",
+    "sacremoses",
 )
 RECIPE_FILE = "recipe.yaml"
 METRICS_FILE = "metrics.jsonl"
@@ -247,85 +247,6 @@ def _save_picture(figure: Any, folder: Path, name: str):
     figure.savefig(folder / "pictures" / name, dpi=120)
 
 
-def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> None:
-    """Write `README.md` from what stands in the run folder: recipe, curve, scores if there are any.
-
-    Args:
-        folder: The run folder.
-        config: Settings of the run.
-        num_parameters: Of the model, tied ones counted once.
-    """
-    scores = read_scores(folder)
-    average = describe_average(folder)
-    steps = max((line["step"] for line in read_metrics(folder)), default=0)
-    direction = f"{config.source_lang}-{config.target_lang}"
-    data = ModelCardData(
-        language=[config.source_lang, config.target_lang],
-        library_name="transformers",
-        pipeline_tag="translation",
-        tags=["vanilla_transformer", "translation"],
-        model_name=f"{folder.resolve().name}",
-        eval_results=[
-            EvalResult(
-                task_type="translation",
-                task_name=f"Translation {direction}",
-                dataset_type=config.dataset,
-                dataset_name=f"{Path(config.dataset).name} {config.name or ''}".strip(),
-                dataset_split=score["split"],
-                metric_type=metric,
-                metric_name=f"{label} ({score[f'{metric}_signature']})",
-                metric_value=round(score[metric], 2),
-            )
-            for key, score in scores.items()
-            # with other data or another search the name is longer, and the table has it alone
-            if key == score["split"]
-            for metric, label in (("bleu", "BLEU"), ("chrf", "chrF"))
-        ]
-        or None,
-    )
-    if not data.eval_results:
-        data.model_name = None
-    parts = [
-        f"---\n{data.to_yaml()}\n---\n",
-        f"# {folder.resolve().name}: {config.source_lang} to {config.target_lang}\n",
-        'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
-        f"{num_parameters:,} parameters, trained for {steps:,} steps on `{config.dataset}`"
-        f"{f', `{config.name}`' if config.name else ''}. "
-        f"{f'Its weights are {average}.' if average else ''}\n",
-        "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
-        f'translate = pipeline("translation", model="{folder.as_posix()}")\n```\n',
-        "## Results\n",
-        _score_table(scores),
-        "## Training\n",
-    ]
-    parts += [
-        f"![{text}](pictures/{name})\n"
-        for name, text in (
-            ("loss.png", "Loss over the steps"),
-            ("attention.png", "Attention of the last decoder layer to the source"),
-        )
-        if (folder / "pictures" / name).is_file()
-    ]
-    recipe = (folder / RECIPE_FILE).read_text(encoding="utf-8").strip()
-    environment = (folder / ENVIRONMENT_FILE).read_text(encoding="utf-8").strip()
-    parts += [f"```yaml\n{recipe}\n```\n", f"## Environment\n\n```\n{environment}\n```\n"]
-    (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")
-
-
-def _score_table(scores: Mapping[str, Mapping[str, Any]]) -> str:
-    if not scores:
-        return "Not evaluated yet.\n"
-    lines = ["| split | sentences | BLEU | chrF | exact match |", "|---|---|---|---|---|"]
-    lines += [
-        f"| {key} | {score['sentences']} | {score['bleu']:.2f} | {score['chrf']:.2f} "
-        f"| {score['exact_match']:.1%} |"
-        for key, score in scores.items()
-    ]
-    for key, score in scores.items():
-        lines += ["", f"{key}: BLEU `{score['bleu_signature']}`, chrF `{score['chrf_signature']}`"]
-    return "\n".join(lines) + "\n"
-
-
 def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """Read `scores.json`.
 
@@ -339,20 +260,36 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
-def write_average(folder: Path, steps: Sequence[int], ema_decay: float | None) -> None:
+def write_average(
+    folder: Path, steps: Sequence[int], ema_decay: float | None, seconds: float | None
+) -> None:
     """Note what the model in a run folder is the average of.
 
     Args:
         folder: The run folder.
         steps: Of the checkpoints.
         ema_decay: Of the moving average, which is that of the one checkpoint; or None.
+        seconds: Of training until the last of them; None where that was not counted.
     """
-    text = json.dumps({"steps": list(steps), "ema_decay": ema_decay})
+    text = json.dumps({"steps": list(steps), "ema_decay": ema_decay, "seconds": seconds})
     (folder / AVERAGE_FILE).write_text(text + "\n", encoding="utf-8")
 
 
+def read_average(folder: Path) -> dict[str, Any] | None:
+    """Read what `write_average` has noted.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        `steps`, `ema_decay` and `seconds`; None where an earlier version has not noted it.
+    """
+    path = folder / AVERAGE_FILE
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
 def describe_average(folder: Path) -> str | None:
-    """What the model in a run folder is the average of.
+    """What the model in a run folder is the average of, in words.
 
     Args:
         folder: The run folder.
@@ -360,10 +297,9 @@ def describe_average(folder: Path) -> str | None:
     Returns:
         A clause; None where an earlier version has not noted it.
     """
-    path = folder / AVERAGE_FILE
-    if not path.is_file():
+    average = read_average(folder)
+    if average is None:
         return None
-    average = json.loads(path.read_text(encoding="utf-8"))
     steps = average["steps"]
     if average["ema_decay"] is not None:
         return (
@@ -373,6 +309,24 @@ def describe_average(folder: Path) -> str | None:
     plural = "s" if len(steps) > 1 else ""
     numbers = ", ".join(map(str, steps))
     return f"the mean of {len(steps)} checkpoint{plural}, of step{plural} {numbers}"
+
+
+def read_environment(folder: Path) -> list[dict[str, str]]:
+    """Read `environment.txt`.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        What was noted, by name, when the run began and each time it went on.
+    """
+    path = folder / ENVIRONMENT_FILE
+    blocks = path.read_text(encoding="utf-8").split("\n\n") if path.is_file() else []
+    return [
+        dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
+        for block in blocks
+        if block.strip()
+    ]
 
 
 def read_recipe(folder: Path) -> TrainConfig:

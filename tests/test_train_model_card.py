@@ -1,0 +1,142 @@
+"""What a model card says is what the run has noted, and the Hub can read it."""
+
+import json
+import re
+
+import pytest
+import train_toys
+import yaml
+from huggingface_hub import ModelCard
+
+from vanilla_transformer.hub import export_for_hub
+from vanilla_transformer.train.averaging import average_run
+from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.model_card import write_model_card
+from vanilla_transformer.train.run_folder import read_recipe
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("card")
+    corpus = train_toys.write_corpus(folder / "corpus")
+    train(train_toys.toy_config(corpus, folder / "run", learning_rate_factor=2.0))
+    evaluate(str(folder / "run"))
+    return folder / "run"
+
+
+def card(run, **changes):
+    """The card as it would be with other settings."""
+    settings = {**vars(read_recipe(run)), **changes}
+    write_model_card(run, load_config("paper-base", settings), 12_440)
+    return ModelCard.load(run / "README.md")
+
+
+def test_a_card_names_sizes_steps_average_and_losses(run):
+    text = card(run).text
+    metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for fact in (
+        "trained from nothing for 12 steps on `corpus`. Its weights are the mean of 2 checkpoints, "
+        "of steps 8, 12.",
+        "| parameters | 12,440, embeddings included |",
+        "| layers | 1 of the encoder, 2 of the decoder |",
+        "| d_model, d_ff, heads | 16, 24, 2 |",
+        "| vocabulary | 290 tokens, of both languages |",
+        "| batch | about 300 source and 300 target tokens a step |",
+        "| rate | section 5.3, 5 warm-up steps, times 2 |",
+        f"| steps | 12, {metrics[-2]['epoch']:.1f} epochs |",
+        f"| loss | {metrics[-2]['loss']:.3f} in training, smoothed; "
+        f"{metrics[-1]['validation_loss']:.3f} in validation, a perplexity of "
+        f"{metrics[-1]['validation_perplexity']:.2f} |",
+        "![Loss over the steps](pictures/loss.png)",
+        "at most 50 tokens more than the source",
+    ):
+        assert fact in text
+    assert re.search(r"\| time \| \d+ s on \d+ CPU cores \|", text)
+    sources = (run / "hypotheses/test.source.txt").read_text().splitlines()
+    assert f"| {sources[0]} | {' '.join(sources[0].split()[::-1])} | " in text
+
+
+def test_a_card_holds_the_recipe_that_trains_the_same(run, tmp_path):
+    (block,) = re.findall(r"```yaml\n(.*?)```", card(run).text, re.DOTALL)
+    (tmp_path / "again.yaml").write_text(block)
+    assert load_config(str(tmp_path / "again.yaml")) == read_recipe(run)
+
+
+def test_the_results_of_a_card_are_read_as_they_were_written(run, tmp_path):
+    scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))["test"]
+    for name in (run, tmp_path / "published"):
+        if name != run:
+            export_for_hub(run, name, "user/name")
+        data = ModelCard.load(name / "README.md").data
+        assert (data.language, data.pipeline_tag) == (["en", "de"], "translation")
+        # through the data classes and back
+        assert type(data)(**yaml.safe_load(data.to_yaml())).to_dict() == data.to_dict()
+        found = {result.metric_type: result for result in data.eval_results}
+        assert list(found) == ["bleu", "chrf"]
+        for metric, result in found.items():
+            assert result.metric_value == round(scores[metric], 2)
+            assert scores[f"{metric}_signature"] in result.metric_name
+            assert (result.dataset_type, result.dataset_split) == ("corpus", "test")
+        assert data.datasets is None
+
+
+def test_a_dataset_of_the_hub_is_named_and_a_local_one_is_not(run):
+    data = card(run, dataset="wmt/wmt14", name="de-en").data
+    assert data.datasets == ["wmt/wmt14"]
+    result = data.eval_results[0]
+    assert (result.dataset_type, result.dataset_config) == ("wmt/wmt14", "de-en")
+    own = card(run)
+    assert own.data.datasets is None
+    assert str(run.parent) not in own.text.split("## Results")[1].split("## Training")[0]
+
+
+def test_there_is_no_license_that_nobody_gave(run):
+    assert card(run, license="apache-2.0").data.license == "apache-2.0"
+    assert card(run).data.license is None
+    assert "license" not in card(run).content.split("---")[1]
+
+
+def test_scores_of_other_weights_are_not_the_models(run, tmp_path):
+    own = "the mean of 2 checkpoints, of steps 8, 12"
+    assert "| test | 7 |" in card(run).text
+    average_run(run, num_checkpoints=1)
+    found = ModelCard.load(run / "README.md")
+    assert found.data.eval_results is None
+    assert f"| test, of other weights: {own} | 7 |" in found.text
+    average_run(run)
+    assert "| test | 7 |" in card(run).text
+
+
+def test_a_run_of_many_starts_shows_the_first(run):
+    environment = run / "environment.txt"
+    before = environment.read_text()
+    environment.write_text(before + before.replace("first_step: 1", "first_step: 5"))
+    text = card(run).text
+    environment.write_text(before)
+    assert "The first of 2 starts; `environment.txt` has all." in text
+    assert text.count("first_step:") == 1
+    assert " starts; " not in card(run).text
+
+
+def test_a_score_is_in_the_table_where_it_was_counted(run):
+    path = run / "scores.json"
+    before = path.read_text(encoding="utf-8")
+    scores = json.loads(before)
+    judged = {"comet": 0.81254, "comet_signature": "Unbabel/wmt22-comet-da"}
+    comparison = {"score": 31.0, "ci": 1.25, "other": 29.5, "other_ci": 1.5, "p_value": 0.012}
+    judged["against"] = {"runs/other": {"bleu": {**comparison, "signature": "bs:1000|seed:12345"}}}
+    scores["validation"] = {**scores["test"], **judged, "split": "validation"}
+    del scores["validation"]["compound_bleu"], scores["validation"]["compound_bleu_signature"]
+    path.write_text(json.dumps(scores))
+    found = card(run)
+    path.write_text(before)
+    rows = [line for line in found.text.split("\n") if line.startswith(("| test |", "| valid"))]
+    assert rows[0].split(" | ")[4:6] == ["-", f"{scores['test']['compound_bleu']:.2f}"]
+    assert rows[1].split(" | ")[4:6] == ["0.8125", "-"]
+    assert "- COMET, validation: `Unbabel/wmt22-comet-da`" in found.text
+    assert "BLEU 31.00 ± 1.25 against 29.50 ± 1.50, p = 0.0120: `bs:1000|seed:12345`" in found.text
+    metrics = [(result.dataset_split, result.metric_type) for result in found.data.eval_results]
+    assert ("validation", "comet") in metrics
+    assert ("test", "comet") not in metrics

@@ -1,0 +1,225 @@
+"""Scores of translations: what each is worth by hand, and by other programs. Section 6.1."""
+
+import math
+import random
+import shutil
+import stat
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+import train_toys
+from sacrebleu.metrics import BLEU
+
+from vanilla_transformer.train.scoring import (
+    comet_score,
+    compare_translations,
+    compound_bleu,
+    score_translations,
+    split_compounds,
+)
+
+
+def test_equal_translations_score_100_and_match():
+    texts = ["Das ist eine ganz gute Sache .", "Noch ein Satz mit vielen Worten ."]
+    scores = score_translations(texts, texts, target_lang="de")
+    for name in ("bleu", "chrf", "compound_bleu"):
+        assert scores[name] == pytest.approx(100)
+    assert scores["exact_match"] == 1
+    assert score_translations([texts[0], "Nein ."], texts)["exact_match"] == 0.5
+
+
+def test_text_that_is_tokenized_already_can_be_left_so():
+    scores = score_translations(["a-b c d e"], ["a-b c d e"], bleu_tokenizer="none")
+    assert "tok:none" in scores["bleu_signature"]
+    with pytest.raises(ValueError, match="bleu_tokenizer must be one of"):
+        score_translations(["a"], ["a"], bleu_tokenizer="13b")
+
+
+@pytest.mark.parametrize(
+    ("text", "split"),
+    [
+        ("Ein Rich-Text-Format.", "Ein Rich ##AT##-##AT## Text ##AT##-##AT## Format ."),
+        # a letter between two hyphens is taken once
+        ("a-b-c", "a ##AT##-##AT## b-c"),
+        # but not one of two bytes
+        ("a-é-b", "a ##AT##-##AT## é ##AT##-##AT## b"),
+        ("von 10-20 bis - ja", "von 10 ##AT##-##AT## 20 bis - ja"),
+        ("z. B. Dr. Müller, „heute“ …", "z. B. Dr. Müller , „ heute &quot; ..."),
+        ("Ende\uff08\uff11\uff09", "Ende ( 1 )"),
+    ],
+)
+def test_compounds_are_split_as_the_paper_did(text, split):
+    assert split_compounds([text], "de") == [split]
+
+
+@pytest.mark.skipif(shutil.which("perl") is None, reason="needs perl")
+def test_hyphens_are_split_as_by_the_script_of_the_paper():
+    rng = random.Random(4)
+    letters = ["a", "é", "-", "-", " ", "文", "1"]
+    lines = ["".join(rng.choices(letters, k=rng.randint(1, 12))) for _ in range(300)]
+    # what the tokenizer does to them comes first either way
+    tokenized = [line.replace(" ##AT##-##AT## ", "-") for line in split_compounds(lines, "de")]
+    script = r"s{(\S)-(\S)}{$1 ##AT##-##AT## $2}g"
+    done = subprocess.run(
+        ["perl", "-ple", script],
+        input="".join(f"{line}\n" for line in tokenized).encode(),
+        capture_output=True,
+        check=True,
+    )
+    split = split_compounds(lines, "de")
+    assert done.stdout.decode().split("\n")[:-1] == split
+    assert sum("##AT##" in line for line in split) > 100
+
+
+def ngram_counts(translation, reference):
+    """For one sentence, by order: n-grams of the translation, those of them that match; lengths."""
+    words, wanted = translation.split(), reference.split()
+    stats = [len(words), len(wanted)]
+    for order in range(1, 5):
+        grams, allowed = (
+            Counter(tuple(side[i : i + order]) for i in range(len(side) - order + 1))
+            for side in (words, wanted)
+        )
+        stats += [sum((grams & allowed).values()), sum(grams.values())]
+    return stats
+
+
+def bleu_of_counts(counts):
+    """The equation of multi-bleu: no smoothing."""
+    length, reference_length, *pairs = (sum(column) for column in zip(*counts, strict=True))
+    precisions = [
+        match / max(total, 1) for match, total in zip(pairs[::2], pairs[1::2], strict=True)
+    ]
+    if min(precisions) == 0:
+        return 0.0
+    penalty = min(1.0, math.exp(1 - reference_length / length))
+    return 100 * penalty * math.exp(sum(map(math.log, precisions)) / 4)
+
+
+def noisy(rng, sentence, share):
+    return " ".join(rng.choice(train_toys.WORDS) if rng.random() < share else w for w in sentence)
+
+
+@pytest.fixture(scope="module")
+def corpus():
+    """References, and what a better and a worse model made of them."""
+    rng = random.Random(7)
+    sentences = [rng.choices([*train_toys.WORDS, "x-y", "U-Boot-Bau,"], k=11) for _ in range(40)]
+    return [[noisy(rng, words, share) for words in sentences] for share in (0.0, 0.1, 0.35)]
+
+
+def test_the_papers_bleu_is_multi_bleu_on_split_compounds(corpus):
+    references, better, worse = corpus
+    for translations in (better, worse):
+        score, signature = compound_bleu(translations, references, "de")
+        sides = [split_compounds(side, "de") for side in (translations, references)]
+        expected = bleu_of_counts(list(map(ngram_counts, *sides)))
+        assert 10 < score < 95
+        assert score == pytest.approx(expected, rel=1e-6)
+        # with compounds split it is another number
+        plain = bleu_of_counts(list(map(ngram_counts, translations, references)))
+        assert score != pytest.approx(plain, rel=1e-3)
+    assert "tok:moses-de-compounds|smooth:none" in signature
+    assert "|sacremoses:" in signature
+
+
+def test_a_translation_without_a_match_of_four_words_scores_nothing():
+    assert compound_bleu(["ein Hund im Haus"], ["ein Hund am Haus"], "de")[0] == 0
+
+
+def test_the_papers_bleu_is_only_where_it_is_defined():
+    texts = ["Das ist gut ."]
+    assert "compound_bleu" in score_translations(texts, texts, target_lang="fr")
+    assert "compound_bleu" not in score_translations(texts, texts)
+    assert "compound_bleu" not in score_translations(texts, texts, target_lang="tlh")
+    assert "compound_bleu" not in score_translations(texts, texts, "none", target_lang="de")
+
+
+def test_two_models_are_compared_by_drawing_the_test_set_anew(corpus):
+    references, better, worse = corpus
+    comparison = compare_translations(better, worse, references)
+    for name, result in comparison.items():
+        assert result["score"] > result["other"] + 10, name
+        assert result["p_value"] < 0.01
+        assert result["ci"] > 0 < result["other_ci"]
+        assert "|bs:1000|seed:" in result["signature"]
+    assert list(comparison) == ["bleu", "chrf"]
+    expected = score_translations(better, references)
+    assert comparison["chrf"]["score"] == pytest.approx(expected["chrf"])
+    same = compare_translations(better, better, references)["bleu"]
+    assert (same["score"], same["ci"]) == (same["other"], same["other_ci"])
+    assert same["p_value"] == 1
+
+
+def test_the_probability_of_a_difference_is_its_share_among_samples(corpus):
+    references, better, _ = corpus
+    rng = random.Random(2)
+    # a little worse, so that the probability is neither 0 nor 1
+    other = [noisy(rng, line.split(), 0.05) for line in better]
+    result = compare_translations(better, other, references, "none")["bleu"]
+    counts = [list(map(ngram_counts, side, references)) for side in (better, other)]
+    differences = []
+    for _ in range(1000):
+        drawn = rng.choices(range(len(references)), k=len(references))
+        scores = [bleu_of_counts([side[i] for i in drawn]) for side in counts]
+        differences.append(abs(scores[0] - scores[1]))
+    mean = sum(differences) / len(differences)
+    real = abs(result["score"] - result["other"])
+    share = sum(difference - mean > real for difference in differences) / len(differences)
+    assert BLEU(tokenize="none", force=True).corpus_score(better, [references]).score == (
+        pytest.approx(result["score"])
+    )
+    assert 0 < result["p_value"] < 1
+    assert result["p_value"] == pytest.approx(share, abs=0.03)
+
+
+# takes the flags of unbabel-comet's program, and writes a file as it does
+STAND_IN = """#!{python}
+import argparse, json
+parser = argparse.ArgumentParser()
+for side in ("sources", "translations", "references", "to_json", "model", "gpus"):
+    parser.add_argument("--" + side, required=True)
+parser.add_argument("--only_system", action="store_true")
+parser.add_argument("--quiet", action="store_true")
+given = parser.parse_args()
+if given.model == "none":
+    raise SystemExit("Model 'none' not supported by COMET.")
+read = [open(p, encoding="utf-8").read().split("\\n")[:-1]
+        for p in (given.sources, given.translations, given.references)]
+rows = [{{"src": s, "mt": t, "ref": r, "COMET": len(t) / len(r)}} for s, t, r in zip(*read)]
+with open(given.to_json, "w") as file:
+    json.dump({{given.translations: rows}}, file)
+print("translations\\tscore: 0.5")
+"""
+
+
+@pytest.fixture
+def comet(tmp_path, monkeypatch):
+    """A program by the name of COMET's, whose score is the ratio of the lengths."""
+    program = tmp_path / "comet-score"
+    program.write_text(STAND_IN.format(python=sys.executable))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+
+
+@pytest.mark.usefixtures("comet")
+def test_comet_judges_each_sentence_once():
+    sources, references = ["a\u2028b", "c"], ["aaaa", "cc\r\ncc"]
+    assert comet_score(sources, ["aaaa", "cc"], references) == pytest.approx((1 + 2 / 5) / 2)
+    with pytest.raises(ValueError, match="must end well, got exit 1: Model 'none' not supported"):
+        comet_score(["a"], ["b"], ["c"], "none")
+
+
+def test_without_comet_one_sentence_says_how_to_get_it(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ValueError, match="comet needs the program comet-score, got none: `pipx"):
+        comet_score(["a"], ["b"], ["c"])
+
+
+def test_what_cannot_be_compared_is_refused():
+    with pytest.raises(ValueError, match="one translation for each"):
+        score_translations(["a"], ["a", "b"])
+    with pytest.raises(ValueError, match="one translation for each"):
+        score_translations([], [])

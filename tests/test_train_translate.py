@@ -1,0 +1,132 @@
+"""Lines in, lines out: in order, as they come, and through any pipe."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+import train_toys
+
+from vanilla_transformer.hub import load_run
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.translate import lines_as_they_come, translate_lines
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("translate")
+    corpus = train_toys.write_corpus(folder / "corpus")
+    train(train_toys.toy_config(corpus, folder / "run"))
+    return folder / "run"
+
+
+def test_lines_come_back_in_order_whatever_their_lengths(run):
+    model, tokenizer = load_run(run)
+    lines = ["ant bee cat dog elk fox", "gnu", "", "hen ibis jay", "kite " * 9]
+    # a model that has learned this little would say nothing
+    search = {"max_extra_tokens": 9, "min_new_tokens": 8}
+    together = list(translate_lines(model, tokenizer, lines, **search))
+    alone = [next(translate_lines(model, tokenizer, [line], **search)) for line in lines]
+    assert together == alone
+    assert together[2] == ""
+    assert len(set(together)) > 3
+
+
+def test_lines_are_read_as_they_come():
+    read, write = os.pipe()
+    with open(read, "rb") as file:
+        windows = lines_as_they_come(file, "pipe")
+        os.write(write, b"ein\ndrei\r\nzw")
+        assert next(windows) == ["ein", "drei"]
+        os.write(write, b"\xc3")
+        os.write(write, b"\xb6lf\n\n")
+        assert next(windows) == ["zw\u00f6lf", ""]
+        os.write(write, b"last")
+        os.close(write)
+        assert list(windows) == [["last"]]
+
+
+def test_a_line_longer_than_a_pipe_is_one_line(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_text("x" * 200_000 + "\ny\n")
+    with path.open("rb") as file:
+        assert [len(line) for lines in lines_as_they_come(file, "") for line in lines] == [
+            200_000,
+            1,
+        ]
+
+
+def test_a_line_that_is_not_utf_8_is_counted_from_the_first():
+    read, write = os.pipe()
+    with open(read, "rb") as file:
+        windows = lines_as_they_come(file, "pipe")
+        os.write(write, b"one\ntwo\n")
+        assert next(windows) == ["one", "two"]
+        os.write(write, b"thr\xff\n")
+        with pytest.raises(ValueError, match="pipe line 3 must be UTF-8"):
+            next(windows)
+        os.close(write)
+
+
+def command(run, *arguments):
+    return [sys.executable, "-m", "vanilla_transformer.cli", "translate", str(run), *arguments]
+
+
+BOUNDS = ["--num_beams", "1", "--max_extra_tokens", "1"]
+
+
+def test_a_slow_pipe_gets_each_answer_at_once(run):
+    process = subprocess.Popen(
+        command(run, *BOUNDS), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    # a reader that is never answered would wait for ever
+    guard = threading.Timer(120, process.kill)
+    guard.start()
+    for line in ("ant bee cat dog\n", "elk fox gnu\n", "\n"):
+        process.stdin.write(line)
+        process.stdin.flush()
+        answer = process.stdout.readline()
+        assert answer.endswith("\n"), "it was killed"
+    assert answer == "\n"
+    process.stdin.close()
+    assert process.stdout.read() == ""
+    assert process.wait() == 0
+    guard.cancel()
+
+
+def test_a_reader_that_has_had_enough_ends_it_without_a_word(run, tmp_path):
+    (tmp_path / "lines.txt").write_text("ant bee\n" * 2000)
+    translate = " ".join(command(run, *BOUNDS, str(tmp_path / "lines.txt")))
+    done = subprocess.run(
+        ["bash", "-c", f"{translate} | head -n 2; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0
+    assert done.stdout.count("\n") == 2
+    assert done.stderr == ""
+
+
+def test_the_progress_is_on_a_terminal_alone(run, tmp_path):
+    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
+    (tmp_path / "lines.txt").write_text("ant bee\n" * 3)
+    arguments = command(run, *BOUNDS, str(tmp_path / "lines.txt"))
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (24, 80))
+    done = subprocess.run(arguments, stdout=subprocess.PIPE, stderr=theirs, text=True, check=True)
+    os.close(theirs)
+    shown = b""
+    try:
+        while arrived := os.read(ours, 4096):
+            shown += arrived
+    except OSError:
+        # a terminal without a program ends so
+        pass
+    os.close(ours)
+    assert done.stdout.count("\n") == 3
+    assert b"3 lines" in shown
+    assert b"lines/s" in shown
+    piped = subprocess.run(arguments, capture_output=True, text=True, check=True)
+    assert (piped.stdout, piped.stderr) == (done.stdout, "")

@@ -1,0 +1,241 @@
+"""The model card of a run: what the model is, how good it is, how it was trained, on what."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.run_folder import (
+    RECIPE_FILE,
+    describe_average,
+    read_average,
+    read_environment,
+    read_metrics,
+    read_scores,
+)
+
+METRICS = {"bleu": "BLEU", "chrf": "chrF", "comet": "COMET"}
+DIGITS = {"comet": 4}
+COMPOUND_BLEU = "compound-split tokenised BLEU"
+EXAMPLES = 3
+
+
+def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> None:
+    """Write `README.md` from what stands in the run folder: recipe, curve, scores if there are any.
+
+    Args:
+        folder: The run folder, with its model.
+        config: Settings of the run.
+        num_parameters: Of the model, tied ones counted once.
+    """
+    average = describe_average(folder)
+    scores = read_scores(folder)
+    steps = max((line["step"] for line in read_metrics(folder)), default=0)
+    title = folder.resolve().name
+    parts = [
+        f"---\n{_metadata(title, config, scores, average).to_yaml()}\n---\n",
+        f"# {title}: {config.source_lang} to {config.target_lang}\n",
+        'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
+        f"{num_parameters:,} parameters, trained from nothing for {steps:,} steps on "
+        f"{_data_name(config.dataset, config.name)}."
+        f"{f' Its weights are {average}.' if average else ''}\n",
+        "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
+        f'translate = pipeline("translation", model="{folder.as_posix()}")\n'
+        'print(translate("..."))\n```\n',
+        f"It searches as the paper does, section 6.1: beam {config.num_beams}, length penalty "
+        f"((5 + length) / 6)^{config.length_penalty_alpha}, at most {config.max_extra_tokens} "
+        "tokens more than the source.\n",
+        "## Results\n",
+        _results(scores, average),
+        *_examples(folder, scores),
+        "## Training\n",
+        _facts(folder, config, num_parameters),
+    ]
+    parts += [
+        f"![{text}](pictures/{name})\n"
+        for name, text in (
+            ("loss.png", "Loss over the steps"),
+            ("attention.png", "Attention of the last decoder layer to the source"),
+        )
+        if (folder / "pictures" / name).is_file()
+    ]
+    recipe = (folder / RECIPE_FILE).read_text(encoding="utf-8").strip()
+    parts += [
+        "All settings, `recipe.yaml`, as the training takes them "
+        "(`vanilla-transformer train recipe.yaml`):\n",
+        f"```yaml\n{recipe}\n```\n",
+        "## Environment\n",
+        *_environment(folder),
+    ]
+    (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")
+
+
+def _metadata(
+    title: str, config: TrainConfig, scores: Mapping[str, Mapping[str, Any]], average: str | None
+) -> ModelCardData:
+    direction = f"{config.source_lang}-{config.target_lang}"
+    is_on_hub = _is_on_hub(config.dataset)
+    results = [
+        EvalResult(
+            task_type="translation",
+            task_name=f"Translation {direction}",
+            # text that is on no Hub has no name there, and what it is called here must do
+            dataset_type=config.dataset if is_on_hub else Path(config.dataset).name,
+            dataset_name=f"{Path(config.dataset).name} {config.name or ''}".strip(),
+            dataset_config=config.name,
+            dataset_split=score["split"],
+            metric_type=metric,
+            metric_name=f"{label} ({score[f'{metric}_signature']})",
+            metric_value=round(score[metric], DIGITS.get(metric, 2)),
+        )
+        for key, score in scores.items()
+        # with other data, another search or other weights it is not a result of this model
+        if key == score["split"] and score.get("average", average) == average
+        for metric, label in METRICS.items()
+        if metric in score
+    ]
+    return ModelCardData(
+        language=[config.source_lang, config.target_lang],
+        license=config.license,
+        library_name="transformers",
+        pipeline_tag="translation",
+        tags=["vanilla_transformer", "translation"],
+        datasets=[config.dataset] if is_on_hub else None,
+        model_name=title if results else None,
+        eval_results=results or None,
+    )
+
+
+def _is_on_hub(dataset: str) -> bool:
+    path = Path(dataset)
+    is_local = path.exists() or any(path.parent.glob(f"{path.name}.*"))
+    return not is_local and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
+
+
+def _data_name(dataset: str, name: str | None) -> str:
+    shown = f"`{dataset}`" if _is_on_hub(dataset) else f"`{Path(dataset).name}`"
+    return f"{shown}, `{name}`" if name else shown
+
+
+def _results(scores: Mapping[str, Mapping[str, Any]], average: str | None) -> str:
+    if not scores:
+        return "Not evaluated yet.\n"
+    # a column for what was measured somewhere
+    labels = {**METRICS, "compound_bleu": COMPOUND_BLEU}
+    labels = {
+        name: label
+        for name, label in labels.items()
+        if any(name in score for score in scores.values())
+    }
+    lines = [f"| split | sentences | {' | '.join(labels.values())} | exact match |"]
+    lines += ["|---" * (len(labels) + 3) + "|"]
+    for key, score in scores.items():
+        is_other = score.get("average", average) != average
+        cells = [f"{key}, of other weights: {score['average']}" if is_other else key]
+        cells.append(f"{score['sentences']:,}")
+        cells += [
+            f"{score[name]:.{DIGITS.get(name, 2)}f}" if name in score else "-" for name in labels
+        ]
+        lines.append(f"| {' | '.join(cells)} | {score['exact_match']:.1%} |")
+    lines.append("")
+    for name, label in labels.items():
+        field = f"{name}_signature"
+        for signature in dict.fromkeys(score[field] for score in scores.values() if name in score):
+            of = [key for key, score in scores.items() if score.get(field) == signature]
+            lines.append(f"- {label}, {', '.join(of)}: `{signature}`")
+    for key, score in scores.items():
+        for other, comparison in score.get("against", {}).items():
+            lines += ["", f"{key} beside {other}, by paired bootstrap, with 95% confidence:", ""]
+            lines += [
+                f"- {METRICS[name]} {result['score']:.2f} ± {result['ci']:.2f} against "
+                f"{result['other']:.2f} ± {result['other_ci']:.2f}, p = {result['p_value']:.4f}: "
+                f"`{result['signature']}`"
+                for name, result in comparison.items()
+            ]
+    if "compound_bleu" in labels:
+        lines += [
+            "",
+            f"The paper's tables count {COMPOUND_BLEU}, most often higher than sacreBLEU's BLEU on "
+            "the same text, and not to be compared with it.",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _examples(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The first sentences of a split of the run's own data."""
+    split = next((key for key, score in scores.items() if key == score["split"]), None)
+    if split is None:
+        return []
+    sides = ("source", "reference", "translation")
+    paths = [folder / "hypotheses" / f"{split}.{side}.txt" for side in sides]
+    if not all(path.is_file() for path in paths):
+        return []
+    columns = [path.read_text(encoding="utf-8").split("\n")[:EXAMPLES] for path in paths]
+    lines = [f"The first sentences of {split}; `hypotheses/` has all of them.", ""]
+    lines += ["| source | reference | translation |", "|---|---|---|"]
+    for row in zip(*columns, strict=True):
+        cells = (" ".join(text.replace("|", "\\|").split()) for text in row)
+        lines.append(f"| {' | '.join(cells)} |")
+    return ["\n".join(lines) + "\n"]
+
+
+def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
+    """What a reader looks for first, of all that recipe, log and environment say."""
+    model = VanillaTransformerConfig.from_pretrained(folder)
+    metrics = read_metrics(folder)
+    last = next((line for line in reversed(metrics) if "loss" in line), {})
+    checked = next((line for line in reversed(metrics) if "validation_loss" in line), {})
+    facts = {
+        "parameters": f"{num_parameters:,}, embeddings included",
+        "layers": f"{model.encoder_layers} of the encoder, {model.decoder_layers} of the decoder",
+        "d_model, d_ff, heads": f"{model.d_model}, {model.encoder_ffn_dim}, "
+        f"{model.encoder_attention_heads}",
+        "vocabulary": f"{model.vocab_size:,} tokens, of both languages",
+        "dropout, label smoothing": f"{model.dropout}, {config.label_smoothing}",
+        "batch": f"about {config.tokens_per_step:,} source and {config.tokens_per_step:,} target "
+        "tokens a step",
+        "rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "
+        f"{config.learning_rate_factor:g}",
+        "precision": config.precision,
+    }
+    if last:
+        facts["steps"] = f"{last['step']:,}, {last['epoch']:.1f} epochs"
+        facts["loss"] = f"{last['loss']:.3f} in training, smoothed"
+    if checked.get("validation_loss") is not None:
+        facts["loss"] = (
+            f"{facts['loss']}; {checked['validation_loss']:.3f} in validation, "
+            f"a perplexity of {checked['validation_perplexity']:.2f}"
+        )
+    environment = read_environment(folder)
+    seconds = (read_average(folder) or {}).get("seconds")
+    if environment and seconds is not None:
+        devices = environment[-1]["gpus"]
+        if devices == "none":
+            devices = f"{environment[-1]['cpus']} CPU cores"
+        facts["time"] = f"{_duration(seconds)} on {devices}"
+        if environment[-1]["processes"] != "1":
+            facts["time"] += f", {environment[-1]['processes']} processes"
+    return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items())]) + "\n"
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
+
+
+def _environment(folder: Path) -> list[str]:
+    blocks = read_environment(folder)
+    if not blocks:
+        return ["Not known.\n"]
+    starts = []
+    if len(blocks) > 1:
+        starts = [f"The first of {len(blocks)} starts; `environment.txt` has all.\n"]
+    text = "\n".join(f"{name}: {fact}" for name, fact in blocks[0].items())
+    return [*starts, f"```\n{text}\n```\n"]

@@ -1,0 +1,153 @@
+"""Translate lines as they come: `vanilla-transformer translate RUN [FILE]`."""
+
+import argparse
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.hub import load_run
+from vanilla_transformer.train.corpus import read_lines
+
+SEARCH = {
+    "num_beams": (int, "beam size"),
+    "length_penalty_alpha": (float, "length penalty, section 6.1"),
+    "max_extra_tokens": (int, "longest output beyond the source"),
+}
+# what a pipe holds
+MOST_BYTES = 65536
+
+
+def load_model(
+    run: str, device: torch.device | str | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load what translates.
+
+    Args:
+        run: A run folder, a model folder or a Hub name.
+        device: Where to; the accelerator, if there is one, if not given.
+
+    Returns:
+        The model, ready to translate, and its tokenizer.
+
+    Raises:
+        ValueError: If it cannot be loaded.
+    """
+    model, tokenizer = load_run(run)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    return model.eval().to(device), tokenizer
+
+
+def translate_lines(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    lines: Iterable[str],
+    **search: Any,
+) -> Iterator[str]:
+    """Translate as many lines as are asked for, with the search of the model's generation config.
+
+    Args:
+        model: A model with a decoder and a head.
+        tokenizer: Its tokenizer.
+        lines: A sentence each, without its line feed.
+        search: Settings of `generate` that differ, `num_beams` for one.
+
+    Yields:
+        A translation each, in order.
+    """
+    pipeline = TranslationPipeline(model, tokenizer, device=model.device)
+    for translations in pipeline(iter(lines), **search):
+        yield " ".join(translations[0]["translation_text"].split("\n"))
+
+
+def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
+    """Read lines, each time as many as have come.
+
+    Args:
+        file: Opened for bytes, with a buffer.
+        name: Of the file, for an error.
+
+    Yields:
+        One or more lines, without their ends.
+
+    Raises:
+        ValueError: If a line is not UTF-8; says which.
+    """
+    counts: deque[int] = deque()
+
+    def arriving() -> Iterator[bytes]:
+        rest = b""
+        # this waits for something, and not until there is so much
+        while arrived := file.read1(MOST_BYTES):
+            *lines, rest = (rest + arrived).split(b"\n")
+            if lines:
+                counts.append(len(lines))
+                yield from lines
+        if rest:
+            counts.append(1)
+            yield rest
+
+    lines = read_lines(arriving(), name)
+    for first in lines:
+        yield [first, *islice(lines, counts.popleft() - 1)]
+
+
+def add_search(parser: argparse.ArgumentParser) -> None:
+    """Let a command take the settings of the search.
+
+    Args:
+        parser: Of the command.
+    """
+    group = parser.add_argument_group("search", "the model's own settings where not given")
+    for name, (kind, help_text) in SEARCH.items():
+        group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=help_text)
+
+
+def run(argv: list[str], prog: str) -> Iterator[str]:
+    """Translate as a command line says, with the progress on stderr if that is a terminal.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Yields:
+        A translation for each line, in order, as soon as it is there.
+
+    Raises:
+        ValueError: If the model cannot be loaded, or a line is not UTF-8 or too long for the model.
+        OSError: If the file cannot be read.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        description="Translate lines, from a file or stdin, to stdout.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run folder, model folder or Hub name")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", default=None, help="a text file; stdin if not given"
+    )
+    add_search(parser)
+    # a file may come after flags
+    search = vars(parser.parse_intermixed_args(argv))
+    path = search.pop("file")
+    model, tokenizer = load_model(search.pop("run"))
+    # the bar would stand between the lines where both are on one terminal
+    is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
+    with (
+        Path(path).open("rb") if path else nullcontext(sys.stdin.buffer) as file,
+        tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar,
+    ):
+        for lines in lines_as_they_come(file, path or "stdin"):
+            for line in translate_lines(model, tokenizer, lines, **search):
+                yield line
+                bar.update()
