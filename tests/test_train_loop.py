@@ -22,7 +22,7 @@ from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
 from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.checkpoint import checkpoints
-from vanilla_transformer.train.loop import Progress, prepare_tokenizer, train
+from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import draw_attention, read_metrics, read_recipe
 
 TIMES = ("tokens_per_second",)
@@ -415,41 +415,6 @@ def test_half_precision_is_used_where_asked_for(corpus, whole_run, tmp_path):
 def test_metrics_are_lines_of_json(whole_run):
     lines = (whole_run / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
     assert len(lines) == len([json.loads(line) for line in lines]) == 14
-
-
-@pytest.fixture
-def progress(corpus, tmp_path):
-    return Progress(tmp_path, train_toys.toy_config(corpus, tmp_path), 0, None, is_main=True)
-
-
-def test_a_number_that_is_not_finite_is_no_number_of_json(progress, tmp_path):
-    progress.write(step=1, loss=math.inf, grad_norm=math.nan, epoch=0.5)
-    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
-    assert json.loads(line, parse_constant=pytest.fail) == {
-        "step": 1,
-        "loss": None,
-        "grad_norm": None,
-        "epoch": 0.5,
-    }
-
-
-def test_a_clock_that_stands_still_divides_nothing_by_zero(progress, tmp_path, monkeypatch):
-    monkeypatch.setattr(time, "monotonic", lambda: progress.started)
-    progress.log(step=1, learning_rate=0.1)
-    assert read_metrics(tmp_path)[0]["tokens_per_second"] == 0.0
-
-
-def test_metrics_survive_a_resume_that_is_killed(corpus, tmp_path, monkeypatch):
-    def killed(path, text, **options):
-        path.open("w").close()
-        raise KeyboardInterrupt
-
-    lines = '{"step": 1}\n{"step": 2}\n'
-    (tmp_path / "metrics.jsonl").write_text(lines)
-    monkeypatch.setattr(Path, "write_text", killed)
-    with pytest.raises(KeyboardInterrupt):
-        Progress(tmp_path, train_toys.toy_config(corpus, tmp_path), 2, None, is_main=True)
-    assert (tmp_path / "metrics.jsonl").read_text() == lines
 
 
 def test_a_recipe_with_an_unknown_setting_is_refused(whole_run, tmp_path):

@@ -134,6 +134,11 @@ class TrainConfig:
         "decay of an exponential moving average of the weights, to have that instead",
         data=True,
     )
+    report_to: list = setting(
+        [],
+        "trackers that get what metrics.jsonl gets, with commas between: tensorboard, wandb and "
+        "the others of accelerate",
+    )
     output_dir: str | None = setting(None, "the run folder; runs/RECIPE if not given")
     license: str | None = setting(None, "of the weights, for the model card; apache-2.0 for one")
 
@@ -143,6 +148,9 @@ class TrainConfig:
     bleu_tokenizer: str = setting("13a", "of sacreBLEU; none for text that comes tokenized")
 
     def __post_init__(self):
+        if isinstance(self.report_to, str):
+            names = self.report_to.replace(" ", "").split(",")
+            self.report_to = [name for name in names if name != "none"]
         for known in dataclasses.fields(self):
             setattr(self, known.name, _checked(known, getattr(self, known.name)))
         if self.precision not in PRECISIONS:

@@ -1,9 +1,7 @@
 """A run from parallel text to an averaged model. Sections 5 and 6.1."""
 
 import dataclasses
-import json
 import logging
-import math
 import os
 import shutil
 import signal
@@ -29,7 +27,6 @@ from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
-from tqdm import tqdm
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedTokenizerBase
 
@@ -55,12 +52,16 @@ from vanilla_transformer.train.data import (
 )
 from vanilla_transformer.train.evaluate import validation_loss
 from vanilla_transformer.train.memory import tokens_that_fit
+from vanilla_transformer.train.progress import (
+    Progress,
+    count_cells,
+    open_trackers,
+    refuse_trackers,
+)
 from vanilla_transformer.train.run_folder import (
-    METRICS_FILE,
     RECIPE_FILE,
     load_tokenizer,
     perplexity,
-    read_metrics,
     read_recipe,
     save_tokenizer,
     tokenizer_hash,
@@ -68,7 +69,6 @@ from vanilla_transformer.train.run_folder import (
 )
 from vanilla_transformer.train.schedule import learning_rate, paper_schedule
 from vanilla_transformer.train.step import (
-    IGNORED,
     StepResult,
     mask_for_sdpa,
     training_step,
@@ -114,118 +114,6 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
         unfinished.rename(learned)
         return tokenizer
     return load_tokenizer(config.tokenizer or str(learned))
-
-
-class Progress:
-    """The bar on stderr, the lines of `metrics.jsonl`, and what was counted since the last line.
-
-    Args:
-        folder: The run folder.
-        config: Settings of the run.
-        steps_done: Steps before this process began; later lines of an earlier try are removed.
-        window: Sums since the last line of the checkpoint that the run goes on from.
-        is_main: Whether this process is the one that reports.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        config: TrainConfig,
-        steps_done: int,
-        window: dict[str, float] | None,
-        is_main: bool,
-    ):
-        self.path = folder / METRICS_FILE
-        self.is_main = is_main
-        self.window = window or self._empty_window()
-        self.started = time.monotonic()
-        self.tokens_before = self.window["tokens"]
-        self.bar = tqdm(
-            total=config.max_steps,
-            initial=steps_done,
-            desc="training",
-            unit=" steps",
-            disable=not is_main,
-            dynamic_ncols=True,
-        )
-        if is_main:
-            kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
-            unfinished = folder / f".{METRICS_FILE}.unfinished"
-            unfinished.write_text(
-                "".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8"
-            )
-            unfinished.replace(self.path)
-
-    @staticmethod
-    def _empty_window() -> dict[str, float]:
-        return {"loss": 0.0, "tokens": 0, "cells": 0, "filled_cells": 0}
-
-    def count(self, result: StepResult, cells: dict[str, int]):
-        """Count one step that was not skipped.
-
-        Args:
-            result: What it reports.
-            cells: From `count_cells`, of what this process had of it.
-        """
-        tokens = int(result.num_tokens)
-        self.window["loss"] += float(result.loss) * tokens
-        self.window["tokens"] += tokens
-        for name, number in cells.items():
-            self.window[name] += number
-
-    def log(self, **facts: Any):
-        """Write a line with what was counted since the last.
-
-        Args:
-            facts: What else the line says.
-        """
-        elapsed = time.monotonic() - self.started
-        tokens = self.window["tokens"]
-        facts |= {
-            "loss": self.window["loss"] / tokens if tokens else None,
-            "non_padding": self.window["filled_cells"] / max(self.window["cells"], 1),
-            # a clock may not have moved between two steps
-            "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
-        }
-        self.write(**facts)
-        self.bar.set_postfix_str(
-            f"loss {facts['loss'] or float('nan'):.3f}, rate {facts['learning_rate']:.2e}, "
-            f"{facts['tokens_per_second']:,.0f} tokens/s"
-        )
-        self.window = self._empty_window()
-        self.tokens_before = 0
-        self.started = time.monotonic()
-
-    def write(self, **facts: Any):
-        """Write a line.
-
-        Args:
-            facts: What it says; JSON has no number that is not finite, and gets null.
-        """
-        if self.is_main:
-            facts = {
-                name: None if isinstance(fact, float) and not math.isfinite(fact) else fact
-                for name, fact in facts.items()
-            }
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(facts, allow_nan=False) + "\n")
-
-
-def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
-    """Count the places of some batches, and those of them that no padding fills.
-
-    Args:
-        batches: Micro-batches in the memory of the host.
-
-    Returns:
-        `cells` and `filled_cells`, of sources and targets.
-    """
-    counts = {"cells": 0, "filled_cells": 0}
-    for batch in batches:
-        source, target = batch["attention_mask"], batch["labels"]
-        counts["cells"] += source.numel() + target.numel()
-        counts["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
-    return counts
 
 
 @dataclass
@@ -309,6 +197,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
                 _save(run, step, is_stop=not is_due)
             if is_stopped:
                 logger.warning("asked to end: saved step %d, go on with --resume", step)
+                run.accelerator.end_training()
                 return False
     if run.accelerator.is_main_process:
         average_run(run.folder)
@@ -318,6 +207,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def _open_run(config: TrainConfig, resume: bool) -> Run:
+    refuse_trackers(config.report_to)
     accelerator = _open_accelerator(config.precision)
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
@@ -382,7 +272,8 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         if checkpoint is not None and state["step"] == config.max_steps:
             checkpointing.make_regular(checkpoint)
         logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
-    progress = Progress(folder, config, state["step"], state["window"], accelerator.is_main_process)
+    open_trackers(accelerator, config, state["step"])
+    progress = Progress(folder, config, state["step"], state["window"], accelerator)
     return Run(
         config=config,
         accelerator=accelerator,

@@ -1,0 +1,174 @@
+"""What is said of a run while it trains."""
+
+import fcntl
+import json
+import math
+import os
+import pty
+import struct
+import subprocess
+import termios
+import time
+from pathlib import Path
+
+import pytest
+import train_toys
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+from accelerate.utils import LoggerType
+from tqdm import tqdm
+
+from vanilla_transformer.train import progress as reporting
+from vanilla_transformer.train.__main__ import main
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.progress import BAR, Progress
+from vanilla_transformer.train.run_folder import read_metrics
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process():
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def progress(corpus, tmp_path):
+    config = train_toys.toy_config(corpus, tmp_path)
+    return Progress(tmp_path, config, 0, None, Accelerator(cpu=True))
+
+
+def test_a_number_that_is_not_finite_is_no_number_of_json(progress, tmp_path):
+    progress.write(step=1, loss=math.inf, grad_norm=math.nan, epoch=0.5)
+    (line,) = (tmp_path / "metrics.jsonl").read_text().splitlines()
+    assert json.loads(line, parse_constant=pytest.fail) == {
+        "step": 1,
+        "loss": None,
+        "grad_norm": None,
+        "epoch": 0.5,
+    }
+
+
+def test_a_clock_that_stands_still_divides_nothing_by_zero(progress, tmp_path, monkeypatch):
+    monkeypatch.setattr(time, "monotonic", lambda: progress.started)
+    progress.log(step=1, learning_rate=0.1)
+    assert read_metrics(tmp_path)[0]["tokens_per_second"] == 0.0
+
+
+def test_metrics_survive_a_resume_that_is_killed(corpus, tmp_path, monkeypatch):
+    def killed(path, text, **options):
+        path.open("w").close()
+        raise KeyboardInterrupt
+
+    lines = '{"step": 1}\n{"step": 2}\n'
+    (tmp_path / "metrics.jsonl").write_text(lines)
+    monkeypatch.setattr(Path, "write_text", killed)
+    config = train_toys.toy_config(corpus, tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        Progress(tmp_path, config, 2, None, Accelerator(cpu=True))
+    assert (tmp_path / "metrics.jsonl").read_text() == lines
+
+
+def screen(command, columns):
+    """What a command shows on a terminal of some width: lines, and what overwrote them."""
+    parent, child = pty.openpty()
+    fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
+    process = subprocess.Popen(command, env=train_toys.environment(), stdout=child, stderr=child)
+    os.close(child)
+    shown = b""
+    while True:
+        try:
+            shown += os.read(parent, 4096)
+        except OSError:
+            break
+    assert process.wait() == 0, shown.decode()
+    return shown.decode().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_bar_fits_the_terminal(corpus, tmp_path, columns):
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
+    )
+    lines = screen(train_toys.command(recipe), columns)
+    bars = [line for line in lines if "/12" in line]
+    assert all(len(line) <= columns for line in bars)
+    last = bars[-1]
+    for part in ("12/12", "left", "loss ", "rate ", "tok/s", "% filled"):
+        assert part in last
+    assert "█" in last
+
+
+def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypatch):
+    progress.window |= {"loss": 3e7, "tokens": 1e7, "cells": 100, "filled_cells": 97}
+    now = progress.started + 18
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    progress.log(step=1, learning_rate=4.9e-4)
+    text = progress.bar.desc
+    line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR, prefix=text)
+    assert line.rstrip().endswith("loss 3.000 rate 4.9e-04 555,556 tok/s 97% filled")
+    assert "123456/300000" in line
+    assert "left" in line
+
+
+def test_a_log_file_does_not_get_a_line_a_moment(corpus, tmp_path):
+    steps = {"max_steps": 100, "eval_every_steps": 100, "save_every_steps": 100}
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run", **steps)
+    )
+    said = train_toys.run_command(recipe).stderr
+    # as it begins, around the look at the validation loss, and as it ends
+    assert 1 <= said.count("/100 ") <= 4
+
+
+def tensorboard(folder):
+    """The numbers of event files as TensorBoard shows them: by name and step."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    events = reader.EventAccumulator(str(folder))
+    events.Reload()
+    return {
+        name: {event.step: event.value for event in events.Scalars(name)}
+        for name in events.Tags()["scalars"]
+    }
+
+
+def test_tensorboard_shows_what_metrics_have_also_after_a_resume(corpus, tmp_path):
+    settings = {"report_to": "tensorboard", "save_every_steps": 3}
+    folder = tmp_path / "run"
+    train(train_toys.toy_config(corpus, folder, **settings, max_steps=8))
+    (folder / "checkpoints/step-8").rename(tmp_path / "step-8")
+    train(train_toys.toy_config(corpus, folder, **settings), resume=True)
+    shown = tensorboard(folder / "trackers/vanilla_transformer")
+    metrics = read_metrics(folder)
+    assert len(metrics) > 12
+    for name in ("loss", "learning_rate", "tokens_per_second", "non_padding", "validation_loss"):
+        expected = {line["step"]: line[name] for line in metrics if name in line}
+        assert shown[name] == pytest.approx(expected, rel=1e-6), name
+    (recipe, *_) = folder.glob("trackers/vanilla_transformer/*/hparams.yml")
+    assert "tokens_per_step: 300" in recipe.read_text()
+
+
+def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
+    )
+    monkeypatch.setattr(reporting, "get_available_trackers", lambda: [LoggerType.TENSORBOARD])
+    for given, expected in (
+        ("tensorbord", "got 'tensorbord'. Did you mean 'tensorboard'?"),
+        ("[tensorboard, 7]", "got 7."),
+        ("tensorboard, wandb", "report_to 'wandb' must be installed, got no package of it."),
+    ):
+        assert main([str(recipe), "--report_to", given]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("error: ")
+        assert line.endswith(expected)
+    assert not (tmp_path / "run").exists()
+
+
+def test_no_tracker_is_none(corpus, tmp_path):
+    assert train_toys.toy_config(corpus, tmp_path, report_to="none").report_to == []
+    both = train_toys.toy_config(corpus, tmp_path, report_to="tensorboard, wandb").report_to
+    assert both == ["tensorboard", "wandb"]

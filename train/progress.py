@@ -1,0 +1,188 @@
+"""What is said of a run while it trains: a bar, `metrics.jsonl`, and trackers."""
+
+import dataclasses
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from accelerate import Accelerator
+from accelerate.tracking import get_available_trackers
+from accelerate.utils import LoggerType
+from torch import Tensor
+from tqdm import tqdm
+
+from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.run_folder import METRICS_FILE, read_metrics
+from vanilla_transformer.train.step import IGNORED, StepResult
+
+# all of it fits into 80 columns
+BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
+SECONDS_BETWEEN_LINES = 30
+TRACKERS_FOLDER = "trackers"
+TRACKERS = tuple(kind.value for kind in LoggerType if kind != LoggerType.ALL)
+
+
+def refuse_trackers(names: Sequence[str]) -> None:
+    """Refuse trackers that accelerate does not know, or that are not installed.
+
+    Args:
+        names: Of the trackers.
+
+    Raises:
+        ValueError: If there is such a one.
+    """
+    for name in names:
+        if name not in TRACKERS:
+            raise ValueError(
+                f"report_to must be none or of {', '.join(TRACKERS)}, got {name!r}."
+                + closest_name(str(name), list(TRACKERS))
+            )
+        if LoggerType(name) not in get_available_trackers():
+            raise ValueError(f"report_to {name!r} must be installed, got no package of it.")
+
+
+def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int) -> None:
+    """Let the trackers of `report_to` have the settings, and from now on what is written down.
+
+    Args:
+        accelerator: Tells them.
+        config: Settings of the run.
+        steps_done: Steps before this process began; what was said of later ones is taken back
+            where the tracker can.
+    """
+    if not config.report_to:
+        return
+    folder = Path(config.output_dir) / TRACKERS_FOLDER
+    accelerator.project_configuration.logging_dir = str(folder)
+    accelerator.log_with = [LoggerType(name) for name in config.report_to]
+    plain = (bool, int, float, str)
+    settings = {
+        name: value if isinstance(value, plain) else json.dumps(value)
+        for name, value in dataclasses.asdict(config).items()
+    }
+    options = {"tensorboard": {"purge_step": steps_done + 1}, "wandb": {"dir": str(folder)}}
+    if accelerator.is_main_process:
+        folder.mkdir(exist_ok=True)
+    accelerator.init_trackers("vanilla_transformer", settings, options)
+
+
+class Progress:
+    """The bar on stderr, the lines of `metrics.jsonl`, and what was counted since the last line.
+
+    Args:
+        folder: The run folder.
+        config: Settings of the run.
+        steps_done: Steps before this process began; later lines of an earlier try are removed.
+        window: Sums since the last line of the checkpoint that the run goes on from.
+        accelerator: Knows the process that reports, and the trackers that are told too.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: TrainConfig,
+        steps_done: int,
+        window: dict[str, float] | None,
+        accelerator: Accelerator,
+    ):
+        self.path = folder / METRICS_FILE
+        self.accelerator = accelerator
+        self.window = window or self._empty_window()
+        self.started = time.monotonic()
+        self.tokens_before = self.window["tokens"]
+        self.bar = tqdm(
+            total=config.max_steps,
+            initial=steps_done,
+            bar_format=BAR,
+            # lines of a log have no end if each moment gets one
+            mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES,
+            disable=not accelerator.is_main_process,
+            dynamic_ncols=True,
+        )
+        if accelerator.is_main_process:
+            kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
+            unfinished = folder / f".{METRICS_FILE}.unfinished"
+            unfinished.write_text(
+                "".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8"
+            )
+            unfinished.replace(self.path)
+
+    @staticmethod
+    def _empty_window() -> dict[str, float]:
+        return {"loss": 0.0, "tokens": 0, "cells": 0, "filled_cells": 0}
+
+    def count(self, result: StepResult, cells: dict[str, int]):
+        """Count one step that was not skipped.
+
+        Args:
+            result: What it reports.
+            cells: From `count_cells`, of what this process had of it.
+        """
+        tokens = int(result.num_tokens)
+        self.window["loss"] += float(result.loss) * tokens
+        self.window["tokens"] += tokens
+        for name, number in cells.items():
+            self.window[name] += number
+
+    def log(self, **facts: Any):
+        """Write a line with what was counted since the last.
+
+        Args:
+            facts: What else the line says.
+        """
+        elapsed = time.monotonic() - self.started
+        tokens = self.window["tokens"]
+        facts |= {
+            "loss": self.window["loss"] / tokens if tokens else None,
+            "non_padding": self.window["filled_cells"] / max(self.window["cells"], 1),
+            # a clock may not have moved between two steps
+            "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
+        }
+        self.write(**facts)
+        self.bar.set_description_str(
+            f" loss {facts['loss'] or math.nan:.3f} rate {facts['learning_rate']:.1e} "
+            f"{facts['tokens_per_second']:,.0f} tok/s {facts['non_padding']:.0%} filled",
+            refresh=False,
+        )
+        self.window = self._empty_window()
+        self.tokens_before = 0
+        self.started = time.monotonic()
+
+    def write(self, **facts: Any):
+        """Write a line.
+
+        Args:
+            facts: What it says; JSON has no number that is not finite, and gets null.
+        """
+        if not self.accelerator.is_main_process:
+            return
+        facts = {
+            name: None if isinstance(fact, float) and not math.isfinite(fact) else fact
+            for name, fact in facts.items()
+        }
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(facts, allow_nan=False) + "\n")
+        numbers = {name: fact for name, fact in facts.items() if fact is not None}
+        self.accelerator.log(numbers, step=numbers.pop("step"))
+
+
+def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
+    """Count the places of some batches, and those of them that no padding fills.
+
+    Args:
+        batches: Micro-batches in the memory of the host.
+
+    Returns:
+        `cells` and `filled_cells`, of sources and targets.
+    """
+    counts = {"cells": 0, "filled_cells": 0}
+    for batch in batches:
+        source, target = batch["attention_mask"], batch["labels"]
+        counts["cells"] += source.numel() + target.numel()
+        counts["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
+    return counts
