@@ -55,7 +55,7 @@ def test_the_wheel_holds_every_module_and_recipe(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = [
         path.relative_to(ROOT)
-        for pattern in ("*.py", "*/*.py", "*/*/*.py", "train/recipes/*.yaml")
+        for pattern in ("*.py", "*/*.py", "*/*/*.py", "train/recipes/*.yaml", "train/launch/*")
         for path in ROOT.glob(pattern)
         if not path.relative_to(ROOT).parts[0].startswith(".")
         and path.relative_to(ROOT).parts[0] not in NOT_SHIPPED

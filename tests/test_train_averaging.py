@@ -38,7 +38,8 @@ def make_model(seed=0):
 def save(folder: Path, step: int, keep_seconds: float | None = None, **state):
     model = make_model(seed=step)
     optimizer = torch.optim.Adam(model.parameters())
-    save_checkpoint(folder, step, model, optimizer, state, keep=9, keep_seconds=keep_seconds)
+    weights, others = dict(model.named_parameters()), optimizer.state_dict()
+    save_checkpoint(folder, step, model, weights, others, state, keep=9, keep_seconds=keep_seconds)
     return model
 
 

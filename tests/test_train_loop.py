@@ -8,13 +8,11 @@ import signal
 import subprocess
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import train_toys
-from accelerate import DistributedType
 from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
@@ -244,11 +242,6 @@ def test_a_stop_alone_can_be_averaged(corpus, tmp_path, stop_at):
     train_toys.assert_same_bits(tmp_path / "run", tmp_path / "run/checkpoints/step-3")
 
 
-def test_processes_wait_for_hours_while_the_first_prepares_the_data():
-    accelerator = loop._open_accelerator("fp32")
-    assert accelerator.init_handler.timeout >= timedelta(hours=1)
-
-
 def test_a_setting_of_the_launcher_does_not_divide_the_loss(
     corpus, whole_run, tmp_path, monkeypatch
 ):
@@ -257,59 +250,11 @@ def test_a_setting_of_the_launcher_does_not_divide_the_loss(
     assert curve(tmp_path / "run") == curve(whole_run)
 
 
-@pytest.mark.parametrize("name", ["DEEPSPEED", "FSDP"])
-def test_a_model_in_parts_is_refused(corpus, tmp_path, monkeypatch, name):
-    monkeypatch.setenv(f"ACCELERATE_USE_{name}", "true")
-    with pytest.raises(ValueError, match=f"with a copy of the model each .* got {name}"):
-        train(train_toys.toy_config(corpus, tmp_path / "run"))
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_way_to_distribute_that_is_not_known_is_refused(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop.Accelerator, "distributed_type", DistributedType.XLA)
-    with pytest.raises(ValueError, match=r"with a copy of the model each .* got XLA"):
-        train(train_toys.toy_config(corpus, tmp_path / "run"))
-
-
 def test_a_model_that_cannot_be_is_refused_before_the_data_is_prepared(corpus, tmp_path):
     positions = {"position_encoding": "learned", "max_position_embeddings": 50}
     with pytest.raises(ValueError, match=r"max_length must be at most 50, .* got 60"):
         train(train_toys.toy_config(corpus, tmp_path / "run", model=positions))
     assert not (tmp_path / "run").exists()
-
-
-def test_two_processes_do_what_one_does(corpus, tmp_path):
-    settings = {"max_steps": 8, "model": {"dropout": 0.0}, "save_every_steps": 8, "ema_decay": 0.7}
-    for processes in (1, 2):
-        recipe = train_toys.write_recipe(
-            tmp_path / f"toy{processes}.yaml",
-            train_toys.toy_settings(corpus, tmp_path / str(processes), **settings),
-        )
-        train_toys.run_command(recipe, processes=processes)
-    environment = (tmp_path / "2/environment.txt").read_text(encoding="utf-8")
-    assert "processes: 2" in environment
-    for one, two in zip(curve(tmp_path / "1"), curve(tmp_path / "2"), strict=True):
-        for name in {"loss", "validation_loss"} & one.keys():
-            assert two[name] == pytest.approx(one[name], rel=1e-5)
-        assert one.get("learning_rate") == two.get("learning_rate")
-    # Adam divides by the root of squared gradients, some of them hardly above rounding
-    torch.testing.assert_close(
-        train_toys.weights(tmp_path / "2"),
-        train_toys.weights(tmp_path / "1"),
-        rtol=1e-4,
-        atol=1e-5,
-    )
-
-
-def test_how_much_memory_there_is_does_not_matter(corpus, tmp_path):
-    for cap in (60, 300):
-        config = train_toys.toy_config(
-            corpus, tmp_path / str(cap), model={"dropout": 0.0}, tokens_per_micro_batch=cap
-        )
-        train(config)
-    for small, large in zip(curve(tmp_path / "60"), curve(tmp_path / "300"), strict=True):
-        for name in {"loss", "validation_loss"} & small.keys():
-            assert small[name] == pytest.approx(large[name], rel=1e-5)
 
 
 def test_batches_prepared_by_workers_are_the_same(corpus, whole_run, tmp_path):

@@ -15,6 +15,7 @@ from vanilla_transformer.train import loop, memory
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.checkpoint import checkpoints, read_state
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.layout import open_accelerator
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.memory import (
     bytes_per_token,
@@ -184,7 +185,7 @@ def test_a_run_goes_on_with_the_micro_batches_it_began_with(corpus, tmp_path, mo
 def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 300)
     model = train_toys.toy_model()
-    accelerator = loop._open_accelerator("fp32")
+    accelerator = open_accelerator(TrainConfig())
     free = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=None)
     fixed = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=90)
 

@@ -10,12 +10,14 @@ import torch
 import yaml
 from safetensors.torch import load_file
 
+import vanilla_transformer.train
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.train.config import TrainConfig, load_config
 
+LAUNCH_FILES = Path(vanilla_transformer.train.__path__[0]) / "launch"
 WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905
 
 
@@ -92,18 +94,28 @@ def write_recipe(path: Path, settings: dict) -> Path:
 
 
 def command(
-    recipe: Path, *flags: str, processes: int = 0, module: str = "vanilla_transformer.train"
+    recipe: Path,
+    *flags: str,
+    processes: int = 0,
+    module: str = "vanilla_transformer.train",
+    launch_file: str | None = None,
 ) -> list[str]:
-    """The command line of a run; of `accelerate launch` where the number of processes is given."""
-    module = ["-m", module, str(recipe), *flags]
+    """The command line of a run; of `accelerate launch` where the number of processes is given.
+
+    With one of the package's launch files it runs on the processor what that asks for.
+    """
+    run = [str(recipe), *flags]
+    module = ["-m", module]
     if not processes:
-        return [sys.executable, *module]
+        return [sys.executable, *module, *run]
     # this is how accelerate starts several processes, on whatever device
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    if processes == 1:
-        launch.remove("--multi_gpu")
+    kind = ["--multi_gpu"] if processes > 1 else []
+    if launch_file is not None:
+        kind = ["--config_file", str(LAUNCH_FILES / launch_file)]
+        module = [str(Path(__file__).parent / "parts_on_cpu.py")]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", *kind]
     launch += ["--num_processes", str(processes), "--num_machines", "1", "--main_process_port", "0"]
-    return [*launch, "--mixed_precision", "no", "--dynamo_backend", "no", *module]
+    return [*launch, "--mixed_precision", "no", "--dynamo_backend", "no", *module, *run]
 
 
 def environment() -> dict[str, str]:

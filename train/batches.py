@@ -445,7 +445,10 @@ def evaluation_batches(
     num_processes: int = 1,
     process_index: int = 0,
 ) -> Iterator[dict[str, Tensor]]:
-    """Go once through a split, each pair on one process.
+    """Go once through a split, each pair on one process, in as many micro-batches on each.
+
+    A process that would have one less gets one in which no target token counts: where each process
+    has a part of the model, all of them must go through it together.
 
     Args:
         pairs: The split.
@@ -465,5 +468,9 @@ def evaluation_batches(
         for groups in block.steps
         for part in split_step(groups, *block.lengths, tokens_per_micro_batch, num_processes=1)[0]
     ]
-    for part in parts[process_index::num_processes]:
-        yield collator(pairs[numbers[part]])
+    for first in range(0, len(parts), num_processes):
+        number = first + process_index
+        batch = collator(pairs[numbers[parts[min(number, len(parts) - 1)]]])
+        if number >= len(parts):
+            batch["labels"] = torch.full_like(batch["labels"], IGNORED)
+        yield batch

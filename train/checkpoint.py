@@ -11,7 +11,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
-from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 STATE_FILE = "state.json"
@@ -24,7 +23,8 @@ def save_checkpoint(
     folder: Path,
     step: int,
     model: PreTrainedModel,
-    optimizer: Optimizer,
+    weights: Mapping[str, Tensor],
+    optimizer_state: Mapping[str, Any],
     state: Mapping[str, Any],
     keep: int,
     keep_seconds: float | None = None,
@@ -41,8 +41,9 @@ def save_checkpoint(
     Args:
         folder: Of all checkpoints.
         step: Steps done.
-        model: The model, not wrapped for several processes.
-        optimizer: Its optimizer.
+        model: The model, not wrapped for several processes, which may have a part of each weight.
+        weights: All of its weights, by name.
+        optimizer_state: All that its optimizer has.
         state: What else the run needs to go on.
         keep: How many checkpoints to keep.
         keep_seconds: To keep those of so much training time, `seconds` in the state, instead.
@@ -61,10 +62,10 @@ def save_checkpoint(
     try:
         remove_unfinished(folder)
         unfinished.mkdir(parents=True)
-        model.save_pretrained(unfinished, max_shard_size="1TB")
+        model.save_pretrained(unfinished, state_dict=dict(weights), max_shard_size="1TB")
         if moving_average is not None:
             save_file(dict(moving_average), unfinished / EMA_FILE, metadata={"format": "pt"})
-        tensors = {"optimizer": optimizer.state_dict()}
+        tensors = {"optimizer": optimizer_state}
         if scaler is not None:
             tensors["scaler"] = scaler.state_dict()
         torch.save(tensors, unfinished / OPTIMIZER_FILE)
@@ -203,25 +204,16 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
 
 
-def load_checkpoint(
-    checkpoint: Path, model: PreTrainedModel, optimizer: Optimizer, scaler: Any = None
-) -> None:
-    """Put weights and optimizer back to where they were.
+def read_optimizer(checkpoint: Path) -> dict[str, Any]:
+    """Read what an optimizer needs to go on.
 
     Args:
         checkpoint: Folder of one checkpoint.
-        model: The model, not wrapped for several processes.
-        optimizer: Its optimizer.
-        scaler: Of the loss, in half precision.
 
-    Raises:
-        ValueError: If the weights are of another model.
+    Returns:
+        `optimizer`, the `state_dict` of all of it, and `scaler` of the loss in half precision.
     """
-    load_weights(model, read_weights(checkpoint))
-    tensors = torch.load(checkpoint / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
-    optimizer.load_state_dict(tensors["optimizer"])
-    if scaler is not None and "scaler" in tensors:
-        scaler.load_state_dict(tensors["scaler"])
+    return torch.load(checkpoint / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
 
 
 def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:

@@ -119,6 +119,9 @@ class TrainConfig:
     max_grad_norm: float | None = setting(None, "clips the gradient's norm; the paper does not")
     max_skipped_steps: int = setting(10, "steps in a row without a finite loss that stop the run")
     precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}")
+    compile: bool = setting(
+        False, "compile the model: the first steps take minutes longer, the others less"
+    )
     seed: int = setting(1, "of weights, order of the data and dropout", data=True)
     num_workers: int = setting(0, "processes that prepare batches, for each device")
 

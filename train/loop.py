@@ -2,27 +2,20 @@
 
 import dataclasses
 import logging
-import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import datasets
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.utils import (
-    DistributedType,
-    GradientAccumulationPlugin,
-    InitProcessGroupKwargs,
-    set_seed,
-)
+from accelerate.utils import set_seed
 from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -34,6 +27,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
+from vanilla_transformer.train import layout
 from vanilla_transformer.train.averaging import MovingAverage, average_run
 from vanilla_transformer.train.batches import Collator, TrainingSteps, evaluation_batches
 from vanilla_transformer.train.config import (
@@ -76,9 +70,6 @@ from vanilla_transformer.train.step import (
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
-
-# the other processes wait while the first one learns a vocabulary and tokenizes the corpus
-LONGEST_WAIT = timedelta(hours=6)
 
 
 def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTrainedTokenizerBase:
@@ -208,12 +199,10 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 def _open_run(config: TrainConfig, resume: bool) -> Run:
     refuse_trackers(config.report_to)
-    accelerator = _open_accelerator(config.precision)
+    accelerator = layout.open_accelerator(config)
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    _refuse_precision(config.precision, accelerator.device)
-    _warn_of_idle_cores(accelerator)
     # a model that cannot be is refused before the data is prepared for it
     config.model_config(config.vocab_size)
     folder = Path(config.output_dir)
@@ -226,30 +215,31 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         data = prepare_data(config, texts, tokenizer)
 
     model, collator = _make_model(config, tokenizer)
-    optimizer = torch.optim.Adam(
-        model.parameters(),
-        lr=1.0,
-        betas=(config.adam_beta1, config.adam_beta2),
-        eps=config.adam_epsilon,
-        fused=True,
-    )
-    wrapped_model, wrapped_optimizer = accelerator.prepare(model, optimizer)
+    state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
+    if checkpoint is not None:
+        state = checkpointing.read_state(checkpoint)
+        # before every process is left with a part of them
+        checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
+    wrapped_model, optimizer, wrapped_optimizer = layout.prepare(accelerator, model, config)
     wrapped_model.train()
     moving_average = None
     if config.ema_decay is not None:
         moving_average = MovingAverage(model, config.ema_decay)
-    state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
-    if checkpoint is not None:
-        state = checkpointing.read_state(checkpoint)
     saved = config
     config = _with_micro_batch(config, accelerator, model, state)
     processes = (accelerator.num_processes, accelerator.process_index)
     steps = make_steps(config, data, collator, *processes)
     if checkpoint is not None:
         _refuse_other_pairs(_identity(data, steps), state["data"])
-        checkpointing.load_checkpoint(checkpoint, model, optimizer, accelerator.scaler)
+        before = checkpointing.read_optimizer(checkpoint)
+        layout.load_optimizer_state(
+            accelerator, model, optimizer, wrapped_optimizer, before["optimizer"]
+        )
+        if accelerator.scaler is not None and "scaler" in before:
+            accelerator.scaler.load_state_dict(before["scaler"])
         if moving_average is not None:
-            moving_average.load(checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE))
+            tensors = checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE)
+            moving_average.load(layout.own_parts(model, tensors))
     scheduler = paper_schedule(
         optimizer,
         model.config.d_model,
@@ -260,6 +250,7 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     if accelerator.is_main_process:
         save_config(saved, folder / RECIPE_FILE)
         facts = {
+            "layout": accelerator.distributed_type.value,
             "processes": accelerator.num_processes,
             "device": accelerator.device,
             "tokens_per_micro_batch": config.tokens_per_micro_batch,
@@ -295,55 +286,6 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         seconds_before=state.get("seconds", 0.0),
         started=time.monotonic(),
     )
-
-
-def _open_accelerator(precision: str) -> Accelerator:
-    chosen = [
-        name
-        for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
-        if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
-    ]
-    # to open an accelerator for them needs libraries that may not be there
-    if chosen:
-        _refuse_distribution(chosen[0])
-    accelerator = Accelerator(
-        mixed_precision="no" if precision == "fp32" else precision,
-        # each step sums its micro-batches by itself: a launcher's setting would divide the loss
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
-    )
-    kind = accelerator.distributed_type
-    if kind != DistributedType.NO and not kind.startswith("MULTI_"):
-        _refuse_distribution(kind.value)
-    return accelerator
-
-
-def _refuse_distribution(kind: str) -> NoReturn:
-    raise ValueError(
-        "accelerate must run one process, or several with a copy of the model each (multi-CPU, "
-        f"multi-GPU), got {kind}."
-    )
-
-
-def _refuse_precision(precision: str, device: torch.device):
-    # on a processor, accelerate would go on in float32 without a word
-    if precision == "fp16" and device.type == "cpu":
-        raise ValueError("precision must be fp32 or bf16 on a CPU, got 'fp16'.")
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise ValueError(
-            f"precision must be fp32 or fp16 on {torch.cuda.get_device_name()}, got 'bf16'."
-        )
-
-
-def _warn_of_idle_cores(accelerator: Accelerator):
-    threads = torch.get_num_threads()
-    if accelerator.device.type == "cpu" and threads * accelerator.num_processes < os.cpu_count():
-        logger.warning(
-            "Each process computes on %d of %d cores; `accelerate launch "
-            "--num_cpu_threads_per_process N` gives it more.",
-            threads,
-            os.cpu_count(),
-        )
 
 
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
@@ -512,12 +454,19 @@ def _evaluate(run: Run, step: int):
 def _save(run: Run, step: int, is_stop: bool = False):
     minutes = run.config.averaged_minutes
     _read_results(run)
+    # every process may have a part of each
+    weights = layout.whole_weights(run.model)
+    optimizer_state = layout.whole_optimizer_state(run.accelerator, run.model, run.optimizer)
+    moving_average = None
+    if run.moving_average is not None:
+        moving_average = layout.whole_tensors(run.moving_average.tensors())
     if run.accelerator.is_main_process:
         checkpointing.save_checkpoint(
             run.folder / "checkpoints",
             step,
             run.model,
-            run.optimizer,
+            weights,
+            optimizer_state,
             {
                 "skipped": run.skipped,
                 "skipped_in_a_row": run.skipped_in_a_row,
@@ -529,7 +478,7 @@ def _save(run: Run, step: int, is_stop: bool = False):
             },
             keep=run.config.num_averaged_checkpoints,
             keep_seconds=60 * minutes if minutes is not None else None,
-            moving_average=run.moving_average.tensors() if run.moving_average else None,
+            moving_average=moving_average,
             scaler=run.accelerator.scaler,
             is_stop=is_stop,
         )

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator
+from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -111,6 +112,8 @@ def training_step(
     step_loss = torch.zeros((), device=device)
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
+        # DeepSpeed takes its step at the end of the backward pass that is to sum over processes
+        accelerator.sync_gradients = is_last
         with nullcontext() if is_last else accelerator.no_sync(model):
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
             labels = inputs.pop("labels")
@@ -122,11 +125,17 @@ def training_step(
     step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
     # the paper does not clip; with an infinite bound this only measures
     grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
-
-    is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
-    # half precision finds out by itself; both ways a fused optimizer is told on the device
-    if accelerator.scaler is None:
-        optimizer.optimizer.found_inf = is_skipped.float()
+    if accelerator.distributed_type == DistributedType.DEEPSPEED:
+        # it clips by its own setting, and has looked for itself whether the gradient is finite
+        grad_norm = torch.full((), float(grad_norm), device=device)
+        is_skipped = torch.full((), optimizer.step_was_skipped, device=device)
+    else:
+        # with FSDP2 every process has a part of the gradient, and here the norm of all of it
+        grad_norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
+        is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
+        # a fused optimizer then changes nothing; the scaler of half precision tells it by itself
+        if accelerator.scaler is None:
+            optimizer.optimizer.found_inf = is_skipped.float()
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()

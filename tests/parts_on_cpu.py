@@ -1,0 +1,37 @@
+"""`python -m vanilla_transformer.train`, with FSDP2 and DeepSpeed on the processor.
+
+accelerate shards a model on accelerators alone: on processors it takes FSDP for nothing asked, and
+opens DeepSpeed without a backend. What training does with either is the same on both, so the tests
+let accelerate do it.
+"""
+
+import os
+import sys
+
+from accelerate import DistributedType
+from accelerate.state import AcceleratorState, PartialState
+
+from vanilla_transformer.train import layout
+from vanilla_transformer.train.__main__ import main
+
+if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    open_state = AcceleratorState.__init__
+
+    def open_sharded_state(self, *args, fsdp_plugin=None, **options):
+        is_new = not AcceleratorState._shared_state
+        open_state(self, *args, fsdp_plugin=fsdp_plugin, **options)
+        if is_new:
+            self.fsdp_plugin = fsdp_plugin
+            self.distributed_type = DistributedType.FSDP
+            PartialState._shared_state["distributed_type"] = DistributedType.FSDP
+
+    AcceleratorState.__init__ = open_sharded_state
+
+if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+    # with the processor asked for, accelerate would not think of DeepSpeed
+    os.environ["ACCELERATE_USE_CPU"] = "false"
+    handler = layout.InitProcessGroupKwargs
+    layout.InitProcessGroupKwargs = lambda **options: handler(backend="gloo", **options)
+
+if __name__ == "__main__":
+    sys.exit(main())

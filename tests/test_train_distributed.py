@@ -1,0 +1,384 @@
+"""One run, however it lies on its processes: same losses, same weights, same checkpoints."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+import torch
+import train_toys
+from accelerate import DistributedType
+from accelerate.commands.config.config_args import load_config_from_file
+from accelerate.state import AcceleratorState
+
+from vanilla_transformer.train import layout, loop
+from vanilla_transformer.train.checkpoint import checkpoints, read_optimizer
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.layout import open_accelerator
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_metrics
+
+# the rate is one at which a run is stable: one that is not multiplies each rounding
+SETTINGS = {
+    "model": {"dropout": 0.0},
+    "max_steps": 50,
+    "warmup_steps": 100,
+    "max_grad_norm": 1.0,
+    "save_every_steps": 45,
+    "eval_every_steps": 25,
+}
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process():
+    # accelerate keeps the layout of the first run in a process
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def alone(corpus, tmp_path_factory):
+    """A run of one process that takes each step at once."""
+    folder = tmp_path_factory.mktemp("alone") / "run"
+    config = train_toys.toy_config(corpus, folder, **SETTINGS, tokens_per_micro_batch=300)
+    assert config.label_smoothing == 0.1
+    assert train(config)
+    return folder
+
+
+def launched(corpus, folder, *flags, processes=2, launch_file=None, **changes):
+    recipe = train_toys.write_recipe(
+        folder.with_suffix(".yaml"),
+        train_toys.toy_settings(corpus, folder, **{**SETTINGS, **changes}),
+    )
+    train_toys.run_command(recipe, *flags, processes=processes, launch_file=launch_file)
+    environment = (folder / "environment.txt").read_text(encoding="utf-8")
+    assert f"processes: {processes}\n" in environment
+    return environment
+
+
+@pytest.fixture(scope="module")
+def of_two(corpus, tmp_path_factory):
+    """The same run, of two processes with a copy of the model each."""
+    folder = tmp_path_factory.mktemp("two") / "run"
+    assert "layout: MULTI_CPU\n" in launched(corpus, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def of_parts(corpus, tmp_path_factory):
+    """The same run, of two processes with a part of the model each."""
+    folder = tmp_path_factory.mktemp("parts") / "run"
+    assert "layout: FSDP\n" in launched(corpus, folder, launch_file="fsdp2.yaml")
+    return folder
+
+
+def assert_same_run(run, other, first_step=1):
+    """Losses to 1e-5, and the weights of each checkpoint to 1e-4 of their size."""
+    curves = [
+        [line for line in read_metrics(folder) if line["step"] >= first_step]
+        for folder in (run, other)
+    ]
+    assert len(curves[0]) == len(curves[1]) > 5
+    for line, expected in zip(*curves, strict=True):
+        for name in {"loss", "validation_loss", "grad_norm"} & expected.keys():
+            assert line[name] == pytest.approx(expected[name], rel=1e-5), (name, line["step"])
+        assert line.get("learning_rate") == expected.get("learning_rate")
+    saved = [path.name for path in checkpoints(run / "checkpoints") if path.name != "step-45"]
+    assert saved[-1] == "step-50"
+    for name in saved:
+        left, right = (train_toys.weights(folder / "checkpoints" / name) for folder in (run, other))
+        assert left.keys() == right.keys()
+        for key, weight in right.items():
+            assert left[key].dtype == torch.float32
+            assert (left[key] - weight).norm() <= 1e-4 * weight.norm(), (name, key)
+
+
+def test_the_runs_to_compare_learn_and_clip(alone):
+    lines = [line for line in read_metrics(alone) if "loss" in line]
+    assert lines[-1]["loss"] < 0.8 * lines[0]["loss"]
+    norms = [line["grad_norm"] for line in lines]
+    assert min(norms) < SETTINGS["max_grad_norm"] < max(norms)
+
+
+def test_micro_batches_in_turn_do_what_one_batch_does(corpus, alone, tmp_path, monkeypatch):
+    numbers = []
+    real_step = loop.training_step
+    monkeypatch.setattr(
+        loop,
+        "training_step",
+        lambda *given: numbers.append(len(given[4])) or real_step(*given),
+    )
+    train(
+        train_toys.toy_config(
+            corpus, tmp_path / "run", **{**SETTINGS, "tokens_per_micro_batch": 70}
+        )
+    )
+    assert len(numbers) == 50
+    assert min(numbers) >= 4
+    assert_same_run(tmp_path / "run", alone)
+
+
+def test_two_processes_do_what_one_does(alone, of_two):
+    assert_same_run(of_two, alone)
+
+
+def test_processes_with_a_part_of_the_model_do_what_one_does(alone, of_parts):
+    assert_same_run(of_parts, alone)
+
+
+def without_the_last_checkpoint(run, folder):
+    shutil.copytree(run, folder)
+    shutil.rmtree(folder / "checkpoints/step-50")
+    assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-45"]
+    return folder
+
+
+@pytest.mark.parametrize("before", ["of_two", "of_parts"])
+def test_a_checkpoint_of_two_processes_goes_on_with_one(corpus, tmp_path, request, before):
+    run = request.getfixturevalue(before)
+    folder = without_the_last_checkpoint(run, tmp_path / "run")
+    saved = read_optimizer(folder / "checkpoints/step-45")["optimizer"]["state"]
+    assert all(slots["step"] == 45 for slots in saved.values())
+    assert train(train_toys.toy_config(corpus, folder, **SETTINGS), resume=True)
+    assert_same_run(folder, run, first_step=46)
+
+
+LAYOUTS = {
+    "four copies": (4, None),
+    "two parts": (2, "fsdp2.yaml"),
+    "three parts": (3, "fsdp2.yaml"),
+    "two of DeepSpeed": (2, "deepspeed.yaml"),
+}
+
+
+@pytest.fixture(params=LAYOUTS)
+def other_layout(request):
+    processes, launch_file = LAYOUTS[request.param]
+    if launch_file == "deepspeed.yaml":
+        pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    return {"processes": processes, "launch_file": launch_file}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["of_two", "of_parts"])
+def test_a_checkpoint_goes_on_in_another_layout(corpus, tmp_path, request, before, other_layout):
+    run = request.getfixturevalue(before)
+    folder = without_the_last_checkpoint(run, tmp_path / "run")
+    launched(corpus, folder, "--resume", **other_layout)
+    assert_same_run(folder, run, first_step=46)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_of_deepspeed_goes_on_with_one_process(corpus, alone, tmp_path):
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    assert "layout: DEEPSPEED\n" in launched(
+        corpus, tmp_path / "whole", launch_file="deepspeed.yaml"
+    )
+    assert_same_run(tmp_path / "whole", alone)
+    folder = without_the_last_checkpoint(tmp_path / "whole", tmp_path / "run")
+    assert train(train_toys.toy_config(corpus, folder, **SETTINGS), resume=True)
+    assert_same_run(folder, tmp_path / "whole", first_step=46)
+
+
+@pytest.mark.slow
+def test_a_larger_run_does_not_depend_on_its_layout_either(tmp_path, other_layout):
+    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=2000)
+    settings = {
+        "model": {
+            "dropout": 0.0,
+            "hidden_size": 64,
+            "encoder_layers": 3,
+            "decoder_layers": 3,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 128,
+            "decoder_ffn_dim": 128,
+        },
+        "tokens_per_step": 2000,
+        "tokens_per_micro_batch": 600,
+        "max_steps": 50,
+        "save_every_steps": 25,
+    }
+    config = train_toys.toy_config(corpus, tmp_path / "alone", **{**SETTINGS, **settings})
+    train(config)
+    launched(corpus, tmp_path / "run", **other_layout, **settings)
+    assert_same_run(tmp_path / "run", tmp_path / "alone")
+
+
+@pytest.mark.slow
+def test_half_precision_with_parts_keeps_full_precision_in_the_checkpoint(
+    corpus, alone, tmp_path, other_layout
+):
+    launched(corpus, tmp_path / "run", precision="bf16", ema_decay=0.9, **other_layout)
+    loss, expected = (
+        next(line["validation_loss"] for line in reversed(read_metrics(folder)))
+        for folder in (tmp_path / "run", alone)
+    )
+    assert loss == pytest.approx(expected, rel=1e-2)
+    assert loss != expected
+    for name in ("model", "ema"):
+        path = tmp_path / f"run/checkpoints/step-50/{name}.safetensors"
+        for weight in train_toys.load_file(path).values():
+            assert weight.dtype == torch.float32
+            # rounded weights would not have come to so many values
+            assert not torch.equal(weight, weight.bfloat16().float())
+
+
+@pytest.mark.slow
+def test_a_loss_that_stays_infinite_ends_every_layout_with_advice(corpus, tmp_path, other_layout):
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml",
+        train_toys.toy_settings(
+            corpus, tmp_path / "run", learning_rate_factor=1e30, max_skipped_steps=3
+        ),
+    )
+    done = subprocess.run(
+        train_toys.command(recipe, **other_layout),
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert re.search(r"error: .* got 3 steps in a row, .* try a lower learning", done.stderr)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch_file", [None, "fsdp2.yaml"])
+def test_a_compiled_model_learns_the_same(corpus, alone, tmp_path, launch_file):
+    processes = 1 if launch_file is None else 2
+    options = {"processes": processes, "launch_file": launch_file}
+    launched(corpus, tmp_path / "run", **options, compile=True)
+    # names of the compiler must not come into it
+    assert_same_run(tmp_path / "run", alone)
+
+
+def test_a_compiler_of_the_launcher_leaves_no_names(corpus, alone, tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
+    before = torch._dynamo.utils.counters["frames"]["ok"]
+    config = train_toys.toy_config(corpus, tmp_path / "run", **{**SETTINGS, "max_steps": 2})
+    assert train(config)
+    assert torch._dynamo.utils.counters["frames"]["ok"] > before
+    assert train_toys.weights(tmp_path / "run").keys() == train_toys.weights(alone).keys()
+    losses = [line["loss"] for line in read_metrics(tmp_path / "run") if "loss" in line]
+    expected = [line["loss"] for line in read_metrics(alone) if "loss" in line][:2]
+    assert losses == pytest.approx(expected, rel=1e-5)
+
+
+def test_processes_wait_for_hours_while_the_first_prepares_the_data():
+    accelerator = open_accelerator(TrainConfig())
+    assert accelerator.init_handler.timeout >= timedelta(hours=1)
+
+
+@pytest.mark.parametrize(
+    ("variables", "named"),
+    [
+        ({"ACCELERATE_USE_MEGATRON_LM": "true"}, "MEGATRON_LM"),
+        ({"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2"}, "FSDP on cpu"),
+        # started by a launcher, and not aware of each other
+        ({"WORLD_SIZE": "2", "ACCELERATE_TORCH_DEVICE": "cpu"}, "2 processes on cpu"),
+    ],
+)
+def test_a_layout_that_is_not_supported_is_refused(monkeypatch, variables, named):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    with pytest.raises(ValueError, match=f"FSDP2 or DeepSpeed ZeRO 1 or 2 .*, got {named}"):
+        open_accelerator(TrainConfig())
+
+
+def test_a_way_to_distribute_that_is_not_known_is_refused(monkeypatch):
+    monkeypatch.setattr(layout.Accelerator, "distributed_type", DistributedType.XLA)
+    with pytest.raises(ValueError, match=r"FSDP2 or DeepSpeed .*, got XLA"):
+        open_accelerator(TrainConfig())
+
+
+def test_deepspeed_that_is_not_there_is_asked_for(monkeypatch):
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setattr(layout, "is_deepspeed_available", lambda: False)
+    with pytest.raises(ValueError, match="DeepSpeed must be installed"):
+        open_accelerator(TrainConfig())
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("one-gpu", "NO"),
+        ("one-node", "MULTI_GPU"),
+        ("several-nodes", "MULTI_GPU"),
+        ("cpu", "MULTI_GPU"),
+        ("fsdp2", "FSDP"),
+        ("deepspeed", "DEEPSPEED"),
+    ],
+)
+def test_accelerate_understands_the_launch_files(name, kind):
+    config = load_config_from_file(str(train_toys.LAUNCH_FILES / f"{name}.yaml"))
+    assert config.distributed_type == kind
+    assert config.num_processes >= 1
+    assert (config.num_machines > 1) == (name == "several-nodes")
+
+
+def test_all_launch_files_are_tested():
+    assert {path.name for path in train_toys.LAUNCH_FILES.iterdir()} == {
+        *("one-gpu.yaml", "one-node.yaml", "several-nodes.yaml", "cpu.yaml"),
+        *("fsdp2.yaml", "deepspeed.yaml", "slurm.sh"),
+    }
+
+
+def test_processes_of_a_launch_file_know_of_each_other_without_a_gpu(tmp_path):
+    script = tmp_path / "count.py"
+    script.write_text(
+        "from vanilla_transformer.train.config import TrainConfig\n"
+        "from vanilla_transformer.train.layout import open_accelerator\n"
+        "accelerator = open_accelerator(TrainConfig())\n"
+        # in one piece: two processes write at the same time
+        "print(f'{accelerator.process_index} of {accelerator.num_processes}\\n', end='')\n"
+        "accelerator.end_training()\n"
+    )
+    environment = train_toys.environment()
+    # nobody says that there is no GPU
+    del environment["ACCELERATE_USE_CPU"]
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    done = subprocess.run(
+        [*launch, "--config_file", str(train_toys.LAUNCH_FILES / "cpu.yaml"), str(script)],
+        env={**environment, "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "0 of 2", "1 of 2"]
+
+
+def test_the_script_for_slurm_starts_one_launcher_a_machine(tmp_path):
+    stand_ins = {
+        "scontrol": "printf 'node-a\\nnode-b\\n'",
+        # as on two machines, one after the other
+        "srun": 'shift; for SLURM_PROCID in 0 1; do export SLURM_PROCID; "$@"; done',
+        "accelerate": 'echo "$@"',
+        "python": f'exec {sys.executable} "$@"',
+    }
+    for name, text in stand_ins.items():
+        path = tmp_path / name
+        path.write_text(f"#!/bin/bash\n{text}\n")
+        path.chmod(0o755)
+    slurm = {"SLURM_JOB_NODELIST": "node-[a-b]", "SLURM_NNODES": "2", "SLURM_GPUS_ON_NODE": "4"}
+    done = subprocess.run(
+        ["bash", str(train_toys.LAUNCH_FILES / "slurm.sh"), "paper-big", "--model", "{d_k: 64}"],
+        env={**os.environ, **slurm, "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    several = train_toys.LAUNCH_FILES / "several-nodes.yaml"
+    assert done.stdout.splitlines() == [
+        f"launch --config_file {several} --num_machines 2 --num_processes 8 --machine_rank {rank} "
+        "--main_process_ip node-a -m vanilla_transformer.train paper-big --model {d_k: 64} --resume"
+        for rank in (0, 1)
+    ]

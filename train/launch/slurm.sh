@@ -1,0 +1,18 @@
+#!/bin/bash
+# Several machines under SLURM: sbatch --nodes 2 --gpus-per-node 8 slurm.sh paper-big
+# To submit it again goes on with the last checkpoint; before the time is up the run saves and ends.
+#SBATCH --job-name=vanilla_transformer
+#SBATCH --ntasks-per-node=1
+#SBATCH --signal=TERM@120
+set -euo pipefail
+
+launch_folder=$(python -c 'import vanilla_transformer.train as t; print(t.__path__[0] + "/launch")')
+export MAIN_PROCESS_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+export NUM_PROCESSES=$((SLURM_NNODES * ${SLURM_GPUS_ON_NODE:-1}))
+export CONFIG_FILE="$launch_folder/several-nodes.yaml"
+
+# SLURM_PROCID is another on every machine: it must not be read before srun has started there
+srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$CONFIG_FILE" \
+    --num_machines "$SLURM_NNODES" --num_processes "$NUM_PROCESSES" \
+    --machine_rank "$SLURM_PROCID" --main_process_ip "$MAIN_PROCESS_IP" \
+    -m vanilla_transformer.train "$@" --resume' bash "$@"
