@@ -1,5 +1,6 @@
 """Scores of translations: what each is worth by hand, and by other programs. Section 6.1."""
 
+import json
 import math
 import random
 import shutil
@@ -151,6 +152,12 @@ def test_two_models_are_compared_by_drawing_the_test_set_anew(corpus):
     same = compare_translations(better, better, references)["bleu"]
     assert (same["score"], same["ci"]) == (same["other"], same["other_ci"])
     assert same["p_value"] == 1
+
+
+def test_a_comparison_can_be_kept(corpus):
+    references, better, worse = corpus
+    comparison = compare_translations(better, worse, references)
+    assert json.loads(json.dumps(comparison)) == comparison
 
 
 def test_the_probability_of_a_difference_is_its_share_among_samples(corpus):

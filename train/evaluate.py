@@ -7,7 +7,6 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
+from vanilla_transformer.train.layout import LONGEST_WAIT
 from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
@@ -45,9 +45,6 @@ from vanilla_transformer.train.translate import (
     load_model,
     translate_lines,
 )
-
-# a process with short sentences waits for one with long ones
-LONGEST_WAIT = timedelta(hours=6)
 
 
 @torch.no_grad()

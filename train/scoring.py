@@ -201,13 +201,15 @@ def compare_translations(
     # the test calls the metrics by names of its own
     for name, metric in zip(metrics, signatures, strict=True):
         other, this = results[metric]
+        # the test counts larger differences alone, and would take equal models for different
+        p_value = this.p_value if this.score != other.score else 1.0
         comparison[name] = {
-            "score": this.score,
-            "ci": this.ci,
-            "other": other.score,
-            "other_ci": other.ci,
-            # the test counts larger differences alone, and would take equal models for different
-            "p_value": this.p_value if this.score != other.score else 1.0,
+            # some of them are numpy's
+            "score": float(this.score),
+            "ci": float(this.ci),
+            "other": float(other.score),
+            "other_ci": float(other.ci),
+            "p_value": float(p_value),
             "signature": str(signatures[metric]),
         }
     return comparison
