@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -298,6 +299,47 @@ def test_a_way_to_distribute_that_is_not_known_is_refused(monkeypatch):
     monkeypatch.setattr(layout.Accelerator, "distributed_type", DistributedType.XLA)
     with pytest.raises(ValueError, match=r"FSDP2 or DeepSpeed .*, got XLA"):
         open_accelerator(TrainConfig())
+
+
+def with_deepspeed(**changes):
+    plugin = {
+        "zero_stage": 2,
+        "offload_optimizer_device": "none",
+        "offload_param_device": "none",
+        "deepspeed_config": {"gradient_clipping": "auto", "bf16": {"enabled": "auto"}},
+    }
+    return SimpleNamespace(deepspeed_plugin=SimpleNamespace(**{**plugin, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision", "message"),
+    [
+        ({"zero_stage": 3}, "fp32", "got DeepSpeed with zero_stage 3"),
+        ({"offload_optimizer_device": "cpu"}, "fp32", "with offload_optimizer_device cpu"),
+        ({"deepspeed_config": {"bf16": {"enabled": True}}}, "bf16", "leave bf16 to the setting"),
+        ({}, "fp16", "must be fp32 or bf16 with DeepSpeed, got 'fp16'"),
+    ],
+)
+def test_what_deepspeed_would_do_otherwise_is_refused(changes, precision, message):
+    with pytest.raises(ValueError, match=message):
+        layout._check_deepspeed(with_deepspeed(**changes), TrainConfig(precision=precision))
+
+
+def test_deepspeed_neither_divides_nor_clips_by_settings_of_its_own():
+    for bound, expected in ((None, 0.0), (0.7, 0.7)):
+        accelerator = with_deepspeed()
+        layout._check_deepspeed(accelerator, TrainConfig(max_grad_norm=bound))
+        settings = accelerator.deepspeed_plugin.deepspeed_config
+        assert settings["gradient_clipping"] == expected
+        assert settings["gradient_accumulation_steps"] == 1
+
+
+@pytest.mark.parametrize(("version", "offload"), [(1, "false"), (2, "true")])
+def test_the_first_fsdp_and_its_offload_are_refused(monkeypatch, version, offload):
+    monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", offload)
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=version))
+    with pytest.raises(ValueError, match=r"got FSDP with fsdp_(version 1|offload_params)"):
+        layout._check_fsdp(SimpleNamespace(state=state))
 
 
 def test_deepspeed_that_is_not_there_is_asked_for(monkeypatch):
