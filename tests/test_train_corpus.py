@@ -224,6 +224,8 @@ from vanilla_transformer.train.corpus import dataset_commit, load_translations
 for revision in (None, "old", sys.argv[1]):
     rows = load_translations("some/corpus", None, "en", "de", revision)["train"]
     print(len(rows), dataset_commit("some/corpus", None, revision))
+streamed = load_translations("some/corpus", None, "en", "de", "old", streaming=True)["train"]
+print(len(list(streamed)), streamed.num_shards)
 """
     for pairs in (3, 4):
         folder = tmp_path / f"{pairs}"
@@ -246,4 +248,5 @@ for revision in (None, "old", sys.argv[1]):
             check=False,
         )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.split("\n")[:3] == [f"4 {new}", f"3 {old}", f"3 {old}"]
+    lines = done.stdout.splitlines()
+    assert lines == [f"4 {new}", f"3 {old}", f"3 {old}", "3 1"]

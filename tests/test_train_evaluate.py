@@ -186,7 +186,7 @@ def test_a_trained_model_says_the_same_on_one_process_and_on_two(tmp_path):
     config = train_toys.toy_config(corpus, tmp_path / "run", **settings, model={"hidden_size": 32})
     train(config)
     scores = check_that_two_processes_do_what_one_does(tmp_path / "run", tmp_path / "out")
-    assert scores["bleu"] > 10
+    assert scores["bleu"] > 5
 
 
 def test_several_processes_translate_each_sentence_once(run, tmp_path):

@@ -7,7 +7,7 @@ import datasets
 import numpy as np
 import pytest
 import train_toys
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
@@ -125,6 +125,7 @@ def test_the_ratio_is_of_tokens_without_the_end():
 words = st.text("ab ", min_size=0, max_size=4)
 
 
+@settings(deadline=None)
 @given(st.lists(st.tuples(words, words), min_size=1, max_size=30))
 def test_only_the_first_of_equal_pairs_is_kept(pairs):
     expected, seen = [], set()

@@ -86,6 +86,23 @@ def steps_for(num_tokens: int, tokens_per_step: int) -> int:
     return max(1, -(-num_tokens // tokens_per_step))
 
 
+def refuse_longest(longest: int, tokens_per_step: int) -> None:
+    """Refuse sentences that no step can hold.
+
+    Args:
+        longest: Tokens of the longest one.
+        tokens_per_step: Tokens of a step.
+
+    Raises:
+        ValueError: If it does not fit.
+    """
+    if longest > tokens_per_step:
+        raise ValueError(
+            f"tokens_per_step must hold the longest sentence, of {longest} tokens, "
+            f"got {tokens_per_step}."
+        )
+
+
 def split_step(
     groups: Sequence[np.ndarray],
     source_lengths: np.ndarray,
@@ -347,12 +364,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         self._ends = np.cumsum([0, *(sizes or [len(pairs.rows)])]).tolist()
         totals = [_totals(pairs, numbers) for numbers in self._corpora()]
         self._shares = shares_of([total["pairs"] for total in totals], weights)
-        longest = max(total["longest"] for total in totals)
-        if longest > tokens_per_step:
-            raise ValueError(
-                f"tokens_per_step must hold the longest sentence, of {longest} tokens, "
-                f"got {tokens_per_step}."
-            )
+        refuse_longest(max(total["longest"] for total in totals), tokens_per_step)
         expected = [
             total["larger_tokens"] * share / total["pairs"]
             for total, share in zip(totals, self._shares, strict=True)

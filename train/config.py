@@ -88,6 +88,9 @@ class TrainConfig:
     block_pairs: int = setting(
         500_000, "pairs, about, that are shuffled into steps together", data=True
     )
+    streaming: bool = setting(
+        False, "read text while training on it, a block at a time, and store none", data=True
+    )
     tokenizer: str | None = setting(None, "a tokenizer to use, instead of learning one", data=True)
     vocab_size: int = setting(37000, "size of the shared vocabulary to learn, sec. 5.1", data=True)
 
@@ -181,6 +184,11 @@ class TrainConfig:
                 "weight must be given for the dataset and for each of mix, or for none, got "
                 f"{[self.weight, *(entry['weight'] for entry in self.mix)]}."
             )
+        if self.streaming and self.mix and self.weight is None:
+            raise ValueError(
+                "weight must be given for the dataset and for each of mix where they are streamed, "
+                "for their sizes are not known, got none."
+            )
         if self.weight is not None and self.weight <= 0:
             raise ValueError(f"weight must be above 0, got {self.weight}.")
         if self.max_grad_norm is not None and self.max_grad_norm <= 0:
@@ -261,6 +269,7 @@ _OF_THE_VOCABULARY = (
     "revision",
     "weight",
     "mix",
+    "streaming",
     "source_lang",
     "target_lang",
     "tokenizer",

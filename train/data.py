@@ -27,8 +27,12 @@ from vanilla_transformer.train.pairs import (
     refuse_useless,
     say_counts,
 )
+from vanilla_transformer.train.streaming import Stream, StreamedSteps
 
 logger = logging.getLogger(__name__)
+
+# of a stream, to learn a vocabulary from: as many sentences as `learn_vocabulary` keeps
+VOCABULARY_PAIRS = 1_000_000
 
 
 @dataclass
@@ -43,7 +47,7 @@ class Texts:
         commits: Where on the Hub each corpus was, if it was there.
     """
 
-    train: list[datasets.Dataset]
+    train: list[datasets.Dataset] | list[datasets.IterableDataset]
     names: list[str]
     weights: list[float] | None
     validation: datasets.Dataset | None
@@ -55,16 +59,18 @@ class Data:
     """What a run trains on.
 
     Args:
-        pairs: To train on, corpus after corpus.
+        texts: The text it is made of.
+        tokenizer: What it is made with.
+        pairs: To train on, corpus after corpus; None where they are streamed.
         sizes: How many pairs each corpus has.
-        weights: As in `Texts`.
         validation: Pairs to watch the loss on.
         facts: What to note of it all.
     """
 
-    pairs: Pairs
+    texts: Texts
+    tokenizer: PreTrainedTokenizerBase
+    pairs: Pairs | None
     sizes: list[int]
-    weights: list[float] | None
     validation: Pairs | None
     facts: dict[str, str]
 
@@ -93,6 +99,7 @@ def _load(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datasets.Dat
         config.source_lang,
         config.target_lang,
         corpus["revision"],
+        config.streaming,
     )
 
 
@@ -128,16 +135,31 @@ def load_texts(config: TrainConfig) -> Texts:
     return texts
 
 
-def vocabulary_texts(texts: Texts, languages: Sequence[str]) -> Iterator[str]:
+def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterator[str]:
     """The sentences to learn a vocabulary from: each corpus has its share of them.
 
     Args:
-        texts: Of the run.
+        texts: Of the run; of streams the first `VOCABULARY_PAIRS`.
         languages: Source and target.
+        seed: Of the run; says what comes first in a stream.
 
     Yields:
         Sentences of both languages; those of pairs with a wrong encoding are left out.
     """
+    if isinstance(texts.train[0], datasets.IterableDataset):
+        weights = texts.weights or [1.0]
+        for number, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):
+            stream = Stream(rows, seed, number)
+            for table in stream.tables():
+                first = stream.place["pairs"] - len(table)
+                # all of a small corpus is enough
+                if stream.place["pass"] or first >= VOCABULARY_PAIRS * weight / sum(weights):
+                    break
+                sides = texts_of(table, languages, "train", first + 1, repair=True)
+                for pair in zip(*sides, strict=True):
+                    if not any(NO_TEXT.search(text) for text in pair):
+                        yield from pair
+        return
     sizes = [len(rows) for rows in texts.train]
     for rows, size, share in zip(texts.train, sizes, shares_of(sizes, texts.weights), strict=True):
         line = 0
@@ -166,14 +188,24 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         ValueError: If nothing is left of a corpus, or it was read with a wrong encoding.
     """
     languages = (config.source_lang, config.target_lang)
+    commits = ", ".join(commit or "none" for commit in texts.commits)
+    validation = None
+    if texts.validation is not None:
+        rows = encode_pairs(texts.validation, "validation", tokenizer, *languages)
+        validation = Pairs(rows, judge(rows, config.max_length))
+        counts = counts_of(validation.judged[2])
+        refuse_useless(counts, "validation")
+        logger.info("validation pairs: %s", say_counts(counts))
+    if config.streaming:
+        facts = {"dataset_commit": commits, "cleaning": "as it is read, in metrics.jsonl"}
+        return Data(texts, tokenizer, None, [], validation, facts)
     hashes = [text_hash(rows, languages) for rows in texts.train]
     parts = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
         for rows, text_sha256 in zip(texts.train, hashes, strict=True)
     ]
     sizes = [len(part) for part in parts]
-    rules = (config.max_length, config.max_length_ratio, config.drop_duplicates)
-    pairs = prepare_pairs(parts, *rules)
+    pairs = prepare_pairs(parts, **_rules(config))
     said = []
     ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
     for name, (first, last) in zip(texts.names, ends, strict=True):
@@ -183,22 +215,25 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         refuse_useless(counts, name)
     facts = {
         "text_sha256": ", ".join(hashes),
-        "dataset_commit": ", ".join(commit or "none" for commit in texts.commits),
+        "dataset_commit": commits,
         "cleaning": "; ".join(said),
     }
-    validation = None
-    if texts.validation is not None:
-        rows = encode_pairs(texts.validation, "validation", tokenizer, *languages)
-        validation = Pairs(rows, judge(rows, config.max_length))
-        counts = counts_of(validation.judged[2])
-        refuse_useless(counts, "validation")
-        logger.info("validation pairs: %s", say_counts(counts))
-    return Data(pairs, sizes, texts.weights, validation, facts)
+    return Data(texts, tokenizer, pairs, sizes, validation, facts)
+
+
+def _rules(config: TrainConfig) -> dict[str, Any]:
+    names = ("max_length", "max_length_ratio", "drop_duplicates")
+    return {name: getattr(config, name) for name in names}
 
 
 def make_steps(
-    config: TrainConfig, data: Data, collator: Collator, num_processes: int, process_index: int
-) -> TrainingSteps:
+    config: TrainConfig,
+    data: Data,
+    collator: Collator,
+    num_processes: int,
+    process_index: int,
+    position: dict[str, Any] | None = None,
+) -> TrainingSteps | StreamedSteps:
     """Plan what a process sees at each step.
 
     Args:
@@ -207,20 +242,32 @@ def make_steps(
         collator: Makes a micro-batch.
         num_processes: How many there are.
         process_index: Which of them this is.
+        position: Of the last step, where a stream is gone on with.
 
     Returns:
         The steps.
+
+    Raises:
+        ValueError: If the pairs cannot be trained on, or a stream is not what it was.
     """
-    return TrainingSteps(
-        data.pairs,
-        collator,
-        config.tokens_per_step,
-        config.length_groups_per_step,
-        config.tokens_per_micro_batch,
-        config.seed,
-        num_processes,
-        process_index,
-        config.block_pairs,
-        data.sizes,
-        data.weights,
+    shared = {
+        "collator": collator,
+        "tokens_per_step": config.tokens_per_step,
+        "length_groups_per_step": config.length_groups_per_step,
+        "tokens_per_micro_batch": config.tokens_per_micro_batch,
+        "block_pairs": config.block_pairs,
+        "seed": config.seed,
+        "num_processes": num_processes,
+        "process_index": process_index,
+        "weights": data.texts.weights,
+    }
+    if data.pairs is not None:
+        return TrainingSteps(data.pairs, sizes=data.sizes, **shared)
+    return StreamedSteps(
+        data.texts.train,
+        tokenizer=data.tokenizer,
+        languages=(config.source_lang, config.target_lang),
+        rules=_rules(config),
+        position=position,
+        **shared,
     )

@@ -131,9 +131,11 @@ def evaluate(
         source_lang or recipe.source_lang,
         target_lang or recipe.target_lang,
     )
-    revision = None
+    revision, streaming = None, False
     if dataset is None:
         dataset, name, revision = recipe.dataset, name or recipe.name, recipe.revision
+        # a stream stores nothing, but has the splits to evaluate with whole
+        streaming = recipe.streaming and split != "train"
     own_tokenizer = recipe.bleu_tokenizer if is_run else TrainConfig.bleu_tokenizer
     bleu_tokenizer = bleu_tokenizer or own_tokenizer
     # a slip is found before a long translation, not after
@@ -147,7 +149,7 @@ def evaluate(
     state = _processes()
     # the others then find what the main process has prepared
     with state.main_process_first():
-        texts = load_translations(dataset, name, source_lang, target_lang, revision)
+        texts = load_translations(dataset, name, source_lang, target_lang, revision, streaming)
     if split not in texts:
         raise ValueError(
             f"split must be one of {', '.join(texts)}, got {split!r}."

@@ -2,9 +2,11 @@
 
 import dataclasses
 import logging
+import os
 import shutil
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -46,6 +48,7 @@ from vanilla_transformer.train.data import (
 )
 from vanilla_transformer.train.evaluate import validation_loss
 from vanilla_transformer.train.memory import tokens_that_fit
+from vanilla_transformer.train.pairs import say_counts
 from vanilla_transformer.train.progress import (
     Progress,
     count_cells,
@@ -67,6 +70,7 @@ from vanilla_transformer.train.step import (
     mask_for_sdpa,
     training_step,
 )
+from vanilla_transformer.train.streaming import StreamedSteps
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
@@ -93,7 +97,7 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
     if config.tokenizer is None and not learned.is_dir():
         languages = (config.source_lang, config.target_lang)
         tokenizer = learn_vocabulary(
-            vocabulary_texts(texts or load_texts(config), languages),
+            vocabulary_texts(texts or load_texts(config), languages, config.seed),
             config.vocab_size,
             seed=config.seed,
         )
@@ -126,6 +130,7 @@ class Run:
         moving_average: Of the weights, if the run is to have one.
         progress: What is reported.
         steps_done: Steps before this process began.
+        position: Where in a stream the block of the last step began.
         skipped: Steps that changed no weight, so far.
         skipped_in_a_row: Those of them that came last.
         seconds_before: Training time before this process began.
@@ -139,7 +144,7 @@ class Run:
     folder: Path
     data: Data
     collator: Collator
-    steps: TrainingSteps
+    steps: TrainingSteps | StreamedSteps
     model: VanillaTransformerForConditionalGeneration
     wrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
@@ -148,6 +153,7 @@ class Run:
     moving_average: MovingAverage | None
     progress: Progress
     steps_done: int
+    position: dict[str, Any] | None
     skipped: int
     skipped_in_a_row: int
     seconds_before: float
@@ -228,7 +234,8 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     saved = config
     config = _with_micro_batch(config, accelerator, model, state)
     processes = (accelerator.num_processes, accelerator.process_index)
-    steps = make_steps(config, data, collator, *processes)
+    position = state.get("position")
+    steps = make_steps(config, data, collator, *processes, position)
     if checkpoint is not None:
         _refuse_other_pairs(_identity(data, steps), state["data"])
         before = checkpointing.read_optimizer(checkpoint)
@@ -280,6 +287,7 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         moving_average=moving_average,
         progress=progress,
         steps_done=state["step"],
+        position=position,
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
         # an earlier version did not count
@@ -302,8 +310,8 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
     return found[-1]
 
 
-def _identity(data: Data, steps: TrainingSteps) -> dict[str, Any]:
-    return {**steps.fingerprint(), "text_sha256": data.facts["text_sha256"]}
+def _identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:
+    return {**steps.fingerprint(), "text_sha256": data.facts.get("text_sha256")}
 
 
 def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
@@ -354,6 +362,9 @@ def _with_micro_batch(
 
 
 def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
+    # a forked worker would warn that its tokenizer cannot use threads
+    if run.config.num_workers:
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loader = DataLoader(
         run.steps,
         batch_size=None,
@@ -363,8 +374,19 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         # without one of its own it draws from the generator of dropout
         generator=torch.Generator(),
     )
-    for item in loader:
+    for step, item in enumerate(loader, start=run.steps_done + 1):
+        run.position = item.position
+        if item.position is not None and item.position["first_step"] == step - 1:
+            _log_block(run, step)
         yield item.batches
+
+
+def _log_block(run: Run, step: int):
+    before, own = (Counter(run.position[name]) for name in ("counts", "block_counts"))
+    counts = {name: before[name] + own[name] for name in own}
+    facts = {f"pairs_{name}": count for name, count in counts.items()}
+    run.progress.write(step=step, block=run.position["block"], **facts)
+    logger.info("pairs read so far: %s", say_counts(counts))
 
 
 def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
@@ -422,7 +444,10 @@ def _log(run: Run, step: int, result: StepResult):
     _read_results(run)
     run.progress.log(
         step=step,
-        epoch=round(step / run.steps.steps_per_epoch, 4),
+        # a stream does not know how long it is
+        epoch=round(step / run.steps.steps_per_epoch, 4)
+        if run.position is None
+        else run.position["places"][0]["pass"],
         # the scheduler already has the rate of the next step
         learning_rate=learning_rate(
             step,
@@ -472,6 +497,7 @@ def _save(run: Run, step: int, is_stop: bool = False):
                 "skipped_in_a_row": run.skipped_in_a_row,
                 "window": run.progress.window,
                 "data": _identity(run.data, run.steps),
+                "position": run.position,
                 "num_processes": run.accelerator.num_processes,
                 "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
                 "seconds": run.seconds_before + time.monotonic() - run.started,

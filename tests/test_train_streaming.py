@@ -1,0 +1,297 @@
+"""Text that is read while it is trained on, in blocks."""
+
+import collections
+import itertools
+import json
+
+import datasets
+import pytest
+import train_toys
+from accelerate.state import AcceleratorState
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from test_train_data import prepared, write_texts
+from torch.utils.data import DataLoader
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.train import streaming
+from vanilla_transformer.train.batches import Collator
+from vanilla_transformer.train.checkpoint import checkpoints, read_state
+from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.data import load_texts, vocabulary_texts
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.streaming import Stream, StreamedSteps
+
+TOKENIZER = VanillaTransformerTokenizer()
+
+
+def numbered(sizes, first=0, mark=""):
+    """A stream of files with so many pairs each, all different."""
+    shards = []
+    for size in sizes:
+        shards.append([(f"{mark}{first + i}", f"n{mark}{first + i}") for i in range(size)])
+        first += size
+    features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
+    return datasets.IterableDataset.from_generator(
+        of_shards, gen_kwargs={"shards": shards}, features=features
+    )
+
+
+def of_shards(shards):
+    for shard in shards:
+        for source, target in shard:
+            yield {"translation": {"en": source, "de": target}}
+
+
+def texts(table):
+    return [pair["en"] for pair in table["translation"].to_pylist()]
+
+
+def steps_of(corpora, weights=None, rules=None, **options):
+    return StreamedSteps(
+        corpora,
+        weights,
+        TOKENIZER,
+        ["en", "de"],
+        {"max_length": 60, **(rules or {})},
+        Collator(0, 1, 260),
+        **{
+            "tokens_per_step": 60,
+            "length_groups_per_step": 3,
+            "tokens_per_micro_batch": 60,
+            "block_pairs": 40,
+            "seed": 1,
+            **options,
+        },
+    )
+
+
+def sentences(batches):
+    """The sources of micro-batches, as text, sorted."""
+    return sorted(
+        TOKENIZER.decode(ids, skip_special_tokens=True)
+        for batch in batches
+        for ids in batch["input_ids"]
+    )
+
+
+def seen(steps, first, last):
+    return [sentences(steps[index].batches) for index in range(first, last)]
+
+
+@pytest.fixture(autouse=True)
+def _few_pairs_at_once(monkeypatch):
+    # as a corpus has far more pairs than are read at once
+    monkeypatch.setattr(streaming, "READ_PAIRS", 4)
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def test_a_pass_has_every_pair_once_and_its_files_in_another_order():
+    rows, passes = numbered([9, 4, 1, 6, 3]), []
+    tables = Stream(rows, seed=1, number=0).tables()
+    for _ in range(3):
+        read = []
+        while len(read) < 23:
+            read += texts(next(tables))
+        assert sorted(read, key=int) == [str(number) for number in range(23)]
+        passes.append(read)
+    assert len(set(map(tuple, passes))) == 3
+    # within a file the order is the file's
+    assert [number for number in map(int, passes[0]) if number < 9] == list(range(9))
+
+
+@pytest.mark.parametrize("sizes", [[23], [9, 4, 1, 6, 3], [4, 4]])
+def test_a_stream_goes_on_from_any_place(sizes):
+    stream = Stream(numbered(sizes), seed=1, number=0)
+    places, read = [], []
+    for table in stream.tables():
+        read.append(texts(table))
+        places.append(json.loads(json.dumps(stream.place)))
+        if len(read) > 20:
+            break
+    for index, place in enumerate(places[:-4]):
+        other = Stream(numbered(sizes), seed=1, number=0, place=place).tables()
+        assert [texts(next(other)) for _ in range(4)] == read[index + 1 : index + 5]
+
+
+def test_a_block_is_the_next_pairs_of_the_stream():
+    steps = steps_of([numbered([1000])])
+    first, num_blocks, blocks = 0, 0, []
+    while num_blocks < 3:
+        position = steps[first].position
+        assert position["first_step"] == first
+        last = first + len(steps._block.steps)
+        blocks += sorted(itertools.chain(*seen(steps, first, last)), key=int)
+        num_blocks += 1
+        first = last
+    assert blocks == [str(number) for number in range(120)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+@pytest.mark.parametrize("processes", [1, 2, 4])
+def test_all_processes_and_workers_together_see_the_same_steps(processes, num_workers):
+    count = 25
+    corpora = [numbered([30, 50]), numbered([12], mark="x")]
+    expected = seen(steps_of(corpora, [3.0, 1.0]), 0, count)
+    loaders = [
+        DataLoader(
+            steps_of(corpora, [3.0, 1.0], num_processes=processes, process_index=index),
+            batch_size=None,
+            sampler=range(count),
+            num_workers=num_workers,
+        )
+        for index in range(processes)
+    ]
+    found = []
+    for parts in zip(*loaders, strict=True):
+        assert len({len(part.batches) for part in parts}) == 1
+        assert len({json.dumps(part.position) for part in parts}) == 1
+        found.append(sentences(batch for part in parts for batch in part.batches))
+    assert found == expected
+    # it went around
+    assert parts[0].position["places"][1]["pass"] > 0
+
+
+@settings(
+    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=4).filter(any),
+    block_pairs=st.integers(5, 60),
+    stop=st.integers(1, 20),
+)
+def test_a_stream_that_is_resumed_is_one_that_never_stopped(sizes, block_pairs, stop):
+    options = {"block_pairs": block_pairs}
+    whole = steps_of([numbered(sizes)], **options)
+    items = [whole[index] for index in range(24)]
+    position = json.loads(json.dumps(items[stop - 1].position))
+    resumed = steps_of([numbered(sizes)], **options, position=position)
+    for index in range(stop, 24):
+        item = resumed[index]
+        assert sentences(item.batches) == sentences(items[index].batches)
+        assert {**item.position, "places": 0} == {**items[index].position, "places": 0}
+
+
+def test_a_corpus_has_its_share_of_the_blocks():
+    steps = steps_of([numbered([100]), numbered([7], mark="x")], [9.0, 1.0], block_pairs=50)
+    counts = collections.Counter(
+        sentence[0] == "x" for step in seen(steps, 0, 200) for sentence in step
+    )
+    assert counts[True] / counts.total() == pytest.approx(0.1, abs=0.01)
+
+
+def test_what_is_left_out_is_counted_from_block_to_block():
+    pairs = [("a", "b"), ("", "b"), ("a", "b"), ("caf\ufffd", "b")]
+    features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
+    rows = datasets.IterableDataset.from_generator(
+        of_shards, gen_kwargs={"shards": [pairs * 4]}, features=features
+    )
+    steps = steps_of([rows], rules={"drop_duplicates": True}, block_pairs=16)
+    index = 0
+    while steps[index].position["block"] < 2:
+        index += 1
+    position = steps[index].position
+    # repeats are found within a block only
+    own = {"kept": 1, "wrong_encoding": 4, "empty": 4, "duplicate": 7}
+    assert {name: position["block_counts"][name] for name in own} == own
+    assert {name: position["counts"][name] for name in own} == {n: 2 * c for n, c in own.items()}
+
+
+def test_text_that_cannot_be_streamed_is_refused():
+    with pytest.raises(ValueError, match="at least one pair to stream, got none"):
+        steps_of([numbered([0])])
+    with pytest.raises(ValueError, match="block 0 of the text to train on must have a pair"):
+        steps_of([numbered([50])], rules={"max_length": 2})
+    with pytest.raises(ValueError, match=r"longest sentence, of .* tokens, got 3"):
+        steps_of([numbered([50])], tokens_per_step=3)
+
+
+def test_a_stream_is_resumed_with_its_own_text_only():
+    position = steps_of([numbered([500])])[30].position
+    assert position["block"] > 0
+    with pytest.raises(ValueError, match="resumed with its own text, with the SHA-256"):
+        steps_of([numbered([500], first=1)], position=position)
+    with pytest.raises(ValueError, match="must not be before"):
+        steps_of([numbered([500])], position=position)[3]
+
+
+def stream_settings(corpus, folder, **changes):
+    return train_toys.toy_config(
+        corpus, folder, streaming=True, block_pairs=30, tokens_per_step=200, **changes
+    )
+
+
+def test_a_streamed_run_in_two_parts_is_the_run_in_one(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    assert train(stream_settings(corpus, tmp_path / "whole"))
+    # the first part ends in the middle of a block
+    assert train(stream_settings(corpus, tmp_path / "run", max_steps=6))
+    state = read_state(checkpoints(tmp_path / "run/checkpoints")[-1])
+    assert 0 < state["position"]["first_step"] < 6
+    assert train(stream_settings(corpus, tmp_path / "run", num_workers=1), resume=True)
+    train_toys.assert_same_bits(tmp_path / "run", tmp_path / "whole")
+    reports = [line for line in read_metrics(tmp_path / "run") if "block" in line]
+    assert reports == [line for line in read_metrics(tmp_path / "whole") if "block" in line]
+    assert [line["block"] for line in reports] == list(range(len(reports)))
+    assert len(reports) > 2
+    assert reports[-1]["pairs_kept"] > reports[0]["pairs_kept"] > 0
+
+
+def test_text_files_and_tables_are_streamed_alike(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=50)
+    whole = load_translations(str(corpus), None, "en", "de")["train"]["translation"][:]
+    for part in range(2):
+        rows = datasets.Dataset.from_list([{"translation": pair} for pair in whole[part::2]])
+        (tmp_path / "tables").mkdir(exist_ok=True)
+        rows.to_parquet(tmp_path / f"tables/train-0000{part}-of-00002.parquet")
+    for place, num_shards in ((corpus, 1), (tmp_path / "tables", 2)):
+        rows = load_translations(str(place), None, "en", "de", streaming=True)["train"]
+        assert isinstance(rows, datasets.IterableDataset)
+        assert rows.num_shards == num_shards
+        tables, read = Stream(rows, 1, 0).tables(), []
+        while len(read) < 50:
+            read += [tuple(pair.values()) for pair in next(tables)["translation"].to_pylist()]
+        assert sorted(read) == sorted(tuple(pair.values()) for pair in whole)
+
+
+def test_the_splits_to_evaluate_with_are_whole_where_the_rest_is_streamed(tmp_path):
+    (tmp_path / "train.jsonl").write_text('{"translation": {"en": "a", "de": "b"}}\n' * 3)
+    (tmp_path / "validation.jsonl").write_text('{"translation": {"en": "v", "de": "w"}}\n')
+    splits = load_translations(str(tmp_path), None, "en", "de", streaming=True)
+    assert splits["validation"]["translation"][:] == [{"en": "v", "de": "w"}]
+    assert isinstance(splits["train"], datasets.IterableDataset)
+
+
+def test_a_vocabulary_is_learned_from_the_beginning_of_a_stream(tmp_path, monkeypatch):
+    large = write_texts(tmp_path / "large", train=[f"l{i}" for i in range(40)])
+    small = write_texts(tmp_path / "small", train=["s0", "s1", "s2"])
+    monkeypatch.setattr("vanilla_transformer.train.data.VOCABULARY_PAIRS", 24)
+    config = train_toys.toy_config(
+        large,
+        tmp_path / "run",
+        streaming=True,
+        weight=1,
+        mix=[{"dataset": small, "weight": 1}],
+    )
+    found = list(vocabulary_texts(load_texts(config), ["en", "de"], seed=1))
+    assert found[:4] == ["l0", "~l0", "l1", "~l1"]
+    assert found[-6:] == ["s0", "~s0", "s1", "~s1", "s2", "~s2"]
+    assert len(found) == 2 * (12 + 3)
+
+
+def test_streams_are_mixed_by_weights_alone(tmp_path):
+    with pytest.raises(ValueError, match=r"weight must be given .* streamed.*got none"):
+        load_config("demo", {"streaming": True, "mix": [{"dataset": "x"}]})
+
+
+def test_the_facts_of_a_streamed_run_are_noted(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    _, data = prepared(stream_settings(corpus, tmp_path / "run"))
+    assert data.pairs is None
+    assert len(data.validation.kept()) == 11
+    assert data.facts == {
+        "dataset_commit": "none",
+        "cleaning": "as it is read, in metrics.jsonl",
+    }
