@@ -1,0 +1,219 @@
+"""Train transformers' Marian with `Seq2SeqTrainer` on what a run of ours was trained on.
+
+The recipe of the library's translation example (random sentences, so many a batch, padded to the
+longest), with the corpus, vocabulary, sizes, updates, rate and smoothing of our run, and about its
+target tokens a step. Scores the last checkpoint and the mean of the last few, as ours are scored.
+
+    python -m vanilla_transformer.benchmarks.marian_trainer RUN --output_dir OUT
+"""
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoTokenizer,
+    DataCollatorForSeq2Seq,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerBase,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
+    set_seed,
+)
+from transformers.trainer_utils import get_last_checkpoint
+
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.console import run_command
+from vanilla_transformer.train.averaging import average_weights
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.corpus import texts_of
+from vanilla_transformer.train.data import load_main_corpus
+from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
+from vanilla_transformer.train.run_folder import read_recipe, write_environment
+from vanilla_transformer.train.schedule import learning_rate
+from vanilla_transformer.train.scoring import score_translations
+
+
+def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
+    """The Marian of the same sizes.
+
+    Args:
+        config: Of our model.
+
+    Returns:
+        Its configuration, with the library's biases and its order of sines and cosines.
+    """
+    same = (
+        "vocab_size",
+        "d_model",
+        "encoder_layers",
+        "decoder_layers",
+        "encoder_attention_heads",
+        "decoder_attention_heads",
+        "encoder_ffn_dim",
+        "decoder_ffn_dim",
+        "dropout",
+        "attention_dropout",
+        "activation_dropout",
+        "pad_token_id",
+        "bos_token_id",
+        "eos_token_id",
+        "decoder_start_token_id",
+    )
+    return MarianConfig(
+        **{name: getattr(config, name) for name in same},
+        activation_function="relu",
+        scale_embedding=True,
+        share_encoder_decoder_embeddings=True,
+        max_position_embeddings=1024,
+        forced_eos_token_id=None,
+    )
+
+
+def train_marian(
+    recipe: TrainConfig,
+    model: MarianMTModel,
+    tokenizer: PreTrainedTokenizerBase,
+    output_dir: Path,
+) -> float:
+    """Train, or go on from the last checkpoint.
+
+    Args:
+        recipe: Settings of our run.
+        model: The Marian.
+        tokenizer: Of our run.
+        output_dir: Where the trainer leaves its checkpoints.
+
+    Returns:
+        Seconds that this call took.
+    """
+    languages = (recipe.source_lang, recipe.target_lang)
+    rows = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
+    rows, _ = drop_untrainable(rows, "train", recipe.max_length)
+    target_tokens = lengths(rows)[1].mean()
+    arguments = Seq2SeqTrainingArguments(
+        output_dir=str(output_dir),
+        max_steps=recipe.max_steps,
+        per_device_train_batch_size=round(recipe.tokens_per_step / target_tokens),
+        learning_rate=learning_rate(
+            recipe.warmup_steps,
+            model.config.d_model,
+            recipe.warmup_steps,
+            recipe.learning_rate_factor,
+        ),
+        lr_scheduler_type="inverse_sqrt",
+        warmup_steps=recipe.warmup_steps,
+        adam_beta1=recipe.adam_beta1,
+        adam_beta2=recipe.adam_beta2,
+        adam_epsilon=recipe.adam_epsilon,
+        max_grad_norm=recipe.max_grad_norm or 0.0,
+        label_smoothing_factor=recipe.label_smoothing,
+        save_steps=recipe.save_every_steps,
+        save_total_limit=recipe.num_averaged_checkpoints,
+        logging_steps=recipe.log_every_steps,
+        seed=recipe.seed,
+        bf16=recipe.precision == "bf16",
+        dataloader_pin_memory=torch.cuda.is_available(),
+        report_to="none",
+    )
+    trainer = Seq2SeqTrainer(
+        model=model,
+        args=arguments,
+        train_dataset=rows.select_columns(["input_ids", "labels"]),
+        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+    )
+    started = time.monotonic()
+    last = get_last_checkpoint(str(output_dir)) if output_dir.is_dir() else None
+    trainer.train(resume_from_checkpoint=last)
+    (output_dir / "log_history.json").write_text(json.dumps(trainer.state.log_history, indent=1))
+    return time.monotonic() - started
+
+
+@torch.no_grad()
+def translate(
+    model: MarianMTModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: list[str],
+    num_beams: int,
+    batch_size: int = 64,
+) -> list[str]:
+    """Translate with the library's beam search, its length penalty as it comes.
+
+    Args:
+        model: The Marian.
+        tokenizer: Of our run.
+        sources: What to translate.
+        num_beams: Beam size.
+        batch_size: Sentences at a time.
+
+    Returns:
+        The translations, in order.
+    """
+    model.eval()
+    found = []
+    for start in range(0, len(sources), batch_size):
+        batch = tokenizer(sources[start : start + batch_size], padding=True, return_tensors="pt")
+        ids = model.generate(
+            input_ids=batch["input_ids"].to(model.device),
+            attention_mask=batch["attention_mask"].to(model.device),
+            num_beams=num_beams,
+            max_new_tokens=batch["input_ids"].shape[1] + 50,
+            max_length=None,
+        )
+        found += tokenizer.batch_decode(ids, skip_special_tokens=True)
+    return found
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train and score.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0.
+    """
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("run", type=Path, help="a run folder of ours")
+    parser.add_argument("--output_dir", type=Path, required=True, help="where to leave it all")
+    parser.add_argument("--splits", default="validation,test", help="to score (%(default)s)")
+    arguments = parser.parse_args(argv)
+    recipe = read_recipe(arguments.run)
+    tokenizer = AutoTokenizer.from_pretrained(arguments.run / "tokenizer")
+    set_seed(recipe.seed)
+    ours = VanillaTransformerConfig.from_pretrained(arguments.run)
+    model = MarianMTModel(marian_config(ours))
+    folder = arguments.output_dir
+    seconds = train_marian(recipe, model, tokenizer, folder / "checkpoints")
+
+    languages = (recipe.source_lang, recipe.target_lang)
+    texts = load_main_corpus(recipe)
+    steps = sorted(
+        (folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name[11:])
+    )
+    scores = {"parameters": model.num_parameters(), "seconds_of_last_start": seconds}
+    for name, averaged in (("last", steps[-1:]), ("averaged", steps)):
+        # tied weights are in the file once, tables of positions never
+        _, unexpected = model.load_state_dict(average_weights(averaged), strict=False)
+        assert not unexpected
+        model.tie_weights()
+        for split in arguments.splits.split(","):
+            table = texts[split].with_format("arrow")[:]
+            sources, references = texts_of(table, languages, split)
+            translations = translate(model, tokenizer, sources, recipe.num_beams)
+            key = f"{split}-{name}"
+            scores[key] = score_translations(translations, references, recipe.bleu_tokenizer)
+            lines = "".join(line + "\n" for line in translations)
+            (folder / f"{key}.translation.txt").write_text(lines, encoding="utf-8")
+            print(key, f"{scores[key]['bleu']:.2f}", scores[key]["bleu_signature"])
+    (folder / "scores.json").write_text(json.dumps(scores, indent=1), encoding="utf-8")
+    write_environment(folder, {"processes": 1})
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(main))
