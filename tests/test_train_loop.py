@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -137,63 +135,6 @@ def test_a_save_killed_in_the_middle_costs_nothing_but_time(
     assert train(config, resume=True)
     train_toys.assert_same_bits(tmp_path / "run", whole_run)
     assert curve(tmp_path / "run") == curve(whole_run)
-
-
-def wait_for_step(process, folder, step):
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if any(line["step"] >= step for line in read_metrics(folder)):
-            return
-        assert process.poll() is None, process.stderr.read()
-        time.sleep(0.005)
-    raise AssertionError(f"step {step} did not come")
-
-
-def start(recipe: Path) -> subprocess.Popen:
-    return subprocess.Popen(
-        train_toys.command(recipe),
-        env=train_toys.environment(),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-    )
-
-
-def test_a_killed_run_that_is_resumed_is_one_never_killed(corpus, whole_run, tmp_path):
-    folder = tmp_path / "run"
-    recipe = train_toys.write_recipe(
-        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, folder, max_steps=5000)
-    )
-    process = start(recipe)
-    wait_for_step(process, folder, 5)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    reached = max(line["step"] for line in read_metrics(folder))
-    saved = checkpoints(folder / "checkpoints")
-    assert saved, "it was killed before it saved"
-    # the toy is fast: it may have come further than the run to compare with
-    end = reached + 6
-    assert train(train_toys.toy_config(corpus, folder, max_steps=end), resume=True)
-    assert train(train_toys.toy_config(corpus, tmp_path / "never", max_steps=end))
-    train_toys.assert_same_bits(
-        folder / f"checkpoints/step-{end}", tmp_path / f"never/checkpoints/step-{end}"
-    )
-
-
-def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path):
-    folder = tmp_path / "run"
-    recipe = train_toys.write_recipe(
-        tmp_path / "toy.yaml",
-        train_toys.toy_settings(corpus, folder, max_steps=50_000, save_every_steps=50_000),
-    )
-    process = start(recipe)
-    wait_for_step(process, folder, 2)
-    process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate()
-    assert process.returncode == 143
-    (saved,) = checkpoints(folder / "checkpoints")
-    assert f"saved {saved.name.replace('-', ' ')}, go on with --resume" in stderr
-    assert not (folder / "model.safetensors").exists()
 
 
 @pytest.fixture

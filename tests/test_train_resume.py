@@ -1,0 +1,288 @@
+"""Runs that are killed, asked to end or out of space, and go on as if they had not been."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import train_toys
+from accelerate.state import AcceleratorState
+
+from vanilla_transformer.train.checkpoint import checkpoints
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_metrics
+
+FOREVER = 50_000
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture(autouse=True)
+def _as_a_new_process():
+    # accelerate keeps the precision of the first run in a process
+    AcceleratorState._reset_state(reset_partial_state=True)
+
+
+def start(recipe, *flags, processes=0):
+    # a launcher and what it launched are a group that one signal reaches
+    return subprocess.Popen(
+        train_toys.command(recipe, *flags, processes=processes),
+        env=train_toys.environment(),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_until(happened, process, seconds=120):
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.001)
+
+
+def last_step(folder):
+    return max((line["step"] for line in read_metrics(folder)), default=0)
+
+
+def curve(folder):
+    return [
+        {name: value for name, value in line.items() if name != "tokens_per_second"}
+        for line in read_metrics(folder)
+    ]
+
+
+def unfinished_saves(folder):
+    return list((folder / "checkpoints").glob(".step-*.unfinished"))
+
+
+def kill_at_a_random_instant(process, folder, rng, in_a_save):
+    """SIGKILL, at any time from the start on or while a checkpoint is being written."""
+    before = last_step(folder)
+    # what a killed save left is there until the next save removes it
+    seen = {path.name for path in unfinished_saves(folder)}
+    if in_a_save:
+        wait_until(
+            lambda: {path.name for path in unfinished_saves(folder)} - seen, process, seconds=300
+        )
+        time.sleep(rng.uniform(0, 0.02))
+    else:
+        if rng.random() < 0.8:
+            wait_until(lambda: last_step(folder) > before, process, seconds=300)
+        time.sleep(rng.uniform(0, 0.5))
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize(
+    ("kills", "num_workers"),
+    [
+        (3, 2),
+        pytest.param(20, 0, marks=pytest.mark.slow),
+        pytest.param(20, 2, marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_is_killed_again_and_again_ends_as_one_never_killed(
+    corpus, tmp_path, kills, num_workers
+):
+    folder = tmp_path / "run"
+    settings = {"save_every_steps": 3, "eval_every_steps": 50, "num_workers": num_workers}
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml",
+        train_toys.toy_settings(corpus, folder, max_steps=FOREVER, **settings),
+    )
+    rng = random.Random(kills)
+    torn = 0
+    for number in range(kills):
+        process = start(recipe, "--resume")
+        kill_at_a_random_instant(process, folder, rng, in_a_save=number % 3 == 1)
+        torn += bool(unfinished_saves(folder))
+    assert torn, "no save was torn"
+    reached = last_step(folder)
+    steps_per_epoch = round(reached / read_metrics(folder)[-1]["epoch"])
+    assert reached > steps_per_epoch
+    # the toy is fast: how far it comes is known only now
+    end = reached + 4
+    resumed = train_toys.toy_config(corpus, folder, max_steps=end, **settings)
+    whole = train_toys.toy_config(corpus, tmp_path / "never", max_steps=end, **settings)
+    assert train(resumed, resume=True)
+    assert train(whole)
+    for part in ("", f"checkpoints/step-{end}"):
+        train_toys.assert_same_bits(folder / part, tmp_path / "never" / part)
+    assert curve(folder) == curve(tmp_path / "never")
+    environment = (folder / "environment.txt").read_text(encoding="utf-8")
+    first_steps = [
+        int(line.split()[1]) for line in environment.splitlines() if "first_step" in line
+    ]
+    assert any((step - 1) % steps_per_epoch for step in first_steps), "no epoch was cut"
+    assert not unfinished_saves(folder)
+
+
+def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path):
+    folder = tmp_path / "run"
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml",
+        train_toys.toy_settings(corpus, folder, max_steps=FOREVER, save_every_steps=FOREVER),
+    )
+    process = start(recipe)
+    wait_until(lambda: last_step(folder) >= 2, process)
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate()
+    assert process.returncode == 143
+    (saved,) = checkpoints(folder / "checkpoints")
+    assert f"saved {saved.name.replace('-', ' ')}, go on with --resume" in stderr
+    assert not (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_path, goes_on):
+    folder = tmp_path / "run"
+    settings = {"eval_every_steps": 50, "save_every_steps": FOREVER}
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml",
+        train_toys.toy_settings(corpus, folder, max_steps=FOREVER, **settings),
+    )
+    process = start(recipe, processes=2)
+    wait_until(lambda: last_step(folder) >= 2, process)
+    # as a scheduler of jobs does: the launcher passes it on
+    process.send_signal(signal.SIGTERM)
+    _, stderr = process.communicate(timeout=100)
+    assert process.returncode != 0
+    (saved,) = checkpoints(folder / "checkpoints")
+    step = int(saved.name.split("-")[1])
+    assert f"saved step {step}, go on with --resume" in stderr
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
+    if not goes_on:
+        return
+    end = step + 4
+    for name in ("run", "never"):
+        config = train_toys.toy_settings(corpus, tmp_path / name, max_steps=end, **settings)
+        recipe = train_toys.write_recipe(tmp_path / f"{name}.yaml", config)
+        train_toys.run_command(recipe, "--resume", processes=2)
+    train_toys.assert_same_bits(folder, tmp_path / "never")
+    assert curve(folder) == curve(tmp_path / "never")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of some megabytes, where one can be mounted."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
+    if not sys.platform.startswith("linux") or os.geteuid() != 0:
+        pytest.skip("only root can mount a small disk")
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let root mount")
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.mark.slow
+def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_good(corpus, tmp_path, small_disk):
+    folder = small_disk / "run"
+    train(train_toys.toy_config(corpus, folder, max_steps=5))
+    assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", train_toys.toy_settings(corpus, folder))
+    ballast = small_disk / "ballast"
+    status = os.statvfs(small_disk)
+    # room for some lines of the log and half a checkpoint
+    ballast.write_bytes(bytes(status.f_bavail * status.f_frsize - 200_000))
+    full = subprocess.run(
+        train_toys.command(recipe, "--resume"),
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    last = full.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: checkpoint {folder}/checkpoints/step-8 cannot be written with ")
+    assert f"{folder}/checkpoints/step-5 is intact" in last
+    assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
+    assert not unfinished_saves(folder)
+    ballast.unlink()
+    train_toys.run_command(recipe, "--resume")
+    train(train_toys.toy_config(corpus, tmp_path / "never"))
+    train_toys.assert_same_bits(
+        folder / "checkpoints/step-12", tmp_path / "never/checkpoints/step-12"
+    )
+
+
+def test_a_file_that_cannot_grow_stops_the_run_and_the_last_checkpoint_is_good(corpus, tmp_path):
+    folder = tmp_path / "run"
+    train(train_toys.toy_config(corpus, folder, max_steps=4))
+    size = (folder / "checkpoints/step-4/model.safetensors").stat().st_size
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", train_toys.toy_settings(corpus, folder))
+    code = f"""
+import resource, sys
+from vanilla_transformer.train.__main__ import main
+resource.setrlimit(resource.RLIMIT_FSIZE, ({size - 1000}, {size - 1000}))
+sys.exit(main([{str(recipe)!r}, "--resume"]))
+"""
+    full = subprocess.run(
+        [sys.executable, "-c", code],
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode == 1
+    last = full.stderr.strip().splitlines()[-1]
+    assert last.startswith(f"error: checkpoint {folder}/checkpoints/step-8 cannot be written with ")
+    assert f"{folder}/checkpoints/step-4 is intact" in last
+    assert train(train_toys.toy_config(corpus, folder), resume=True)
+    train(train_toys.toy_config(corpus, tmp_path / "never"))
+    train_toys.assert_same_bits(folder, tmp_path / "never")
+
+
+@pytest.fixture(scope="module")
+def begun(tmp_path_factory):
+    """A corpus of its own and a run with it that has only begun."""
+    corpus = train_toys.write_corpus(tmp_path_factory.mktemp("own") / "corpus")
+    folder = corpus.parent / "run"
+    AcceleratorState._reset_state(reset_partial_state=True)
+    train(train_toys.toy_config(corpus, folder, max_steps=2))
+    return corpus, folder
+
+
+@pytest.mark.parametrize(
+    ("changed", "difference"),
+    [
+        ({"tokens_per_step": 400}, "tokens_per_step was 300, got 400"),
+        ({"length_groups_per_step": 2}, "length_groups_per_step was 3, got 2"),
+        ({"max_length": 50}, "max_length was 60, got 50"),
+        ({"seed": 2}, "seed was 1, got 2"),
+        ({"model": {"dropout": 0.3}}, "model was .*, got .*'dropout': 0.3"),
+        ({"vocab_size": 280}, "vocab_size was 290, got 280"),
+        ({"target_lang": "en", "source_lang": "de"}, "source_lang was 'en', got 'de'"),
+    ],
+)
+def test_another_run_is_not_taken_for_the_same(begun, changed, difference):
+    corpus, folder = begun
+    before = (folder / "recipe.yaml").read_bytes()
+    with pytest.raises(ValueError, match=f"resumed with its own settings: .*{difference}"):
+        train(train_toys.toy_config(corpus, folder, **changed), resume=True)
+    assert (folder / "recipe.yaml").read_bytes() == before
+
+
+def test_one_other_word_is_other_data(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2))
+    path = Path(corpus, "train.en")
+    text = path.read_text(encoding="utf-8")
+    assert "ant" in text
+    path.write_text(text.replace("ant", "tan", 1), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"must be resumed with its own data, .* got "):
+        train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
