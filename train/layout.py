@@ -18,7 +18,7 @@ from accelerate.utils import (
     is_deepspeed_available,
 )
 from torch import Tensor, nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
@@ -232,6 +232,10 @@ def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
     Returns:
         Tensors by name, tied ones once.
     """
+    for module in model.modules():
+        # an evaluation leaves weights put together, in the precision in which they compute
+        if isinstance(module, FSDPModule):
+            module.reshard()
     return whole_tensors({name: weight.detach() for name, weight in model.named_parameters()})
 
 
