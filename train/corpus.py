@@ -321,7 +321,8 @@ def text_hash(rows: datasets.Dataset, languages: Sequence[str]) -> str:
             texts = side.cast(pa.large_binary()).combine_chunks()
             sizes = pc.fill_null(pc.binary_length(texts), -1)
             sizes_hash.update(sizes.to_numpy().astype("<i8"))
-            _, offsets, content = pc.fill_null(texts, b"").buffers()
+            texts = pc.fill_null(texts, b"")
+            _, offsets, content = texts.buffers()
             ends = np.frombuffer(offsets, np.int64)[texts.offset :][: len(texts) + 1]
             if content is not None:
                 bytes_hash.update(memoryview(content)[ends[0] : ends[-1]])
