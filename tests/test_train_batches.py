@@ -28,13 +28,17 @@ from vanilla_transformer.train.pairs import encode_pairs, lengths, prepare_pairs
 from vanilla_transformer.train.step import IGNORED
 
 
+def spread(pairs):
+    """Lengths of pairs, spread as in real text."""
+    random = np.random.default_rng(5)
+    source = np.clip(random.lognormal(3.1, 0.6, pairs), 2, 200).astype(np.int64)
+    target = np.clip(source * random.lognormal(0.05, 0.2, pairs), 2, 200).astype(np.int64)
+    return source, target
+
+
 @pytest.fixture(scope="module")
 def sizes():
-    """Lengths of 20,000 pairs, spread as in real text."""
-    random = np.random.default_rng(5)
-    source = np.clip(random.lognormal(3.1, 0.6, 20_000), 2, 200).astype(np.int64)
-    target = np.clip(source * random.lognormal(0.05, 0.2, 20_000), 2, 200).astype(np.int64)
-    return source, target
+    return spread(20_000)
 
 
 def planned(sizes, seed=1, epoch=0, tokens_per_step=8000, groups=8):
@@ -77,13 +81,29 @@ def test_a_micro_batch_fits_into_memory(sizes):
             assert len(part) * max(sizes[0][part].max(), sizes[1][part].max()) <= cap
 
 
-def test_at_least_95_of_100_positions_are_tokens(sizes):
+def non_padding(sizes, tokens_per_step, tokens_per_micro_batch):
     real = padded = 0
-    for groups in planned(sizes):
-        for part in split_step(groups, *sizes, 2000, 1)[0]:
+    for groups in planned(sizes, tokens_per_step=tokens_per_step):
+        for part in split_step(groups, *sizes, tokens_per_micro_batch, 1)[0]:
             real += sum(side[part].sum() for side in sizes)
             padded += sum(len(part) * side[part].max() for side in sizes)
-    assert real / padded > 0.95
+    return real / padded
+
+
+def test_at_least_97_of_100_positions_are_tokens():
+    assert non_padding(spread(200_000), 25_000, 4096) > 0.97
+    assert non_padding(spread(200_000), 25_000, 25_000) > 0.97
+
+
+def test_a_tenth_of_the_text_still_fills_95_of_100(sizes):
+    assert non_padding(sizes, 8000, 2000) > 0.95
+
+
+def test_groups_are_alike_on_both_sides(sizes):
+    groups = [group for step in planned(sizes) for group in step]
+    for side in sizes:
+        within = np.mean([side[group].std() for group in groups])
+        assert within < 0.15 * side.std()
 
 
 def test_the_order_is_another_in_each_epoch_and_for_each_seed_but_the_same_again(sizes):
@@ -213,12 +233,13 @@ def test_a_block_is_no_more_than_its_pairs(pairs):
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
 @pytest.mark.parametrize("processes", [1, 2, 4])
 def test_all_processes_and_workers_together_see_the_same_steps(pairs, processes, num_workers):
-    alone = steps_of(pairs, block_pairs=30)
+    options = {"block_pairs": 30, "tokens_per_step": 500}
+    alone = steps_of(pairs, **options)
     count = alone.steps_per_epoch + 2
     expected = [sentences(alone[index].batches) for index in range(count)]
     shares = [
         DataLoader(
-            steps_of(pairs, block_pairs=30, num_processes=processes, process_index=index),
+            steps_of(pairs, **options, num_processes=processes, process_index=index),
             batch_size=None,
             sampler=range(count),
             num_workers=num_workers,

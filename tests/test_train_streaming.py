@@ -85,6 +85,7 @@ def seen(steps, first, last):
 def _few_pairs_at_once(monkeypatch):
     # as a corpus has far more pairs than are read at once
     monkeypatch.setattr(streaming, "READ_PAIRS", 4)
+    monkeypatch.setattr(Stream.__init__, "__defaults__", (None, 4))
     AcceleratorState._reset_state(reset_partial_state=True)
 
 

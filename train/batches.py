@@ -1,10 +1,11 @@
 """Batches of about equal length, and what each process sees at each step. Section 5.1.
 
-An epoch is a shuffled order of all pairs, cut into blocks; the pairs of a block are sorted by
-length and cut into groups, and a step is some groups drawn from the block. Random are the order of
-the pairs and with it who shares a block, the order among pairs of about equal length, which groups
-make a step, and the order of the steps in a block; within a group the lengths are alike. Every pair
-comes once an epoch, or with weighted corpora each corpus its share.
+An epoch is a shuffled order of all pairs, cut into blocks; a block is cut into groups of pairs that
+are about as long on both sides, and a step is some groups drawn from the block. Random are the
+order of the pairs and with it who shares a block, who of those of about equal length shares a
+group, which groups make a step, and the order of the steps in a block. Not random is that the pairs
+of a group are alike in length. Every pair comes once an epoch, or with weights each corpus its
+share.
 
 The pairs of a step depend on corpus, seed and batch size alone: not on the number of processes or
 workers, nor on the memory of each.
@@ -21,8 +22,8 @@ from torch import Tensor
 from vanilla_transformer.train.pairs import CHUNK, Pairs
 from vanilla_transformer.train.step import IGNORED
 
-# widens the choice of neighbors in the order by length, for a little padding
-LENGTH_NOISE = 1.5
+# widens the choice of those who share a group, for a little padding
+LENGTH_NOISE = 1.0
 
 
 def plan_steps(
@@ -53,24 +54,33 @@ def plan_steps(
             f"{num_steps} steps must have at least one sentence each, got {sentences}: "
             "lower tokens_per_step."
         )
-    shuffled = random.permutation(sentences)
-    source = source_lengths[shuffled] + LENGTH_NOISE * random.random(sentences)
-    target = target_lengths[shuffled]
-    # sources turn back at each target length, so that neighbors are alike on both sides
-    order = shuffled[np.lexsort((np.where(target % 2 == 0, source, -source), target))]
-
-    # the larger side bounds both; equal shares leave no small last step
-    tokens = np.cumsum(np.maximum(source_lengths, target_lengths)[order], dtype=np.int64)
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step
-    number = np.arange(1, num_groups)
-    cuts = np.searchsorted(tokens, tokens[-1] / num_groups * number, side="right")
-    # no group without a sentence
-    cuts = np.maximum.accumulate(np.maximum(cuts, 1) - number) + number
-    cuts = np.minimum(cuts, sentences - num_groups + number)
-    groups = np.split(order, cuts)
+    # the larger side bounds both; equal shares leave no small last step
+    tokens = np.maximum(source_lengths, target_lengths)
+    noisy = [
+        side + LENGTH_NOISE * random.random(sentences) for side in (source_lengths, target_lengths)
+    ]
+    groups = _alike(random.permutation(sentences), noisy, tokens, num_groups)
     drawn = random.permutation(num_groups).reshape(num_steps, groups_per_step)
     return [[groups[index] for index in step] for step in drawn]
+
+
+def _alike(
+    sentences: np.ndarray, lengths: Sequence[np.ndarray], tokens: np.ndarray, num_groups: int
+) -> list[np.ndarray]:
+    """Halve by the side that differs more, again and again: groups are alike on both sides."""
+    if num_groups == 1:
+        return [sentences]
+    sides = [side[sentences] for side in lengths]
+    order = sentences[np.argsort(max(sides, key=np.ptp), kind="stable")]
+    half = num_groups // 2
+    summed = np.cumsum(tokens[order], dtype=np.int64)
+    cut = int(np.searchsorted(summed, summed[-1] * half / num_groups, side="right"))
+    # no group without a sentence
+    cut = min(max(cut, half), len(order) - (num_groups - half))
+    parts = ((order[:cut], half), (order[cut:], num_groups - half))
+    return [group for part, size in parts for group in _alike(part, lengths, tokens, size)]
 
 
 def steps_for(num_tokens: int, tokens_per_step: int) -> int:
@@ -405,19 +415,31 @@ class TrainingSteps(torch.utils.data.Dataset):
         Returns:
             Its micro-batches.
         """
-        epoch, index = divmod(steps_done, self.steps_per_epoch)
-        # the last block that starts at this step or before
-        block = (index * self._num_blocks + self._num_blocks - 1) // self.steps_per_epoch
-        if (epoch, block) != (self._epoch, self._block_index):
-            self._load_block(epoch, block)
-        batches = self._block.micro_batches(
-            index - self._first_step(block),
+        block, index = self.block_of(steps_done)
+        batches = block.micro_batches(
+            index,
             self.collator,
             self.tokens_per_micro_batch,
             self.num_processes,
             self.process_index,
         )
         return StepData(batches)
+
+    def block_of(self, steps_done: int) -> tuple[Block, int]:
+        """Where the step after `steps_done` others is planned.
+
+        Args:
+            steps_done: Steps before it, over all epochs.
+
+        Returns:
+            Its block, and its place there.
+        """
+        epoch, index = divmod(steps_done, self.steps_per_epoch)
+        # the last block that starts at this step or before
+        block = (index * self._num_blocks + self._num_blocks - 1) // self.steps_per_epoch
+        if (epoch, block) != (self._epoch, self._block_index):
+            self._load_block(epoch, block)
+        return self._block, index - self._first_step(block)
 
     def _first_step(self, block: int) -> int:
         return block * self.steps_per_epoch // self._num_blocks

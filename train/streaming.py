@@ -46,6 +46,7 @@ class Stream:
         seed: Of the run; with `number` it decides the order of the files in each pass.
         number: Of the corpus in the run.
         place: Where to go on, from another stream's; the beginning if not given.
+        read_pairs: Pairs to read at once.
     """
 
     def __init__(
@@ -54,10 +55,12 @@ class Stream:
         seed: int,
         number: int,
         place: dict[str, Any] | None = None,
+        read_pairs: int = READ_PAIRS,
     ):
         self.rows = rows
         self.seed = seed
         self.number = number
+        self.read_pairs = read_pairs
         # after the last pairs that were read, in JSON's types; pairs are those of all passes
         self.place = place or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
 
@@ -79,7 +82,7 @@ class Stream:
                 rows = self.rows.shard(len(order), order[shard]).with_format("arrow")
                 if self.place["state"] is not None:
                     rows.load_state_dict(self.place["state"])
-                for table in rows.iter(READ_PAIRS):
+                for table in rows.iter(self.read_pairs):
                     self.place = {
                         "pass": a_pass,
                         "shard": shard,
@@ -138,7 +141,6 @@ class StreamedSteps(torch.utils.data.Dataset):
         position: dict[str, Any] | None = None,
     ):
         self.corpora = corpora
-        self.weights = [1.0] if weights is None else weights
         self.tokenizer = tokenizer
         self.languages = languages
         self.rules = rules
@@ -146,7 +148,8 @@ class StreamedSteps(torch.utils.data.Dataset):
         self.tokens_per_step = tokens_per_step
         self.length_groups_per_step = length_groups_per_step
         self.tokens_per_micro_batch = tokens_per_micro_batch
-        self.block_pairs = block_pairs
+        weights = [1.0] if weights is None else weights
+        self._shares = [block_pairs * weight / sum(weights) for weight in weights]
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
@@ -224,22 +227,24 @@ class StreamedSteps(torch.utils.data.Dataset):
         """Read so much of the following block as is not read yet."""
         if self._tables is None:
             places = self._places if any(self._parts) else self._following["places"]
+            # no more at once than a block has of a corpus, or the next would have none
             self._streams = [
-                Stream(rows, self.seed, number, place)
-                for number, (rows, place) in enumerate(zip(self.corpora, places, strict=True))
+                Stream(rows, self.seed, number, place, max(1, min(READ_PAIRS, int(share))))
+                for number, (rows, place, share) in enumerate(
+                    zip(self.corpora, places, self._shares, strict=True)
+                )
             ]
             self._tables = [stream.tables() for stream in self._streams]
-        for stream, tables, parts, place, weight in zip(
+        for stream, tables, parts, place, own_share in zip(
             self._streams,
             self._tables,
             self._parts,
             self._following["places"],
-            self.weights,
+            self._shares,
             strict=True,
         ):
-            blocks = self._following["block"] + 1
             # what a block has too much of a corpus, the next has less
-            end = blocks * self.block_pairs * weight / sum(self.weights)
+            end = (self._following["block"] + 1) * own_share
             while stream.place["pairs"] < place["pairs"] + share * (end - place["pairs"]):
                 first = stream.place["pairs"]
                 table = next(tables)

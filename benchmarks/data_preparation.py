@@ -1,0 +1,248 @@
+"""How long text takes from the disk to batches, in how much memory, and how full the batches are.
+
+`python -m vanilla_transformer.benchmarks.data_preparation RECIPE --dataset ...` takes the flags of
+training. Memory is read from Linux's /proc.
+"""
+
+import argparse
+import logging
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import datasets
+import numpy as np
+
+from vanilla_transformer.console import run_command
+from vanilla_transformer.train.batches import Collator, TrainingSteps, split_step
+from vanilla_transformer.train.config import TrainConfig, parse_arguments
+from vanilla_transformer.train.corpus import text_hash
+from vanilla_transformer.train.data import load_texts, make_steps, prepare_data
+from vanilla_transformer.train.loop import prepare_tokenizer
+from vanilla_transformer.train.pairs import Pairs, encode_pairs, judge, prepare_pairs
+
+MILLION = 1_000_000
+# what a step is cut into where the recipe leaves it to the memory of a device
+TOKENS_PER_MICRO_BATCH = 4096
+
+
+@dataclass
+class Table:
+    """Lines of a name and what was measured.
+
+    Args:
+        lines: So far.
+    """
+
+    lines: list[str] = field(default_factory=list)
+
+    def add(self, name: str, text: str):
+        """Add a line.
+
+        Args:
+            name: What was measured.
+            text: What came out.
+        """
+        self.lines.append(f"{name:28} {text}")
+
+    @contextmanager
+    def timing(self, name: str, pairs: int) -> Iterator[None]:
+        """Add a line with the time of what is done within, a million pairs.
+
+        Args:
+            name: What is done.
+            pairs: With how many pairs.
+
+        Yields:
+            Nothing.
+        """
+        wall, cpu = time.perf_counter(), time.process_time()
+        yield
+        scale = MILLION / pairs
+        wall, cpu = (time.perf_counter() - wall) * scale, (time.process_time() - cpu) * scale
+        self.add(name, f"{wall:,.2f} s, {cpu:,.2f} s of a processor, a million pairs")
+
+
+def memory() -> dict[str, float]:
+    """Memory of this process.
+
+    Returns:
+        MB of its own, of files that it shares with others, and of both at most so far.
+    """
+    status = Path("/proc/self/status").read_text()
+    names = {"own": "RssAnon", "shared": "RssFile", "most": "VmHWM"}
+    return {name: int(status.split(f"{key}:")[1].split()[0]) / 1024 for name, key in names.items()}
+
+
+def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs:
+    """Prepare a corpus step by step, with nothing cached.
+
+    Args:
+        config: Settings of a run.
+        table: Gets the lines.
+        num_fetched: How many steps to make batches of.
+
+    Returns:
+        The pairs.
+    """
+    texts = load_texts(config)
+    languages = (config.source_lang, config.target_lang)
+    pairs = sum(map(len, texts.train))
+    table.add("pairs", f"{pairs:,}")
+    with table.timing("vocabulary", pairs):
+        tokenizer = prepare_tokenizer(config, texts)
+    with table.timing("hash of the text", pairs):
+        hashes = [text_hash(rows, languages) for rows in texts.train]
+    with table.timing("tokens", pairs):
+        parts = [
+            encode_pairs(rows, "train", tokenizer, *languages, name)
+            for rows, name in zip(texts.train, hashes, strict=True)
+        ]
+    rules = (config.max_length, config.max_length_ratio)
+    with table.timing("cleaning", pairs):
+        prepared = prepare_pairs(parts, *rules, config.drop_duplicates)
+    with table.timing("cleaning with repeats", pairs):
+        judge(prepared.rows, *rules, drop_duplicates=True)
+    data = prepare_data(config, texts, tokenizer)
+    table.add("counts", data.facts["cleaning"].rsplit(": ")[-1])
+    collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
+    steps = make_steps(config, data, collator, num_processes=1, process_index=0)
+    cells = filled = 0
+    targets = []
+    for step in range(steps.steps_per_epoch):
+        block, index = steps.block_of(step)
+        groups = block.steps[index]
+        for part in split_step(groups, *block.lengths, config.tokens_per_micro_batch, 1)[0]:
+            for lengths in block.lengths:
+                cells += len(part) * int(lengths[part].max())
+                filled += int(lengths[part].sum())
+        targets.append(sum(int(block.lengths[1][group].sum()) for group in groups))
+    table.add("steps an epoch", f"{len(targets):,}")
+    table.add("tokens among the cells", f"{filled / cells:.2%}")
+    table.add("target tokens a step", f"{np.mean(targets):,.0f} +- {np.std(targets):,.0f}")
+    fetched = min(num_fetched, len(targets))
+    started = time.process_time()
+    for step in range(fetched):
+        steps[step]
+    table.add("batches", f"{1000 * (time.process_time() - started) / fetched:.1f} ms a step")
+    return prepared
+
+
+def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Table):
+    """Plan epochs of a corpus of any size, with the lengths of a real one.
+
+    Args:
+        config: Settings of a run.
+        pairs: The real ones.
+        millions: Pairs of the corpus, in millions.
+        table: Gets the lines.
+    """
+    count = int(millions * MILLION)
+    random = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "judged.npy")
+        judged = np.lib.format.open_memmap(path, "w+", np.int32, (3, count))
+        kept = pairs.kept()
+        for first in range(0, count, MILLION):
+            size = min(MILLION, count - first)
+            judged[:, first : first + size] = pairs.judged[:, random.choice(kept, size)]
+        judged.flush()
+        del judged
+        # what was the most before is no longer of interest
+        Path("/proc/self/clear_refs").write_text("5")
+        before = memory()
+        settings = (config.tokens_per_step, config.length_groups_per_step)
+        collator = Collator(0, 0, 1)
+        steps = TrainingSteps(
+            Pairs(range(count), np.load(path, mmap_mode="r")),
+            collator,
+            *settings,
+            config.tokens_per_micro_batch,
+            config.seed,
+            block_pairs=config.block_pairs,
+        )
+        table.add("planned", f"{count:,} pairs, {steps.steps_per_epoch:,} steps an epoch")
+        for name in ("order of an epoch, first block", "a further block"):
+            started = time.process_time()
+            steps.block_of(0 if name.startswith("order") else steps.steps_per_epoch - 1)
+            table.add(name, f"{time.process_time() - started:.2f} s of a processor")
+        after = memory()
+        growth = {name: (after[name] - before[name]) / millions for name in after}
+        table.add(
+            "memory a million pairs",
+            f"{growth['own']:.1f} MB of a process's own, {growth['shared']:.1f} MB of a file that "
+            f"all share; {growth['most']:.1f} MB at most",
+        )
+
+
+def measure_stream(config: TrainConfig, blocks: int, table: Table):
+    """Read on from block to block, and make all batches.
+
+    Args:
+        config: Settings of a run.
+        blocks: How many to read.
+        table: Gets the lines.
+    """
+    texts = load_texts(config)
+    tokenizer = prepare_tokenizer(config, texts)
+    data = prepare_data(config, texts, tokenizer)
+    collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
+    started = time.process_time()
+    steps = make_steps(config, data, collator, num_processes=1, process_index=0)
+    step = 0
+    while True:
+        position = steps[step].position
+        if position["block"] == blocks:
+            break
+        if position["first_step"] == step:
+            table.add(
+                f"block {position['block']}",
+                f"from step {step:,}, in pass {position['places'][0]['pass']}; "
+                f"{memory()['own']:,.0f} MB, {memory()['most']:,.0f} MB at most so far",
+            )
+        step += 1
+    seconds = (time.process_time() - started) / (blocks * config.block_pairs / MILLION)
+    table.add("reading to batches", f"{seconds:,.2f} s of a processor, a million pairs")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, and print the table.
+
+    Args:
+        argv: Flags of training, `--millions` and `--blocks`; those of the process if not given.
+
+    Returns:
+        The exit status.
+    """
+    return run_command(lambda: _measure(sys.argv[1:] if argv is None else argv))
+
+
+def _measure(argv: list[str]):
+    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
+    parser.add_argument("--millions", type=float, default=36.0)
+    parser.add_argument("--blocks", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=50)
+    own, rest = parser.parse_known_args(argv)
+    config, _ = parse_arguments(rest, "vanilla_transformer.benchmarks.data_preparation")
+    if config.tokens_per_micro_batch is None:
+        config.tokens_per_micro_batch = max(TOKENS_PER_MICRO_BATCH, config.max_length)
+    logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
+    datasets.disable_progress_bars()
+    table = Table()
+    with tempfile.TemporaryDirectory() as cache:
+        # nothing that was prepared before
+        datasets.config.HF_DATASETS_CACHE = Path(cache)
+        if config.streaming:
+            measure_stream(config, own.blocks, table)
+        else:
+            pairs = measure_corpus(config, table, own.steps)
+            measure_plan(config, pairs, own.millions, table)
+    print("\n".join(table.lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
