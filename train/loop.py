@@ -186,7 +186,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
             is_last = step == config.max_steps
             if step % config.log_every_steps == 0 or is_last:
                 _log(run, step, result)
-            if (step % config.eval_every_steps == 0 or is_last) and run.data.validation:
+            if (step % config.eval_every_steps == 0 or is_last) and run.data.validation is not None:
                 _evaluate(run, step)
             is_stopped = _is_asked_to_end(run, bool(received)) and not is_last
             is_due = step % config.save_every_steps == 0 or is_last
