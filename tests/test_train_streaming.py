@@ -46,7 +46,7 @@ def of_shards(shards):
 
 
 def texts(table):
-    return [pair["en"] for pair in table["translation"].to_pylist()]
+    return table and [pair["en"] for pair in table["translation"].to_pylist()]
 
 
 def steps_of(corpora, weights=None, rules=None, **options):
@@ -93,9 +93,8 @@ def test_a_pass_has_every_pair_once_and_its_files_in_another_order():
     rows, passes = numbered([9, 4, 1, 6, 3]), []
     tables = Stream(rows, seed=1, number=0).tables()
     for _ in range(3):
-        read = []
-        while len(read) < 23:
-            read += texts(next(tables))
+        # a pass ends with None
+        read = list(itertools.chain(*map(texts, iter(tables.__next__, None))))
         assert sorted(read, key=int) == [str(number) for number in range(23)]
         passes.append(read)
     assert len(set(map(tuple, passes))) == 3
@@ -128,6 +127,18 @@ def test_a_block_is_the_next_pairs_of_the_stream():
         num_blocks += 1
         first = last
     assert blocks == [str(number) for number in range(120)]
+
+
+def test_a_corpus_smaller_than_a_block_is_a_block():
+    steps = steps_of([numbered([9, 8])], block_pairs=500)
+    whole = sorted(map(str, range(17)))
+    first = 0
+    for block in range(3):
+        assert steps[first].position["block"] == block
+        assert steps[first].position["places"][0]["pass"] == block
+        last = first + len(steps._block.steps)
+        assert sorted(itertools.chain(*seen(steps, first, last))) == whole
+        first = last
 
 
 @pytest.mark.parametrize("num_workers", [0, 1, 2])
@@ -251,9 +262,8 @@ def test_text_files_and_tables_are_streamed_alike(tmp_path):
         rows = load_translations(str(place), None, "en", "de", streaming=True)["train"]
         assert isinstance(rows, datasets.IterableDataset)
         assert rows.num_shards == num_shards
-        tables, read = Stream(rows, 1, 0).tables(), []
-        while len(read) < 50:
-            read += [tuple(pair.values()) for pair in next(tables)["translation"].to_pylist()]
+        tables = iter(Stream(rows, 1, 0).tables().__next__, None)
+        read = [tuple(pair.values()) for t in tables for pair in t["translation"].to_pylist()]
         assert sorted(read) == sorted(tuple(pair.values()) for pair in whole)
 
 

@@ -150,10 +150,10 @@ def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Itera
         weights = texts.weights or [1.0]
         for number, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):
             stream = Stream(rows, seed, number)
-            for table in stream.tables():
+            # all of a small corpus is enough
+            for table in iter(stream.tables().__next__, None):
                 first = stream.place["pairs"] - len(table)
-                # all of a small corpus is enough
-                if stream.place["pass"] or first >= VOCABULARY_PAIRS * weight / sum(weights):
+                if first >= VOCABULARY_PAIRS * weight / sum(weights):
                     break
                 sides = texts_of(table, languages, "train", first + 1, repair=True)
                 for pair in zip(*sides, strict=True):

@@ -2,9 +2,9 @@
 
 A stream goes through its files pass by pass, each pass in another order of files, and is read in
 blocks: as many pairs as are tokenized, cleaned and planned into steps together, as in a block of
-`batches`. The pairs of a step depend on corpus, seed and size of a block alone. Repeats are found
-within a block only; a pair is at most a block away from where its file has it, so that a corpus
-that is sorted should be shuffled, or have many files.
+`batches`; a corpus smaller than that is a block. The pairs of a step depend on corpus, seed and
+size of a block alone. Repeats are found within a block only; a pair is at most a block away from
+where its file has it, so that a corpus that is sorted should be shuffled, or have many files.
 """
 
 import hashlib
@@ -64,11 +64,11 @@ class Stream:
         # after the last pairs that were read, in JSON's types; pairs are those of all passes
         self.place = place or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
 
-    def tables(self) -> Iterator[pa.Table]:
+    def tables(self) -> Iterator[pa.Table | None]:
         """Read on, without an end.
 
         Yields:
-            Some pairs, with the column "translation".
+            Some pairs, with the column "translation"; None where a pass ends.
 
         Raises:
             ValueError: If a whole pass has none.
@@ -91,10 +91,22 @@ class Stream:
                     }
                     yield table
                 self.place = {**self.place, "shard": shard + 1, "state": None}
-            is_whole = begun["shard"] == 0 and begun["state"] is None
-            if is_whole and self.place["pairs"] == begun["pairs"]:
+            if starts_a_pass(begun) and self.place["pairs"] == begun["pairs"]:
                 raise ValueError("a corpus must have at least one pair to stream, got none.")
             self.place = {**self.place, "pass": a_pass + 1, "shard": 0}
+            yield None
+
+
+def starts_a_pass(place: dict[str, Any]) -> bool:
+    """Whether nothing of a pass has been read.
+
+    Args:
+        place: Of a stream.
+
+    Returns:
+        True where a pass begins.
+    """
+    return place["shard"] == 0 and place["state"] is None
 
 
 class StreamedSteps(torch.utils.data.Dataset):
@@ -213,6 +225,7 @@ class StreamedSteps(torch.utils.data.Dataset):
 
     def _load_first_block(self):
         self._block = self._tables = None
+        self._is_whole = False
         self._following, self._parts = self._start, [[] for _ in self.corpora]
         self._read(1.0)
         self._plan()
@@ -245,9 +258,14 @@ class StreamedSteps(torch.utils.data.Dataset):
         ):
             # what a block has too much of a corpus, the next has less
             end = (self._following["block"] + 1) * own_share
-            while stream.place["pairs"] < place["pairs"] + share * (end - place["pairs"]):
+            while not self._is_whole and stream.place["pairs"] < place["pairs"] + share * (
+                end - place["pairs"]
+            ):
                 first = stream.place["pairs"]
                 table = next(tables)
+                if table is None:
+                    self._is_whole = len(self.corpora) == 1 and starts_a_pass(place)
+                    continue
                 parts.append(encode_table(table, [first], "train", self.tokenizer, self.languages))
         self._places = [stream.place for stream in self._streams]
 
@@ -255,6 +273,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         """Make the block of what was read."""
         # with a name of its own the library does not read all of it to find one
         tables = itertools.chain.from_iterable(self._parts)
+        self._is_whole = False
         rows = datasets.Dataset(pa.concat_tables(tables), fingerprint="block")
         self._parts = [[] for _ in self.corpora]
         judged = judge(rows, **self.rules)
