@@ -21,7 +21,6 @@ SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_f
 SMALL = [
     *("--vocab_size", "300", "--max_steps", "3", "--model", SMALL_MODEL),
     *("--tokens_per_step", "900", "--save_every_steps", "1", "--num_averaged_checkpoints", "3"),
-    *("--block_pairs", "40"),
 ]
 PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
 
