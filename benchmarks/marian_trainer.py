@@ -28,6 +28,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.console import run_command
+from vanilla_transformer.conversion.weights import SAME_FIELDS
 from vanilla_transformer.train.averaging import average_weights
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import texts_of
@@ -47,29 +48,11 @@ def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
     Returns:
         Its configuration, with the library's biases and its order of sines and cosines.
     """
-    same = (
-        "vocab_size",
-        "d_model",
-        "encoder_layers",
-        "decoder_layers",
-        "encoder_attention_heads",
-        "decoder_attention_heads",
-        "encoder_ffn_dim",
-        "decoder_ffn_dim",
-        "dropout",
-        "attention_dropout",
-        "activation_dropout",
-        "pad_token_id",
-        "bos_token_id",
-        "eos_token_id",
-        "decoder_start_token_id",
-    )
+    same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
     return MarianConfig(
-        **{name: getattr(config, name) for name in same},
-        activation_function="relu",
+        **same,
         scale_embedding=True,
         share_encoder_decoder_embeddings=True,
-        max_position_embeddings=1024,
         forced_eos_token_id=None,
     )
 

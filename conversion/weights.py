@@ -23,6 +23,26 @@ BART_PARTS = {
 }
 
 
+# fields that have one name and meaning in our configuration and in those of Marian and FSMT
+SAME_FIELDS = (
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+    "max_position_embeddings",
+    "activation_function",
+    "dropout",
+    "attention_dropout",
+    "activation_dropout",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+)
+
+
 def renamed(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
     """Give the parts of a layer our names.
 
@@ -80,24 +100,7 @@ def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
             "encoder_attention_heads and decoder_attention_heads must be equal, for heads of one "
             f"width, got {heads[0]} and {heads[1]}."
         )
-    same = (
-        "encoder_layers",
-        "encoder_attention_heads",
-        "encoder_ffn_dim",
-        "decoder_layers",
-        "decoder_attention_heads",
-        "decoder_ffn_dim",
-        "max_position_embeddings",
-        "activation_function",
-        "dropout",
-        "attention_dropout",
-        "activation_dropout",
-        "pad_token_id",
-        "bos_token_id",
-        "eos_token_id",
-        "decoder_start_token_id",
-    )
-    return {name: getattr(theirs, name) for name in same} | {
+    return {name: getattr(theirs, name) for name in SAME_FIELDS} | {
         "hidden_size": theirs.d_model,
         "position_layout": "halves",
         "attention_bias": True,

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+import train_toys
+from accelerate.state import AcceleratorState
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
@@ -23,6 +25,18 @@ SMALL = {
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory):
+    """The folder of a toy corpus."""
+    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
+
+
+@pytest.fixture
+def new_process():
+    """Forget the layout and precision of the first run in this process, which accelerate keeps."""
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture

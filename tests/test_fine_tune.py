@@ -27,15 +27,11 @@ from vanilla_transformer.train.corpus import load_translations
 from vanilla_transformer.train.fine_tune import main
 from vanilla_transformer.train.scoring import score_translations
 
+pytestmark = pytest.mark.usefixtures("new_process")
+
 MODULE = "vanilla_transformer.train.fine_tune"
 SEARCH = {"num_beams": 3, "length_penalty_alpha": 0.7, "max_extra_tokens": 12}
 WITHOUT_THE_PACKAGE = "import sys; sys.modules['vanilla_transformer'] = None"
-
-
-@pytest.fixture(autouse=True)
-def _as_a_new_process():
-    # accelerate keeps the settings of the first run in a process
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,6 @@ from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 def make_model(seed=0):
     return train_toys.toy_model(seed, hidden_size=8)
 

@@ -166,11 +166,6 @@ def test_a_collator_refuses_ids_out_of_the_vocabulary_and_an_empty_batch(rows, m
         Collator(pad_token_id=0, decoder_start_token_id=1, vocab_size=9)(rows)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 def encoded(folder):
     texts = load_translations(str(folder), None, "en", "de")
     return encode_pairs(texts["train"], "train", VanillaTransformerTokenizer(), "en", "de")

@@ -20,11 +20,6 @@ from vanilla_transformer.train.corpus import (
 )
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
     for lang, text in (("en", "one\u2028line\ntwo\n"), ("de", "eins\nzwei\n")):
         with gzip.open(tmp_path / f"news.{lang}.gz", "wt", encoding="utf-8") as file:

@@ -13,7 +13,6 @@ import torch
 import train_toys
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
-from accelerate.state import AcceleratorState
 
 from vanilla_transformer.train import layout, loop
 from vanilla_transformer.train.checkpoint import checkpoints, read_optimizer
@@ -21,6 +20,8 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.layout import open_accelerator
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder import read_metrics
+
+pytestmark = pytest.mark.usefixtures("new_process")
 
 # the rate is one at which a run is stable: one that is not multiplies each rounding
 SETTINGS = {
@@ -31,17 +32,6 @@ SETTINGS = {
     "save_every_steps": 45,
     "eval_every_steps": 25,
 }
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def _as_a_new_process():
-    # accelerate keeps the layout of the first run in a process
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ import sys
 import pytest
 import torch
 import train_toys
-from accelerate.state import AcceleratorState
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
 
 from vanilla_transformer.train import checkpoint as checkpointing
@@ -21,12 +20,9 @@ from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import draw_attention, read_metrics, read_recipe
 
+pytestmark = pytest.mark.usefixtures("new_process")
+
 TIMES = ("tokens_per_second",)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +31,6 @@ def whole_run(corpus, tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert train(train_toys.toy_config(corpus, folder))
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _as_a_new_process():
-    # accelerate keeps the precision of the first run in a process
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def curve(folder):

@@ -8,7 +8,6 @@ import psutil
 import pytest
 import torch
 import train_toys
-from accelerate.state import AcceleratorState
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train import loop, memory
@@ -23,6 +22,8 @@ from vanilla_transformer.train.memory import (
     state_bytes,
     tokens_that_fit,
 )
+
+pytestmark = pytest.mark.usefixtures("new_process")
 
 # the peak of two steps over what there was before the model
 MEASURE = """
@@ -56,16 +57,6 @@ for _ in range(2):
 print(json.dumps([model.num_parameters(), (kilobytes("VmHWM") - before) * 1024]))
 """
 SMALL = {"hidden_size": 128, "encoder_ffn_dim": 256, "decoder_ffn_dim": 256, "vocab_size": 10_000}
-
-
-@pytest.fixture(autouse=True)
-def _as_a_new_process():
-    AcceleratorState._reset_state(reset_partial_state=True)
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the kernel tells it on Linux")

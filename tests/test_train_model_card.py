@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 import train_toys
@@ -56,6 +57,18 @@ def test_a_card_names_sizes_steps_average_and_losses(run):
     assert re.search(r"\| time \| \d+ s on \d+ CPU cores \|", text)
     sources = (run / "hypotheses/test.source.txt").read_text().splitlines()
     assert f"| {sources[0]} | {' '.join(sources[0].split()[::-1])} | " in text
+
+
+def test_a_card_has_the_last_loss_there_was(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "skipped")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    expected = next(line["loss"] for line in reversed(lines) if "loss" in line)
+    # the last steps were all skipped, and what there was to validate was not finite
+    lines.append({**lines[-2], "step": 99, "loss": None})
+    lines.append({"step": 99, "validation_loss": None, "validation_perplexity": None})
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
+    assert f"| loss | {expected:.3f} in training, smoothed |" in card(folder).text
 
 
 def test_a_card_holds_the_recipe_that_trains_the_same(run, tmp_path):

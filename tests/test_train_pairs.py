@@ -31,11 +31,6 @@ def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
 def test_the_direction_is_the_one_asked_for(corpus):
     texts = load_translations(str(corpus), None, "de", "en")
     tokenizer = VanillaTransformerTokenizer()

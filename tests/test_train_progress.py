@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 import train_toys
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from accelerate.utils import LoggerType
 from tqdm import tqdm
 
@@ -24,15 +23,7 @@ from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.progress import BAR, Progress
 from vanilla_transformer.train.run_folder import read_metrics
 
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def _as_a_new_process():
-    AcceleratorState._reset_state(reset_partial_state=True)
+pytestmark = pytest.mark.usefixtures("new_process")
 
 
 @pytest.fixture

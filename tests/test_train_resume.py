@@ -16,18 +16,9 @@ from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder import read_metrics
 
+pytestmark = pytest.mark.usefixtures("new_process")
+
 FOREVER = 50_000
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
-
-
-@pytest.fixture(autouse=True)
-def _as_a_new_process():
-    # accelerate keeps the precision of the first run in a process
-    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def start(recipe, *flags, processes=0):

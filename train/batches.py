@@ -135,10 +135,13 @@ def split_step(
     Raises:
         ValueError: If a sentence does not fit, or there are fewer sentences than processes.
     """
-    longer = np.maximum(source_lengths, target_lengths)
+
+    def longest(part: np.ndarray) -> int:
+        # of this part alone: a block has hundreds of times as many sentences as a step
+        return int(max(source_lengths[part].max(), target_lengths[part].max()))
 
     def padded(part: np.ndarray) -> int:
-        return len(part) * int(longer[part].max())
+        return len(part) * longest(part)
 
     parts = []
     for group in groups:
@@ -148,7 +151,7 @@ def split_step(
             if pieces > len(group):
                 raise ValueError(
                     "tokens_per_micro_batch must hold every sentence, "
-                    f"got {tokens_per_micro_batch} and one of {longer[group].max()} tokens."
+                    f"got {tokens_per_micro_batch} and one of {longest(group)} tokens."
                 )
         parts += np.array_split(group, pieces)
     while len(parts) % num_processes:

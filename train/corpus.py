@@ -54,7 +54,7 @@ def load_translations(
         ValueError: If it cannot be loaded, lacks a language, or is WMT14 without all its lines.
     """
     text_files = _text_files(dataset, source_lang, target_lang)
-    if revision is not None and (text_files or _is_local(dataset)):
+    if revision is not None and is_local(dataset):
         raise ValueError(
             f"revision must be null, for {dataset!r} is not on the Hub, got {revision!r}."
         )
@@ -110,8 +110,17 @@ def _refuse_cut_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
             )
 
 
-def _is_local(dataset: str) -> bool:
-    return dataset == "demo" or Path(dataset).exists()
+def is_local(dataset: str) -> bool:
+    """Whether a dataset is the package's own, a folder or the prefix of text files.
+
+    Args:
+        dataset: As in `load_translations`.
+
+    Returns:
+        False for what can only be on the Hub.
+    """
+    path = Path(dataset)
+    return dataset == "demo" or path.exists() or any(path.parent.glob(f"{path.name}.*"))
 
 
 def dataset_commit(dataset: str, name: str | None, revision: str | None) -> str | None:
@@ -125,8 +134,7 @@ def dataset_commit(dataset: str, name: str | None, revision: str | None) -> str 
     Returns:
         Its name; None for what is not on the Hub.
     """
-    # what is loaded and is no folder is on the Hub, or the prefix of text files
-    if _is_local(dataset) or list(Path(dataset).parent.glob(f"{Path(dataset).name}.*")):
+    if is_local(dataset):
         return None
     files = datasets.load_dataset_builder(dataset, name, revision=revision).config.data_files
     found = re.search(r"@([0-9a-f]{40})/", str(files))

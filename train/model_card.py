@@ -9,6 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.corpus import is_local
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     describe_average,
@@ -111,9 +112,7 @@ def _metadata(
 
 
 def _is_on_hub(dataset: str) -> bool:
-    path = Path(dataset)
-    is_local = path.exists() or any(path.parent.glob(f"{path.name}.*"))
-    return not is_local and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
+    return not is_local(dataset) and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
 
 
 def _data_name(dataset: str, name: str | None) -> str:
@@ -187,7 +186,8 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     """What a reader looks for first, of all that recipe, log and environment say."""
     model = VanillaTransformerConfig.from_pretrained(folder)
     metrics = read_metrics(folder)
-    last = next((line for line in reversed(metrics) if "loss" in line), {})
+    # of steps that were all skipped there is no loss
+    last = next((line for line in reversed(metrics) if line.get("loss") is not None), {})
     checked = next((line for line in reversed(metrics) if "validation_loss" in line), {})
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
@@ -202,14 +202,17 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
         f"{config.learning_rate_factor:g}",
         "precision": config.precision,
     }
+    losses = []
     if last:
         facts["steps"] = f"{last['step']:,}, {last['epoch']:.1f} epochs"
-        facts["loss"] = f"{last['loss']:.3f} in training, smoothed"
-    if checked.get("validation_loss") is not None:
-        facts["loss"] = (
-            f"{facts['loss']}; {checked['validation_loss']:.3f} in validation, "
+        losses.append(f"{last['loss']:.3f} in training, smoothed")
+    if checked.get("validation_perplexity") is not None:
+        losses.append(
+            f"{checked['validation_loss']:.3f} in validation, "
             f"a perplexity of {checked['validation_perplexity']:.2f}"
         )
+    if losses:
+        facts["loss"] = "; ".join(losses)
     environment = read_environment(folder)
     seconds = (read_average(folder) or {}).get("seconds")
     if environment and seconds is not None:

@@ -64,7 +64,7 @@ def encode_pairs(
         text_sha256: From `text_hash`, where it is known.
 
     Returns:
-        The columns "input_ids" and "labels", and what `clean` wants to know of each pair.
+        The columns "input_ids" and "labels", and what `judge` wants to know of each pair.
 
     Raises:
         ValueError: If a row is no text; says which.

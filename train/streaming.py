@@ -171,8 +171,8 @@ class StreamedSteps(torch.utils.data.Dataset):
             "places": [Stream(rows, seed, number).place for number, rows in enumerate(corpora)],
             "counts": {},
         }
-        # what cannot be trained on is refused here; workers that are forked have the block, but
-        # open the files again, for to read from an open one moves it for all
+        # what cannot be trained on is refused here; forked workers have the block, but open the
+        # files again: to read from one that is open would move it for all
         self._load_first_block()
         self._tables = None
 
