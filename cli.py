@@ -63,6 +63,8 @@ def _parser() -> argparse.ArgumentParser:
         takes_more=True,
     )
 
+    verb("paper", _paper, "compute a table, figure or section of the paper", takes_more=True)
+
     push = verb("push", _push, "publish a model, so that it loads where this package is not")
     push.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
     push.add_argument("repo_id", metavar="USER/NAME", help="the repository on the Hub")
@@ -131,6 +133,12 @@ def _translate(arguments: argparse.Namespace, rest: list[str]):
 
     for line in run(rest, "vanilla-transformer translate"):
         print(line, flush=True)
+
+
+def _paper(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.paper.__main__ import run
+
+    run(rest, "vanilla-transformer paper")
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):

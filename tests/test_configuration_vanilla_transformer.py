@@ -2,7 +2,7 @@
 
 import json
 
-import paper
+import equations
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -24,12 +24,12 @@ def test_the_defaults_are_the_base_row_of_table_3():
     assert VanillaTransformerConfig.from_paper("base").to_dict() == config.to_dict()
 
 
-@pytest.mark.parametrize("row", paper.PARAMETERS)
+@pytest.mark.parametrize("row", equations.PARAMETERS)
 def test_each_row_has_the_parameters_that_follow_from_its_sizes(row):
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig.from_paper(row))
     millions = sum(p.numel() for p in model.parameters()) / 1e6
-    assert round(millions, 2) == paper.PARAMETERS[row]
+    assert round(millions, 2) == equations.PARAMETERS[row]
 
 
 @pytest.mark.parametrize("row", ["A1", "A2", "A3", "A4"])

@@ -2,7 +2,7 @@
 
 import copy
 
-import paper
+import equations
 import pytest
 import torch
 from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
@@ -41,7 +41,7 @@ def without_padding(rows, pad=0):
 def test_the_penalty_is_the_papers_formula():
     for length in (1, 2, 17):
         for alpha in (-0.5, 0.0, 0.6, 1.0):
-            expected = paper.length_penalty(length, alpha)
+            expected = equations.length_penalty(length, alpha)
             assert gnmt_length_penalty(length, alpha) == pytest.approx(expected)
 
 
@@ -56,9 +56,9 @@ def test_a_wide_enough_beam_finds_what_exhaustive_search_finds(small_model, alph
         target = torch.tensor([[1, *tokens]])
         with torch.no_grad():
             logits = model(encoder_outputs=(encoded,), decoder_input_ids=target).logits
-        return paper.log_softmax(logits[0, -1].tolist())
+        return equations.log_softmax(logits[0, -1].tolist())
 
-    expected = paper.exhaustive_search(next_log_probs, 5, 2, max_length, alpha)
+    expected = equations.exhaustive_search(next_log_probs, 5, 2, max_length, alpha)
     found = model.generate(
         source,
         num_beams=128,
@@ -87,10 +87,10 @@ def test_a_score_is_the_log_probability_over_the_penalty(model, source):
                 input_ids=ids[None, : mask.sum()], decoder_input_ids=torch.tensor([target[:-1]])
             ).logits[0]
         log_prob = sum(
-            paper.log_softmax(scores)[token]
+            equations.log_softmax(scores)[token]
             for scores, token in zip(logits.tolist(), target[1:], strict=True)
         )
-        expected = log_prob / paper.length_penalty(len(target) - 1, 0.6)
+        expected = log_prob / equations.length_penalty(len(target) - 1, 0.6)
         assert found.sequences_scores[row].item() == pytest.approx(expected, rel=1e-4)
     transitions = model.compute_transition_scores(found.sequences, found.scores, found.beam_indices)
     lengths = (found.beam_indices >= 0).sum(dim=1)

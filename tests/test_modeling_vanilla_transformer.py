@@ -4,7 +4,7 @@ import copy
 import math
 import re
 
-import paper
+import equations
 import pytest
 import torch
 from packaging.version import Version
@@ -34,7 +34,7 @@ def plain_weights(model):
 def test_attention_is_equation_1():
     query, key, value = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7, 6)
     context, weights = scaled_dot_product_attention(query, key, value, None)
-    close(context, torch.tensor(paper.attention(query.tolist(), key.tolist(), value.tolist())))
+    close(context, torch.tensor(equations.attention(query.tolist(), key.tolist(), value.tolist())))
     close(weights.sum(dim=-1), torch.ones(5))
 
 
@@ -42,7 +42,7 @@ def test_a_masked_key_is_as_good_as_absent():
     query, key, value = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7, 6)
     only_first_three = torch.tensor([0.0, 0, 0, LOW, LOW, LOW, LOW])
     context, _ = scaled_dot_product_attention(query, key, value, only_first_three)
-    expected = paper.attention(query.tolist(), key[:3].tolist(), value[:3].tolist())
+    expected = equations.attention(query.tolist(), key[:3].tolist(), value[:3].tolist())
     close(context, torch.tensor(expected))
 
 
@@ -53,18 +53,18 @@ def test_the_whole_model_is_the_papers_equations(small_model):
         ours = model(
             input_ids=torch.tensor([source]), decoder_input_ids=torch.tensor([target])
         ).logits[0]
-    expected = paper.logits(source, target, plain_weights(model), num_layers=2, num_heads=3)
+    expected = equations.logits(source, target, plain_weights(model), num_layers=2, num_heads=3)
     close(ours, torch.tensor(expected), atol=1e-5)
 
 
 def test_the_sinusoids_are_section_3_5():
-    expected = torch.tensor([paper.positional_encoding(p, 6) for p in range(40)])
+    expected = torch.tensor([equations.positional_encoding(p, 6) for p in range(40)])
     close(sinusoidal_encoding(40, 6), expected)
     assert sinusoidal_encoding(40, 6).dtype == torch.float32
 
 
 def test_the_sinusoids_stay_exact_far_out():
-    far = torch.tensor(paper.positional_encoding(123_456, 8))
+    far = torch.tensor(equations.positional_encoding(123_456, 8))
     close(sinusoidal_encoding(123_457, 8)[-1], far)
 
 
@@ -230,7 +230,7 @@ def test_position_5000_works_on_a_model_of_any_length(small_model):
     source = torch.randint(3, 23, (1, 5_001))
     with torch.no_grad():
         first = model.model.encoder.positions(torch.zeros(1, 5_001, 12))[0, 5_000]
-        close(first, torch.tensor(paper.positional_encoding(5_000, 12)))
+        close(first, torch.tensor(equations.positional_encoding(5_000, 12)))
         assert model(input_ids=source, decoder_input_ids=source[:, :2]).logits.isfinite().all()
 
 
@@ -298,7 +298,7 @@ def test_the_loss_is_the_mean_over_labels_that_count(small_model, batch):
         shifted = model.prepare_decoder_input_ids_from_labels(labels)
         assert shifted.tolist() == [[1, 5, 6, 2], [1, 8, 2, 0], [1, 9, 9, 9], [1, 7, 7, 2]]
         logits = model(**source, decoder_input_ids=shifted).logits
-    log_probs = [[paper.log_softmax(row) for row in rows] for rows in logits.tolist()]
+    log_probs = [[equations.log_softmax(row) for row in rows] for rows in logits.tolist()]
     counted = [
         -log_probs[b][t][label]
         for b, row in enumerate(labels.tolist())

@@ -4,7 +4,7 @@ import json
 import shutil
 from types import SimpleNamespace
 
-import paper
+import equations
 import pytest
 import torch
 import train_toys
@@ -127,7 +127,7 @@ def test_the_loss_needs_no_float64_and_weighs_every_token_the_same():
     batches = [{"decoder_input_ids": ids[rows], "labels": labels[rows]} for rows in ([0, 1], [2])]
     with NoFloat64():
         loss = validation_loss(Accelerator(cpu=True), model, batches)
-    log_probs = [paper.log_softmax(row) for row in model.scores.weight.tolist()]
+    log_probs = [equations.log_softmax(row) for row in model.scores.weight.tolist()]
     losses = [
         -log_probs[token][label]
         for token, label in zip(ids.flatten().tolist(), labels.flatten().tolist(), strict=True)

@@ -5,7 +5,7 @@ import math
 import re
 from pathlib import Path
 
-import paper
+import equations
 import pytest
 import torch
 import yaml
@@ -62,7 +62,7 @@ def test_a_variation_of_table_3_is_the_last_checkpoint_of_its_row(row):
     assert (config.max_steps, config.vocab_size) == (100_000, 37_000)
     # one vector of d_model for each of 1,024 positions, in encoder and decoder
     more = 2 * 1024 * 512 / 1e6 if row == "E" else 0
-    expected = paper.PARAMETERS.get(row, paper.PARAMETERS["base"]) + more
+    expected = equations.PARAMETERS.get(row, equations.PARAMETERS["base"]) + more
     assert million_parameters(config) == pytest.approx(expected, abs=0.006)
 
 
@@ -91,7 +91,7 @@ def test_the_models_of_table_2(recipe, target, tokens, dropout, steps, averaged)
     assert config.model_config(tokens).dropout == dropout
     assert (config.max_steps, config.num_averaged_checkpoints) == (steps, averaged)
     row = "big" if "big" in recipe else "base"
-    assert million_parameters(config) == pytest.approx(paper.PARAMETERS[row], abs=0.006)
+    assert million_parameters(config) == pytest.approx(equations.PARAMETERS[row], abs=0.006)
 
 
 def test_t2t_base_has_the_constants_of_its_authors():

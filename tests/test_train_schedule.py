@@ -1,6 +1,6 @@
 """The learning rate of section 5.3."""
 
-import paper
+import equations
 import pytest
 import torch
 
@@ -9,7 +9,7 @@ from vanilla_transformer.train.schedule import learning_rate, paper_schedule
 
 @pytest.mark.parametrize("step", [1, 7, 3999, 4000, 4001, 100_000])
 def test_the_rate_is_equation_3(step):
-    assert learning_rate(step, 512, 4000) == pytest.approx(paper.learning_rate(step, 512, 4000))
+    assert learning_rate(step, 512, 4000) == pytest.approx(equations.learning_rate(step, 512, 4000))
 
 
 def test_the_rate_of_the_base_model_is_highest_when_warmup_ends():
@@ -34,7 +34,7 @@ def rates_seen(steps, steps_done=0):
 
 
 def test_an_optimizer_takes_each_step_with_its_own_rate():
-    expected = [0.5 * paper.learning_rate(step, 16, 5) for step in range(1, 13)]
+    expected = [0.5 * equations.learning_rate(step, 16, 5) for step in range(1, 13)]
     assert rates_seen(12) == pytest.approx(expected)
 
 

@@ -2,7 +2,7 @@
 
 import math
 
-import paper
+import equations
 import pytest
 import torch
 import train_toys
@@ -23,7 +23,7 @@ def plain_smoothed_loss(logits, labels, smoothing):
     for row, label in zip(logits, labels, strict=True):
         if label == IGNORED:
             continue
-        log_probs = paper.log_softmax(row)
+        log_probs = equations.log_softmax(row)
         for token, log_prob in enumerate(log_probs):
             target = smoothing / len(row) + (1 - smoothing) * (token == label)
             total -= target * log_prob

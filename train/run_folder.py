@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.pictures import new_figure, save_figure
 from vanilla_transformer.train.config import TrainConfig, load_config
 
 LIBRARIES = (
@@ -36,14 +37,13 @@ ENVIRONMENT_FILE = "environment.txt"
 AVERAGE_FILE = "average.json"
 
 
-def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Note what the run ran on, in `environment.txt`; a resumed run adds to it.
+def environment_facts() -> dict[str, Any]:
+    """What the program runs on, and as what.
 
-    Args:
-        folder: The run folder.
-        facts: What else to note, by name.
+    Returns:
+        Command, machine, versions and commit, by name.
     """
-    lines = {
+    return {
         "command": shlex.join([*_program(), *sys.argv[1:]]),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -55,8 +55,17 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
         or "none",
         **{name: _version(name) for name in LIBRARIES},
         "commit": _commit(),
-        **facts,
     }
+
+
+def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Note what the run ran on, in `environment.txt`; a resumed run adds to it.
+
+    Args:
+        folder: The run folder.
+        facts: What else to note, by name.
+    """
+    lines = {**environment_facts(), **facts}
     with (folder / ENVIRONMENT_FILE).open("a", encoding="utf-8") as file:
         file.writelines(f"{name}: {value}\n" for name, value in lines.items())
         file.write("\n")
@@ -171,7 +180,7 @@ def draw_loss_curve(folder: Path) -> None:
         folder: The run folder, with its metrics.
     """
     metrics = read_metrics(folder)
-    figure, axes = _figure(6.0, 3.6)
+    figure, axes = new_figure(6.0, 3.6)
     for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
         points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
         if points:
@@ -183,7 +192,7 @@ def draw_loss_curve(folder: Path) -> None:
     axes.grid(alpha=0.3)
     if axes.lines:
         axes.legend()
-    _save_picture(figure, folder, "loss.png")
+    save_figure(figure, folder / "pictures" / "loss.png")
 
 
 @torch.no_grad()
@@ -212,7 +221,7 @@ def draw_attention(
 
     source_tokens = _readable(tokenizer, inputs["input_ids"][0].tolist())
     target_tokens = _readable(tokenizer, target[0, 1:].tolist())
-    figure, axes = _figure(2.0 + 0.32 * len(source_tokens), 1.5 + 0.28 * len(target_tokens))
+    figure, axes = new_figure(2.0 + 0.32 * len(source_tokens), 1.5 + 0.28 * len(target_tokens))
     axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto")
     # a price is no formula
     plain = {"parse_math": False}
@@ -220,7 +229,7 @@ def draw_attention(
     axes.set_yticks(range(len(target_tokens)), target_tokens, **plain)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
-    _save_picture(figure, folder, "attention.png")
+    save_figure(figure, folder / "pictures" / "attention.png")
 
 
 def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
@@ -230,21 +239,6 @@ def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
         # a byte of a character has no text of its own
         names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
     return names
-
-
-def _figure(width: float, height: float) -> tuple[Any, Any]:
-    # without pyplot there is no window system to find, and nothing global
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, figure.add_subplot()
-
-
-def _save_picture(figure: Any, folder: Path, name: str):
-    (folder / "pictures").mkdir(exist_ok=True)
-    figure.savefig(folder / "pictures" / name, dpi=120)
 
 
 def read_scores(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,121 @@
+"""`vanilla-transformer paper [NAME]`: a table, figure or section of the paper, computed."""
+
+import argparse
+import importlib
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.console import run_command
+
+if TYPE_CHECKING:
+    from vanilla_transformer.paper.study import Section
+
+
+class Study(NamedTuple):
+    """Where a study is in the paper, what it shows, and the module that computes it."""
+
+    place: str
+    title: str
+    module: str
+
+
+STUDIES = {
+    "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
+}
+
+
+def listing() -> str:
+    """All studies, in the paper's order.
+
+    Returns:
+        A line each.
+    """
+    from vanilla_transformer.paper.study import text_table
+
+    rows = [(name, study.place, study.title) for name, study in STUDIES.items()]
+    return text_table(("name", "in the paper", "what it shows"), rows)
+
+
+def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
+    """Compute a study: its findings to stdout; page, numbers and pictures into a folder.
+
+    Each study is a module with two functions: `add_flags(parser)`, and `sections(flags)`, which
+    gives the sections one by one.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Raises:
+        ValueError: If there is no such study, or a flag has a value that it cannot have.
+    """
+    if not argv or argv[0].startswith("-"):
+        parser = argparse.ArgumentParser(
+            prog=prog,
+            description="Compute a table, figure or section of the paper.",
+            epilog=f"studies:\n{listing()}\n\n`{prog} NAME --help` says more.",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        parser.add_argument("name", nargs="?", metavar="NAME", help="one of those below")
+        parser.parse_args(argv)
+        sys.stdout.write(listing() + "\n")
+        return
+    name = argv[0]
+    if name not in STUDIES:
+        known = closest_name(name, list(STUDIES))
+        raise ValueError(
+            f"{name!r} is not a study of the paper.{known} They are {', '.join(STUDIES)}."
+        )
+    study = STUDIES[name]
+    module = importlib.import_module(f"vanilla_transformer.paper.{study.module}")
+    parser = argparse.ArgumentParser(
+        prog=f"{prog} {name}",
+        description=f"{study.title}: {study.place} of the paper.",
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path("runs") / "paper" / name,
+        help="for page, numbers and pictures (%(default)s)",
+    )
+    module.add_flags(parser)
+    flags = parser.parse_args(argv[1:])
+    title = f"{study.title}, {study.place}"
+    _show(module.sections(flags), title, flags.output_dir)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Compute a study, and turn what goes wrong into one sentence.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0 if all went well, 1 if it was refused.
+    """
+    return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
+
+
+def _show(sections: Iterable["Section"], title: str, folder: Path):
+    from vanilla_transformer.paper.study import PAGE, write_study
+    from vanilla_transformer.train.run_folder import environment_facts
+
+    done = []
+    try:
+        for section in sections:
+            sys.stdout.write(f"{section.text()}\n")
+            sys.stdout.flush()
+            done.append(section)
+    finally:
+        # what was found before an error or the user stopped it is kept
+        if done:
+            write_study(folder, title, done, environment_facts())
+    sys.stdout.write(f"{folder / PAGE} has the pictures\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

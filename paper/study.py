@@ -1,0 +1,162 @@
+"""What a study of the paper gives: sections, each a finding with its table and its picture."""
+
+import json
+import math
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vanilla_transformer.pictures import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PAGE = "README.md"
+NUMBERS = "study.json"
+DIGITS = 4
+LINE_WIDTH = 100
+# a bar inside a cell of Markdown
+BAR = r"\|"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """One thing that a study shows.
+
+    Attributes:
+        name: Of the picture and of the entry in the JSON file, unique in the study.
+        title: What is looked at.
+        says: What it shows, with the numbers found; a paragraph.
+        columns: Heads of the table.
+        rows: Of the table: texts, numbers, or None for an empty cell.
+        figure: The picture.
+        numbers: What else was computed, for the JSON file.
+    """
+
+    name: str
+    title: str
+    says: str
+    columns: Sequence[str] = ()
+    rows: Sequence[Sequence[Any]] = ()
+    figure: "Figure | None" = None
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def text(self) -> str:
+        """The section for a terminal: title, table and what it shows."""
+        parts = [f"{self.title}\n{'-' * len(self.title)}"]
+        if self.columns:
+            parts.append(text_table(self.columns, self.rows))
+        return "\n".join([*parts, *textwrap.wrap(self.says, LINE_WIDTH), ""])
+
+
+def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in plain text, numbers to the right.
+
+    Args:
+        columns: Heads.
+        rows: Texts, numbers, or None for an empty cell.
+
+    Returns:
+        A line for the heads and one for each row.
+    """
+    cells = [list(map(cell, row)) for row in rows]
+    widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
+    right = [_is_of_numbers(column) for column in zip(*rows, strict=True)] or [False] * len(columns)
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if is_right else text.ljust(width)
+            for text, width, is_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in [list(columns), *cells]
+    )
+
+
+def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table in Markdown, numbers to the right.
+
+    Args:
+        columns: Heads.
+        rows: Texts, numbers, or None for an empty cell.
+
+    Returns:
+        Its lines.
+    """
+    right = [_is_of_numbers(column) for column in zip(*rows, strict=True)] or [False] * len(columns)
+    rule = ["--:" if is_right else "---" for is_right in right]
+    lines = [list(columns), rule, *(list(map(cell, row)) for row in rows)]
+    return "\n".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |" for line in lines)
+
+
+def cell(value: Any) -> str:
+    """A value as a table shows it.
+
+    Args:
+        value: A text, a number, or None.
+
+    Returns:
+        Numbers to four digits, whole ones in full; nothing for None.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:.{DIGITS}g}"
+    return str(value)
+
+
+def write_study(
+    folder: Path, title: str, sections: Iterable[Section], environment: Mapping[str, Any]
+) -> None:
+    """Write a study: a page, its numbers as JSON, and its pictures.
+
+    Args:
+        folder: Where to.
+        title: Of the study.
+        sections: What it shows.
+        environment: What it ran on, by name.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    page = [f"# {title}", f"```text\n{environment['command']}\n```"]
+    numbers = {}
+    for section in sections:
+        page.append(f"## {section.title}")
+        page.append(section.says)
+        if section.columns:
+            page.append(markdown_table(section.columns, section.rows))
+        if section.figure is not None:
+            save_figure(section.figure, folder / f"{section.name}.png")
+            page.append(f"![{section.title}]({section.name}.png)")
+        numbers[section.name] = {
+            "title": section.title,
+            "says": section.says,
+            "columns": list(section.columns),
+            "rows": [list(row) for row in section.rows],
+            **section.numbers,
+        }
+    (folder / PAGE).write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    content = {"title": title, "environment": dict(environment), "sections": _finite(numbers)}
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    (folder / NUMBERS).write_text(text + "\n", encoding="utf-8")
+
+
+def _is_of_numbers(column: Iterable[Any]) -> bool:
+    values = [value for value in column if value is not None]
+    return bool(values) and all(
+        isinstance(value, int | float) and not isinstance(value, bool) for value in values
+    )
+
+
+def _finite(value: Any) -> Any:
+    # JSON has no infinity
+    if isinstance(value, Mapping):
+        return {name: _finite(entry) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,42 @@
+"""Pictures without a window system."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+DOTS_PER_INCH = 120
+
+
+def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    """Begin a picture.
+
+    Args:
+        width: In inches.
+        height: In inches.
+        rows: Of plots.
+        columns: Of plots.
+
+    Returns:
+        The figure, and its axes: one, or an array of them, [rows, columns].
+    """
+    # without pyplot there is no window system to find, and nothing global
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    return figure, axes if rows * columns > 1 else axes[0, 0]
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write a picture, and the folder that it lies in.
+
+    Args:
+        figure: The picture.
+        path: A .png file.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=DOTS_PER_INCH)

@@ -1,0 +1,72 @@
+"""`vanilla-transformer paper`: what every study prints and leaves, and the shorter studies."""
+
+import json
+
+import equations
+import pytest
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.equations.study import Section, markdown_table, text_table, write_study
+
+
+def test_the_studies_are_listed(capsys):
+    assert main(["paper"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].split() == ["name", "in", "the", "paper", "what", "it", "shows"]
+    assert [line for line in listed if line.startswith("schedule ")]
+
+
+def test_an_unknown_study_is_named_with_the_closest_one(capsys):
+    assert main(["paper", "schedul"]) == 1
+    error = capsys.readouterr().err
+    assert "'schedul' is not a study" in error
+    assert "schedule" in error
+
+
+def test_numbers_stand_to_the_right_and_texts_to_the_left():
+    rows = [["a", 1234567, 0.123456], ["long name", 1, None]]
+    assert text_table(["row", "count", "share"], rows).splitlines() == [
+        "row            count   share",
+        "a          1,234,567  0.1235",
+        "long name          1",
+    ]
+    assert markdown_table(["row", "a|b", "share"], rows).splitlines() == [
+        "| row | a\\|b | share |",
+        "| --- | --: | --: |",
+        "| a | 1,234,567 | 0.1235 |",
+        "| long name | 1 |  |",
+    ]
+
+
+def test_a_study_is_a_page_its_numbers_and_its_pictures(tmp_path):
+    sections = [
+        Section(name="one", title="First", says="It is so.", columns=["x"], rows=[[float("inf")]]),
+        Section(name="two", title="Second", says="Also.", numbers={"slope": 2.5}),
+    ]
+    write_study(tmp_path, "A study", sections, {"command": "vanilla-transformer paper a"})
+    page = (tmp_path / "README.md").read_text(encoding="utf-8")
+    assert page.startswith("# A study\n\n```text\nvanilla-transformer paper a\n```\n\n## First\n")
+    written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
+    assert written["sections"]["two"]["slope"] == 2.5
+    # JSON has no infinity
+    assert written["sections"]["one"]["rows"] == [["inf"]]
+
+
+def test_what_was_found_before_an_error_is_kept(tmp_path, capsys):
+    command = ["paper", "schedule", "--output_dir", str(tmp_path), "--recipes", "demo", "none"]
+    assert main(command) == 1
+    assert "none" in capsys.readouterr().err
+    assert not (tmp_path / "study.json").exists()
+
+
+def test_the_schedule_is_equation_3(tmp_path, capsys):
+    assert main(["paper", "schedule", "--output_dir", str(tmp_path)]) == 0
+    written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
+    rows = {row[0]: row[1:] for row in written["sections"]["schedule"]["rows"]}
+    for recipe, warmup in (("paper-base", 4000), ("paper-big", 4000)):
+        d_model, given, factor, peak, last_rate, last = rows[recipe]
+        assert (given, factor) == (warmup, 1.0)
+        assert peak == pytest.approx(equations.learning_rate(warmup, d_model, warmup))
+        assert last_rate == pytest.approx(equations.learning_rate(last, d_model, warmup))
+    assert (tmp_path / "schedule.png").stat().st_size > 10_000
+    assert "paper-big" in capsys.readouterr().out
