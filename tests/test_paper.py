@@ -6,7 +6,7 @@ import equations
 import pytest
 
 from vanilla_transformer.cli import main
-from vanilla_transformer.equations.study import Section, markdown_table, text_table, write_study
+from vanilla_transformer.paper.study import Section, markdown_table, text_table, write_study
 
 
 def test_the_studies_are_listed(capsys):
