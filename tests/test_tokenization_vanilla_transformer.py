@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer, TokenizersBackend
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerTokenizer
+from vanilla_transformer.tokenization.learning import learn_vocabulary
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
 # literal special tokens occur more often than any other word: no merge may spell them all the same
@@ -219,3 +220,54 @@ def test_a_vocabulary_without_the_bytes_is_refused(tmp_path):
     save_foreign(tmp_path, [*SPECIAL_TOKENS, "a", "b"])
     with pytest.raises(ValueError, match=r"must hold all 256 byte symbols.* got 2"):
         VanillaTransformerTokenizer.from_pretrained(tmp_path)
+
+
+SYMBOLS = ["(NP", ")NP", "(N", ")N", "XX", "(é"]
+symbol_texts = st.lists(st.sampled_from([*SYMBOLS, " ", "  ", "cat", "XX's", "(", "NP"])).map(
+    "".join
+)
+
+
+@pytest.fixture(scope="module")
+def with_symbols() -> VanillaTransformerTokenizer:
+    return learn_vocabulary(CORPUS, 320, symbols=SYMBOLS, progress=False)
+
+
+def test_a_symbol_is_one_token_wherever_it_stands_between_spaces(with_symbols):
+    assert len(with_symbols) == 320
+    tokens = with_symbols.tokenize("(NP (N XX )N (é )NP")
+    assert tokens == ["Ġ(NP", "Ġ(N", "ĠXX", "Ġ)N", "Ġ(Ã©", "Ġ)NP"]
+    symbol_ids = with_symbols.convert_tokens_to_ids(tokens)
+    inside = with_symbols.convert_tokens_to_ids(with_symbols.tokenize("the(NP (NPs aXX)N"))
+    assert not set(symbol_ids).intersection(inside)
+
+
+@hundreds
+@given(text=texts | symbol_texts)
+def test_a_text_with_symbols_comes_back_too(with_symbols, text):
+    assert back(with_symbols, nfc(text)) == nfc(text)
+
+
+def test_text_without_symbols_has_the_tokens_it_would_have_without_them(with_symbols):
+    plain = learn_vocabulary(CORPUS, 320 - len(SYMBOLS), progress=False)
+    for text in CORPUS[:3]:
+        assert with_symbols(text)["input_ids"] == plain(text)["input_ids"]
+
+
+def test_symbols_are_saved(with_symbols, tmp_path):
+    with_symbols.save_pretrained(tmp_path)
+    text = "(NP XX )NP (NPs"
+    for kind in (VanillaTransformerTokenizer, AutoTokenizer, TokenizersBackend):
+        loaded = kind.from_pretrained(tmp_path)
+        assert loaded(text)["input_ids"] == with_symbols(text)["input_ids"]
+        assert back(loaded, text) == text
+    assert VanillaTransformerTokenizer.from_pretrained(tmp_path).symbols == SYMBOLS
+
+
+def test_symbols_that_cannot_be_are_refused(tokenizer):
+    with pytest.raises(ValueError, match="symbols must be words without a space, got 'a b'"):
+        VanillaTransformerTokenizer(symbols=["a b"])
+    with pytest.raises(ValueError, match=r"at least 262, for .* and 2 symbols, got 261"):
+        learn_vocabulary(CORPUS, 261, symbols=["(S", ")S"], progress=False)
+    with pytest.raises(ValueError, match=r"hold every symbol, got none of \(S"):
+        VanillaTransformerTokenizer(tokenizer.get_vocab(), [], symbols=["(S"])

@@ -79,6 +79,7 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "--model", "[1]"], r"model must be of type dict, got \[1\]"),
         (["demo", "--model", "{"], "model must be a YAML value, got '{'"),
         (["demo", "--target_lang", "en"], "target_lang must differ from source_lang"),
+        (["demo", "--symbol_lang", "fr"], "symbol_lang must be null, en or de, got 'fr'"),
         (["demo", "--tokens_per_micro_batch", "99"], "tokens_per_micro_batch must be at least max"),
         (["demo", "--tokens_per_micro_batch", "0"], "tokens_per_micro_batch must be at least 1"),
         (["demo", "twice"], "'twice' is one argument too many"),

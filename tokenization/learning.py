@@ -1,13 +1,15 @@
 """Learns the vocabulary that source and target share. Section 5.1."""
 
+import json
 import logging
 import random
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
+    symbol_token,
 )
 
 logger = logging.getLogger(__name__)
@@ -17,6 +19,7 @@ def learn_vocabulary(
     texts: Iterable[str | Mapping],
     vocab_size: int,
     *,
+    symbols: Sequence[str] = (),
     max_sentences: int = 2_000_000,
     seed: int = 0,
     progress: bool = True,
@@ -32,6 +35,7 @@ def learn_vocabulary(
         texts: Sentences, or rows such as those of a translation dataset, {"de": ..., "en": ...}, of
             which every language is used. Anything that can be iterated over, a stream too.
         vocab_size: Number of tokens, the special tokens and the single bytes among them.
+        symbols: Words that are to be one token each, whatever the texts; part of `vocab_size`.
         max_sentences: Most sentences to learn from.
         seed: Of the sample.
         progress: Whether to show progress bars on stderr.
@@ -49,10 +53,11 @@ def learn_vocabulary(
             f"got one {type(texts).__name__}."
         )
     tokenizer = VanillaTransformerTokenizer()
-    if vocab_size < len(tokenizer):
+    smallest = len(tokenizer) + len(symbols)
+    if vocab_size < smallest:
         raise ValueError(
-            f"vocab_size must be at least {len(tokenizer)}, for the special tokens and the single "
-            f"bytes, got {vocab_size}."
+            f"vocab_size must be at least {smallest}, for the special tokens, the single bytes "
+            f"and {len(symbols)} symbols, got {vocab_size}."
         )
     if max_sentences < 1:
         raise ValueError(f"max_sentences must be at least 1, got {max_sentences}.")
@@ -64,19 +69,31 @@ def learn_vocabulary(
     # seen once says nothing about the language
     tokenizer = tokenizer.train_new_from_iterator(
         tqdm(sample, "count words", unit=" sentences", disable=not progress),
-        vocab_size,
+        vocab_size - len(symbols),
         min_frequency=2,
         show_progress=False,
     )
-    if len(tokenizer) < vocab_size:
+    if len(tokenizer) + len(symbols) < vocab_size:
         logger.warning(
             "The vocabulary has %d tokens, not the %d asked for: no other pair occurs twice in %d "
             "sentences. Give more text or ask for fewer tokens.",
-            len(tokenizer),
+            len(tokenizer) + len(symbols),
             vocab_size,
             len(sample),
         )
-    return tokenizer
+    return _with_symbols(tokenizer, symbols) if symbols else tokenizer
+
+
+def _with_symbols(
+    tokenizer: VanillaTransformerTokenizer, symbols: Sequence[str]
+) -> VanillaTransformerTokenizer:
+    learned = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+    vocab = dict(learned["vocab"])
+    for symbol in symbols:
+        # a symbol may be a word of the texts too
+        vocab.setdefault(symbol_token(symbol), len(vocab))
+    merges = [tuple(pair) for pair in learned["merges"]]
+    return VanillaTransformerTokenizer(vocab, merges, symbols=list(symbols))
 
 
 def _sentences(rows: Iterable[str | Mapping]) -> Iterator[str]:

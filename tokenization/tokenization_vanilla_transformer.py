@@ -3,11 +3,15 @@
 This file travels to the Hub without the package and imports nothing from it.
 """
 
+import re
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import TokenizersBackend
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+# how ByteLevel parts a text
+WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class VanillaTransformerTokenizer(TokenizersBackend):
@@ -28,10 +32,12 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         eos_token: Ends every text.
         unk_token: Never made from a text; there because the library asks for its id.
         split_special_tokens: Whether the text of a special token inside a text is only text.
+        symbols: Words of a formal language, each of which is one token wherever it stands between
+            spaces: the brackets of a linearized tree. Decoded like any other word.
         **kwargs: As for every tokenizer of the library.
 
     Raises:
-        ValueError: When the vocabulary is absent, or lacks a special token or a byte.
+        ValueError: When the vocabulary is absent, or lacks a special token, a byte or a symbol.
     """
 
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
@@ -47,15 +53,23 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         eos_token: str | AddedToken | None = SPECIAL_TOKENS[2],
         unk_token: str | AddedToken | None = SPECIAL_TOKENS[3],
         split_special_tokens: bool = True,
+        symbols: list[str] | None = None,
         **kwargs,
     ):
         alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        symbol_tokens = [symbol_token(symbol) for symbol in symbols or []]
         if vocab is None:
             path = kwargs.get("name_or_path")
             if path and not (kwargs.get("tokenizer_file") or kwargs.get("tokenizer_object")):
                 raise ValueError(f"{path} must hold a tokenizer.json, got none.")
-            vocab = {token: index for index, token in enumerate((*SPECIAL_TOKENS, *alphabet))}
-        self._tokenizer = Tokenizer(BPE(vocab=vocab, merges=merges or []))
+            vocab = {
+                token: index
+                for index, token in enumerate((*SPECIAL_TOKENS, *alphabet, *symbol_tokens))
+            }
+        # no merge makes a symbol: it is found whole
+        self._tokenizer = Tokenizer(
+            BPE(vocab=vocab, merges=merges or [], ignore_merges=bool(symbols))
+        )
         # the pre-tokenizer puts a space before a text that has none, so the normalizer doubles the
         # one that is there: the decoder can then always take one away
         self._tokenizer.normalizer = normalizers.Sequence(
@@ -66,7 +80,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
-                pre_tokenizers.ByteLevel(add_prefix_space=False),
+                *_parts_before_bytes(symbols),
+                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
             ]
         )
         self._tokenizer.decoder = decoders.Sequence(
@@ -80,8 +95,11 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             eos_token=eos_token,
             unk_token=unk_token,
             split_special_tokens=split_special_tokens,
+            # a tokenizer without any is saved as it always was
+            **({"symbols": list(symbols)} if symbols else {}),
             **kwargs,
         )
+        self.symbols = list(symbols or [])
         # the library would give a missing token the next free id, outside the model's embedding;
         # a name of the caller's own is taken as the wish for just that
         known = self._tokenizer.get_vocab(with_added_tokens=False).keys()
@@ -97,6 +115,15 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             raise ValueError(
                 f"the vocabulary must hold all {len(alphabet)} byte symbols, so that no text is "
                 f"unknown, got {len(known.intersection(alphabet))}."
+            )
+        unknown = [
+            symbol
+            for symbol, token in zip(self.symbols, symbol_tokens, strict=True)
+            if token not in known
+        ]
+        if unknown:
+            raise ValueError(
+                f"the vocabulary must hold every symbol, got none of {', '.join(unknown)}."
             )
 
     def _add_tokens(
@@ -124,6 +151,32 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             ids = [token_ids] if isinstance(token_ids, int) else token_ids
             token_ids = [index for index in ids if index not in skipped]
         return super()._decode(token_ids, skip_special_tokens=skip_special_tokens, **kwargs)
+
+
+def symbol_token(symbol: str) -> str:
+    """The token of a symbol.
+
+    Args:
+        symbol: A word without a space.
+
+    Returns:
+        Its token, in byte-level spelling.
+
+    Raises:
+        ValueError: If it is no word.
+    """
+    if not isinstance(symbol, str) or not re.fullmatch(r"\S+", symbol):
+        raise ValueError(f"symbols must be words without a space, got {symbol!r}.")
+    spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return spelled.pre_tokenize_str(f" {symbol}")[0][0]
+
+
+def _parts_before_bytes(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:
+    if not symbols:
+        return []
+    # every word has a space before it, the first one too
+    whole = f" (?:{'|'.join(map(re.escape, symbols))})(?=\\s|\\z)"
+    return [pre_tokenizers.Split(Regex(f"{whole}|{WORDS}"), "isolated")]
 
 
 __all__ = ["VanillaTransformerTokenizer"]

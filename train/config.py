@@ -93,6 +93,11 @@ class TrainConfig:
     )
     tokenizer: str | None = setting(None, "a tokenizer to use, instead of learning one", data=True)
     vocab_size: int = setting(37000, "size of the shared vocabulary to learn, sec. 5.1", data=True)
+    symbol_lang: str | None = setting(
+        None,
+        "a formal language, source or target, whose words are one token each, as in sec. 6.3",
+        data=True,
+    )
 
     paper_row: str = setting("base", "row of Table 3 that the model starts from", data=True)
     model: dict = setting({}, "fields of VanillaTransformerConfig that differ from it", data=True)
@@ -213,6 +218,11 @@ class TrainConfig:
             )
         if self.source_lang == self.target_lang:
             raise ValueError(f"target_lang must differ from source_lang, got {self.target_lang!r}.")
+        languages = (self.source_lang, self.target_lang)
+        if self.symbol_lang is not None and self.symbol_lang not in languages:
+            raise ValueError(
+                f"symbol_lang must be null, {' or '.join(languages)}, got {self.symbol_lang!r}."
+            )
         if "vocab_size" in self.model:
             raise ValueError("model must not hold vocab_size: it is a setting of its own.")
 
@@ -274,6 +284,7 @@ _OF_THE_VOCABULARY = (
     "target_lang",
     "tokenizer",
     "vocab_size",
+    "symbol_lang",
     "seed",
 )
 

@@ -95,12 +95,7 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
     if learned.is_dir() and (folder / RECIPE_FILE).is_file():
         refuse_other_vocabulary(config, read_recipe(folder))
     if config.tokenizer is None and not learned.is_dir():
-        languages = (config.source_lang, config.target_lang)
-        tokenizer = learn_vocabulary(
-            vocabulary_texts(texts or load_texts(config), languages, config.seed),
-            config.vocab_size,
-            seed=config.seed,
-        )
+        tokenizer = _learn_tokenizer(config, texts or load_texts(config))
         unfinished = learned.with_name(".tokenizer.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         save_tokenizer(tokenizer, unfinished)
@@ -109,6 +104,21 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
         unfinished.rename(learned)
         return tokenizer
     return load_tokenizer(config.tokenizer or str(learned))
+
+
+def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBase:
+    languages = [config.source_lang, config.target_lang]
+    symbols = set()
+    if config.symbol_lang is not None:
+        languages.remove(config.symbol_lang)
+        for text in vocabulary_texts(texts, [config.symbol_lang], config.seed):
+            symbols.update(text.split())
+    return learn_vocabulary(
+        vocabulary_texts(texts, languages, config.seed),
+        config.vocab_size,
+        symbols=sorted(symbols),
+        seed=config.seed,
+    )
 
 
 @dataclass

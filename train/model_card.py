@@ -100,7 +100,12 @@ def _metadata(
         if metric in score
     ]
     return ModelCardData(
-        language=[config.source_lang, config.target_lang],
+        # a formal language has no code there
+        language=[
+            language
+            for language in (config.source_lang, config.target_lang)
+            if language != config.symbol_lang
+        ],
         license=config.license,
         library_name="transformers",
         pipeline_tag="translation",
