@@ -1,5 +1,6 @@
 """Pictures without a window system."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,21 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, axes if rows * columns > 1 else axes[0, 0]
+
+
+def label_places(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+    """Write words, or tokens, along both sides of a matrix.
+
+    Args:
+        axes: With the matrix.
+        rows: A text for each row.
+        columns: A text for each column.
+    """
+    # a price is no formula
+    plain = {"parse_math": False}
+    turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(columns)), columns, **turned, **plain)
+    axes.set_yticks(range(len(rows)), rows, **plain)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:

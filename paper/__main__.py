@@ -23,6 +23,7 @@ class Study(NamedTuple):
 
 
 STUDIES = {
+    "attention": Study("sections 3.2 and 4", "What the heads of a model attend to", "attention"),
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
 }
 

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.pictures import new_figure, save_figure
+from vanilla_transformer.attention_maps import attention_weights
+from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.train.config import TrainConfig, load_config
 
 LIBRARIES = (
@@ -195,7 +196,6 @@ def draw_loss_curve(folder: Path) -> None:
     save_figure(figure, folder / "pictures" / "loss.png")
 
 
-@torch.no_grad()
 def draw_attention(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> None:
@@ -210,35 +210,14 @@ def draw_attention(
         tokenizer: Its tokenizer.
         source: A sentence to translate.
     """
-    inputs = tokenizer(source, return_tensors="pt").to(model.device)
-    target = model.generate(**inputs)  # [1, T]
-    implementation = model.config._attn_implementation
-    # the other kernels do not give their weights
-    model.set_attn_implementation("eager")
-    outputs = model(**inputs, decoder_input_ids=target[:, :-1], output_attentions=True)
-    model.set_attn_implementation(implementation)
-    weights = outputs.cross_attentions[-1][0].mean(dim=0).float().cpu().numpy()  # [T - 1, S]
-
-    source_tokens = _readable(tokenizer, inputs["input_ids"][0].tolist())
-    target_tokens = _readable(tokenizer, target[0, 1:].tolist())
-    figure, axes = new_figure(2.0 + 0.32 * len(source_tokens), 1.5 + 0.28 * len(target_tokens))
-    axes.imshow(weights, cmap="Blues", vmin=0.0, aspect="auto")
-    # a price is no formula
-    plain = {"parse_math": False}
-    axes.set_xticks(range(len(source_tokens)), source_tokens, rotation=60, ha="right", **plain)
-    axes.set_yticks(range(len(target_tokens)), target_tokens, **plain)
+    weights = attention_weights(model, tokenizer, source)
+    width, height = 2.0 + 0.32 * len(weights.source), 1.5 + 0.28 * len(weights.target)
+    figure, axes = new_figure(width, height)
+    axes.imshow(weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, aspect="auto")
+    label_places(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
     save_figure(figure, folder / "pictures" / "attention.png")
-
-
-def _readable(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> list[str]:
-    names = []
-    for token_id in ids:
-        text = tokenizer.decode([token_id]).strip()
-        # a byte of a character has no text of its own
-        names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
-    return names
 
 
 def read_scores(folder: Path) -> dict[str, dict[str, Any]]:

@@ -1,0 +1,240 @@
+"""What every head of a model attends to, for one sentence and its translation. Section 3.2.3.
+
+Shapes as in the model: N layers, h heads, S source tokens, T target tokens, Q queries, K keys.
+"""
+
+import re
+import unicodedata
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
+
+# a token of spaces alone, as it is shown
+SPACE = "\u2423"
+
+
+class Word(NamedTuple):
+    """A word or a mark between words, and the places of the tokens that spell it."""
+
+    text: str
+    tokens: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AttentionWeights:
+    """The weights of the three kinds of attention, and the tokens that they stand between.
+
+    Row t of the decoder reads `inputs[t]` and is to predict `target[t]`, the token after it.
+
+    Attributes:
+        source: What the encoder reads, the end token last, [S].
+        inputs: What the decoder reads, the start token first, [T].
+        target: What the decoder is to predict, the end token last, [T].
+        source_words: The words that the source's tokens spell, special tokens on their own.
+        target_words: The words that the target's tokens spell.
+        translation: The target as text.
+        encoder: Encoder self-attention, [N, h, S, S].
+        decoder: Decoder self-attention, 0 where the future is hidden, [N, h, T, T].
+        cross: Encoder-decoder attention, [N, h, T, S].
+    """
+
+    source: list[str]
+    inputs: list[str]
+    target: list[str]
+    source_words: list[Word]
+    target_words: list[Word]
+    translation: str
+    encoder: Tensor
+    decoder: Tensor
+    cross: Tensor
+
+    def hidden(self) -> Tensor:
+        """Which inputs the mask hides from which, because they come later. Section 3.2.3.
+
+        Returns:
+            True where hidden, [T, T].
+        """
+        length = len(self.inputs)
+        return torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
+
+    def by_word(self) -> "AttentionWeights":
+        """The same between words instead of tokens.
+
+        What a word attends to is the mean of what its tokens attend to; the attention that a word
+        gets is the sum of what its tokens get. So the weights of a query still sum to 1.
+
+        Returns:
+            Words in place of tokens.
+        """
+        # the inputs are the target, one place later, without its last token
+        inputs = [Word(self.inputs[0], [0])]
+        for word in self.target_words:
+            tokens = [token + 1 for token in word.tokens if token + 1 < len(self.inputs)]
+            inputs += [Word(word.text, tokens)] if tokens else []
+        sides = {"source": self.source_words, "target": self.target_words, "inputs": inputs}
+        places = {name: [word.tokens for word in words] for name, words in sides.items()}
+        alone = {
+            name: [Word(word.text, [index]) for index, word in enumerate(words)]
+            for name, words in sides.items()
+        }
+        return replace(
+            self,
+            **{name: [word.text for word in words] for name, words in sides.items()},
+            source_words=alone["source"],
+            target_words=alone["target"],
+            encoder=_joined(self.encoder, places["source"], places["source"]),
+            decoder=_joined(self.decoder, places["inputs"], places["inputs"]),
+            cross=_joined(self.cross, places["target"], places["source"]),
+        )
+
+
+@torch.no_grad()
+def attention_weights(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    target: str | None = None,
+    **search: Any,
+) -> AttentionWeights:
+    """Read a sentence and a translation with all heads watched.
+
+    Args:
+        model: A trained model; is left as it was.
+        tokenizer: Its tokenizer.
+        source: A sentence.
+        target: Its translation; the one that the model finds if not given.
+        search: Settings of `generate` for that, `num_beams` for one.
+
+    Returns:
+        The weights on the CPU, in float32.
+
+    Raises:
+        ValueError: If a text has no word, or is too long for the model.
+    """
+    for name, text in (("source", source), ("target", target)):
+        if text is not None and not text.strip():
+            raise ValueError(f"{name} must have a word, got {text!r}.")
+    pipeline = TranslationPipeline(model, tokenizer, device=model.device)
+    source_ids = torch.tensor(pipeline.preprocess([source]), device=model.device)  # [1, S]
+    if target is None:
+        target_ids = pipeline.forward({"input_ids": source_ids}, **search)["ids"][:1, 1:]
+        target_ids = target_ids.to(model.device)  # [1, T]
+    else:
+        target_ids = torch.tensor(pipeline.preprocess([target]), device=model.device)  # [1, T]
+    inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
+
+    implementation, was_training = model.config._attn_implementation, model.training
+    try:
+        # the other kernels do not give their weights
+        model.set_attn_implementation("eager")
+        outputs = model.eval()(source_ids, decoder_input_ids=inputs, output_attentions=True)
+    finally:
+        model.train(was_training)
+        model.set_attn_implementation(implementation)
+    source_ids, target_ids = source_ids[0].tolist(), target_ids[0].tolist()
+    return AttentionWeights(
+        source=token_texts(tokenizer, source_ids),
+        inputs=token_texts(tokenizer, inputs[0].tolist()),
+        target=token_texts(tokenizer, target_ids),
+        source_words=words_of(tokenizer, source_ids),
+        target_words=words_of(tokenizer, target_ids),
+        translation=tokenizer.decode(target_ids, skip_special_tokens=True),
+        encoder=_stacked(outputs.encoder_attentions),
+        decoder=_stacked(outputs.decoder_attentions),
+        cross=_stacked(outputs.cross_attentions),
+    )
+
+
+def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
+    """Each token as a reader would write it.
+
+    Args:
+        tokenizer: Whose tokens they are.
+        ids: Of the tokens.
+
+    Returns:
+        A text each, never empty.
+    """
+    names = []
+    for token_id in ids:
+        text = tokenizer.decode([token_id]).strip() or SPACE
+        # a byte of a character has no text of its own
+        names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
+    return names
+
+
+def words_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Word]:
+    """Join tokens to words: what stands between spaces, without the punctuation around it.
+
+    Args:
+        tokenizer: Whose tokens they are.
+        ids: Of a sentence.
+
+    Returns:
+        The words in order, every token in one of them; special tokens are words of their own.
+    """
+    words = []
+    special = set(tokenizer.all_special_ids)
+    for is_special, group in groupby(enumerate(ids), key=lambda place: place[1] in special):
+        places = list(group)
+        if is_special:
+            words += [Word(tokenizer.decode([token]), [index]) for index, token in places]
+        else:
+            words += _ordinary_words(tokenizer, places)
+    return words
+
+
+def _ordinary_words(
+    tokenizer: PreTrainedTokenizerBase, places: Sequence[tuple[int, int]]
+) -> list[Word]:
+    ids = [token for _, token in places]
+    prefixes = [
+        tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
+        for end in range(len(ids) + 1)
+    ]
+    text = prefixes[-1]
+    spans = list(_spans(text))
+    if not spans:
+        return [Word(text.strip(), [index for index, _ in places])]
+    words = [Word(text[start:end], []) for start, end in spans]
+    for (index, _), prefix in zip(places, prefixes, strict=False):
+        # a token in the middle of a character belongs where the character does
+        begin = len(prefix.rstrip("\ufffd"))
+        owner = next((i for i, (_, end) in enumerate(spans) if end > begin), len(spans) - 1)
+        words[owner].tokens.append(index)
+    # a token that reaches over several words is the first one's
+    return [word for word in words if word.tokens]
+
+
+def _spans(text: str) -> Iterable[tuple[int, int]]:
+    for chunk in re.finditer(r"\S+", text):
+        inner = [i for i in range(*chunk.span()) if not _is_punctuation(text[i])]
+        if not inner:
+            yield chunk.span()
+            continue
+        first, last = inner[0], inner[-1] + 1
+        for start, end in ((chunk.start(), first), (first, last), (last, chunk.end())):
+            if start < end:
+                yield start, end
+
+
+def _is_punctuation(character: str) -> bool:
+    return unicodedata.category(character)[0] in "PS"
+
+
+def _joined(
+    weights: Tensor, queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]]
+) -> Tensor:
+    rows = torch.stack([weights[:, :, tokens].mean(dim=2) for tokens in queries], dim=2)
+    return torch.stack([rows[..., tokens].sum(dim=-1) for tokens in keys], dim=-1)
+
+
+def _stacked(layers: Sequence[Tensor]) -> Tensor:
+    return torch.stack([weights[0].float().cpu() for weights in layers])  # [N, h, Q, K]

@@ -1,0 +1,47 @@
+"""The trained model that a study looks at."""
+
+import argparse
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.train.translate import load_model
+
+DEMO = "runs/demo"
+
+
+def add_model_flag(parser: argparse.ArgumentParser, default: str | None = DEMO) -> None:
+    """Let a study be asked for a model.
+
+    Args:
+        parser: Of the study.
+        default: The model if none is given; None where the study does without.
+    """
+    parser.add_argument(
+        "--model",
+        metavar="RUN",
+        default=default,
+        help="a run folder, model folder or Hub name"
+        + (" (%(default)s)" if default else "; without it none that is trained"),
+    )
+
+
+def load_trained(run: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model that a study was asked for.
+
+    Args:
+        run: A run folder, a model folder or a Hub name.
+
+    Returns:
+        The model, in evaluation mode, and its tokenizer.
+
+    Raises:
+        ValueError: If it cannot be loaded.
+    """
+    # a folder that is not there would be looked for on the Hub
+    if run == DEMO and not Path(run).is_dir():
+        raise ValueError(
+            f"model must be a trained model, got none in {run}: `make demo` trains one, "
+            "or --model names another."
+        )
+    return load_model(run)
