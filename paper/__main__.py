@@ -25,6 +25,7 @@ class Study(NamedTuple):
 STUDIES = {
     "attention": Study("sections 3.2 and 4", "What the heads of a model attend to", "attention"),
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
+    "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),
 }
 
 

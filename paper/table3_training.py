@@ -1,0 +1,106 @@
+"""Table 3 trained: every row as a run of the trainer, one after the other. Section 6.2."""
+
+import dataclasses
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.data import load_main_corpus
+from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.loop import prepare_tokenizer, train
+from vanilla_transformer.train.run_folder import (
+    RECIPE_FILE,
+    perplexity,
+    read_average,
+    read_metrics,
+    read_recipe,
+    read_scores,
+)
+
+logger = logging.getLogger(__name__)
+
+# the paper's is newstest2013, the development set
+SPLIT = "validation"
+# where a run lies says nothing of what it is
+PLACES = ("output_dir", "tokenizer")
+
+
+class RowResult(NamedTuple):
+    """What a trained row is, and what it gives on the validation split.
+
+    Attributes:
+        config: Sizes of the model.
+        perplexity: For each target token, of the loss without smoothing.
+        bleu: Of sacreBLEU.
+        signature: How it was counted.
+        seconds: Of training.
+    """
+
+    config: VanillaTransformerConfig
+    perplexity: float
+    bleu: float
+    signature: str
+    seconds: float
+
+
+def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, RowResult]:
+    """Train and evaluate rows that share a vocabulary; what is finished is only read.
+
+    Args:
+        configs: Settings by row, the same but for what the row changes.
+        folder: For the vocabulary; each row has its own, which its settings name.
+
+    Returns:
+        What each gives, in the same order.
+
+    Raises:
+        ValueError: If a row was begun with other settings, or the data does not fit.
+        InterruptedError: If training was asked to end; the next call goes on.
+    """
+    unfinished = [row for row, config in configs.items() if not _is_finished(row, config)]
+    if unfinished:
+        vocabulary = _learn_vocabulary(configs[unfinished[0]], folder / "vocabulary")
+    for number, row in enumerate(unfinished, start=1):
+        config = dataclasses.replace(configs[row], tokenizer=vocabulary)
+        logger.info("row %s, %d of %d", row, number, len(unfinished))
+        if not train(config, resume=True):
+            raise InterruptedError(f"row {row} was asked to end: the same command goes on with it.")
+        evaluate(config.output_dir, SPLIT)
+    return {row: _result(Path(config.output_dir)) for row, config in configs.items()}
+
+
+def _is_finished(row: str, config: TrainConfig) -> bool:
+    folder = Path(config.output_dir)
+    if not (folder / RECIPE_FILE).is_file():
+        return False
+    before = dataclasses.asdict(read_recipe(folder))
+    for name, value in dataclasses.asdict(config).items():
+        if name not in PLACES and before[name] != value:
+            raise ValueError(
+                f"output_dir must be new for other settings: {name} of row {row} was "
+                f"{before[name]!r}, got {value!r}."
+            )
+    # it is translated last
+    return SPLIT in read_scores(folder)
+
+
+def _learn_vocabulary(config: TrainConfig, folder: Path) -> str:
+    if SPLIT not in load_main_corpus(config):
+        raise ValueError(f"dataset must have a split {SPLIT!r}, got {config.dataset!r} without.")
+    prepare_tokenizer(dataclasses.replace(config, output_dir=str(folder)))
+    return str(folder / "tokenizer")
+
+
+def _result(folder: Path) -> RowResult:
+    losses = [line["validation_loss"] for line in read_metrics(folder) if "validation_loss" in line]
+    scores = read_scores(folder)[SPLIT]
+    return RowResult(
+        config=VanillaTransformerConfig.from_pretrained(folder),
+        perplexity=perplexity(losses[-1]),
+        bleu=scores["bleu"],
+        signature=scores["bleu_signature"],
+        seconds=read_average(folder)["seconds"],
+    )

@@ -1,0 +1,177 @@
+"""Table 3, section 6.2: its rows, their parameters, and the scaled rows trained."""
+
+import json
+import math
+
+import equations
+import pytest
+import torch
+import torch.nn.functional as F
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.cli import main
+from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
+from vanilla_transformer.paper import table3, table3_training
+from vanilla_transformer.train import loop
+from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.run_folder import load_tokenizer, read_environment
+
+TOY = "--scale 16 --layers 3 --learned_vocab_size 290 --max_length 60 --max_steps 6"
+TOY = f"{TOY} --tokens_per_step 300 --train --rows"
+
+
+def toy(corpus, folder, *rows):
+    """The command line of a table that takes seconds."""
+    given = ["--dataset", str(corpus), "--output_dir", str(folder)]
+    return ["paper", "table3", *given, *TOY.split(), *rows]
+
+
+def trained_rows(folder):
+    """What the table of the trained rows has, by row."""
+    written = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    trained = written["sections"]["trained"]
+    return {row[0]: dict(zip(trained["columns"], row, strict=True)) for row in trained["rows"]}
+
+
+def test_the_table_has_every_row_that_the_package_knows():
+    assert table3.PAPER.keys() == PAPER_ROWS.keys()
+
+
+@pytest.mark.parametrize("row", equations.PARAMETERS)
+def test_parameters_are_those_that_follow_from_the_sizes(row):
+    parts = table3.parameters_by_part(table3.paper_sizes(row, 37000))
+    assert sum(parts.values()) / 1e6 == pytest.approx(equations.PARAMETERS[row], abs=0.005)
+
+
+def test_the_parts_of_a_model_are_all_of_it(small_model):
+    model = small_model(position_encoding="learned", max_position_embeddings=9)
+    parts = table3.parameters_by_part(model.config)
+    assert parts["embedding"] == 23 * 12
+    assert parts["positions"] == 2 * 9 * 12
+    assert parts["decoder"] == sum(p.numel() for p in model.get_decoder().layers.parameters())
+    assert sum(parts.values()) == model.num_parameters()
+
+
+def test_a_model_with_the_implied_vocabulary_has_the_papers_count():
+    for row, paper in table3.PAPER.items():
+        if paper.parameters is None:
+            continue
+        config = table3.paper_sizes(row, 1000)
+        tokens = table3.implied_vocabulary(config, paper.parameters * 1e6)
+        counted = table3.parameters_by_part(table3.paper_sizes(row, round(tokens)))
+        assert sum(counted.values()) == pytest.approx(paper.parameters * 1e6, abs=config.d_model)
+
+
+def test_the_vocabulary_that_fits_most_rows_is_where_most_intervals_meet():
+    rows = {"a": (1.5, 8.0), "b": (3.0, 5.5), "c": (5.0, 9.0), "d": (20.0, 30.0)}
+    assert table3.vocabularies_that_fit(rows) == (range(5, 6), ["a", "b", "c"])
+
+
+def test_a_rank_correlation_with_ties_is_that_of_the_worked_example():
+    # places 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, variances 4.5 and 5
+    assert table3.ranks([0.1, 7.0, 7.0, 30.0]) == [1, 2.5, 2.5, 4]
+    found = table3.rank_correlation([0.1, 7.0, 7.0, 30.0], [10, 30, 20, 40])
+    assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
+    assert table3.rank_correlation([1, 2, 3], [9, 8, -1]) == pytest.approx(-1)
+    assert table3.rank_correlation([1, 2, 3], [5, 5, 5]) is None
+
+
+@pytest.mark.parametrize("row", PAPER_ROWS)
+def test_a_scaled_row_changes_what_the_papers_row_changes_in_the_same_ratio(row):
+    def numbers(config):
+        heads = config.encoder_attention_heads
+        return {
+            "N": config.encoder_layers,
+            "d_model": config.d_model,
+            "d_ff": config.decoder_ffn_dim,
+            "h": heads,
+            "d_k": config.d_k or config.d_model // heads,
+            "d_v": config.d_v or config.d_model // heads,
+            "dropout": config.dropout,
+        }
+
+    def scaled(row):
+        sizes = table3.scaled_sizes(row, 8, 3, 0.06)
+        return numbers(load_config(f"paper-{row}", {"model": sizes}).model_config(37000))
+
+    paper, paper_base = (numbers(table3.paper_sizes(name, 37000)) for name in (row, "base"))
+    ours, our_base = scaled(row), scaled("base")
+    assert (our_base["d_model"], our_base["N"], our_base["dropout"]) == (64, 3, 0.06)
+    for name in paper:
+        assert ours[name] / our_base[name] == pytest.approx(paper[name] / paper_base[name]), name
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--scale", "3"], "scale must divide hidden_size of row base, 512, got 3."),
+        (["--layers", "2"], "layers must give row C1 a whole number, 2 / 6 of it, got 2."),
+        (["--rows", "C8"], "got 'C8'."),
+        (["--dropout", "0.4", "--rows", "big"], "dropout must be at least 0 and below 1"),
+    ],
+)
+def test_a_scale_that_fits_no_row_is_refused_before_anything_is_trained(
+    flags, sentence, tmp_path, capsys
+):
+    assert main(["paper", "table3", "--train", "--output_dir", str(tmp_path), *flags]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_corpus_without_a_validation_split_is_refused_before_training(tmp_path, capsys):
+    for lang in ("en", "de"):
+        (tmp_path / f"train.{lang}").write_text("a b\n" * 5)
+    assert main(toy(tmp_path, tmp_path / "out", "base")) == 1
+    assert "dataset must have a split 'validation'" in capsys.readouterr().err
+
+
+def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
+    corpus, tmp_path, capsys, monkeypatch, new_process
+):
+    command = toy(corpus, tmp_path, "D4", "C1")
+    with monkeypatch.context() as patch:
+        # the first row ends well, the second is asked to end after its first step
+        patch.setattr(loop, "_is_asked_to_end", lambda run, _: run.folder.name == "C1")
+        assert main(command) == 1
+    assert "row C1 was asked to end: the same command goes on" in capsys.readouterr().err
+    first = (tmp_path / "rows" / "D4" / "model.safetensors").stat().st_mtime_ns
+    assert main(command) == 0
+    rows = trained_rows(tmp_path)
+    assert list(rows) == ["D4", "C1"]
+    begun = read_environment(tmp_path / "rows" / "C1")
+    assert [block["first_step"] for block in begun] == ["1", "2"]
+    assert len(read_environment(tmp_path / "rows" / "D4")) == 1
+    assert (tmp_path / "rows" / "D4" / "model.safetensors").stat().st_mtime_ns == first
+    assert begun[0]["tokenizer_sha256"] == begun[1]["tokenizer_sha256"]
+
+    monkeypatch.setattr(table3_training, "train", lambda *_, **__: pytest.fail("trained again"))
+    assert main(command) == 0
+    assert trained_rows(tmp_path) == rows
+    assert main([*command, "--max_steps", "7"]) == 1
+    error = capsys.readouterr().err
+    assert "output_dir must be new for other settings" in error
+    assert "max_steps of row D4 was 6, got 7" in error
+
+    # however a row was smoothed, its perplexity is of the loss without
+    folder = tmp_path / "rows" / "D4"
+    expected = unsmoothed_loss(folder, corpus)
+    assert rows["D4"]["PPL"] == pytest.approx(math.exp(expected), rel=1e-4)
+
+
+@torch.no_grad()
+def unsmoothed_loss(folder, corpus):
+    """Of the validation split, sentence by sentence."""
+    tokenizer = load_tokenizer(str(folder))
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval()
+    sides = [(corpus / f"validation.{lang}").read_text().splitlines() for lang in ("en", "de")]
+    losses = []
+    for source, target in zip(*sides, strict=True):
+        labels = tokenizer(target, return_tensors="pt").input_ids
+        start = torch.full((1, 1), model.config.decoder_start_token_id)
+        logits = model(
+            input_ids=tokenizer(source, return_tensors="pt").input_ids,
+            decoder_input_ids=torch.cat((start, labels[:, :-1]), dim=1),
+        ).logits
+        losses.append(F.cross_entropy(logits[0], labels[0], reduction="none"))
+    assert losses
+    return float(torch.cat(losses).mean())
