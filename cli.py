@@ -65,6 +65,8 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("paper", _paper, "compute a table, figure or section of the paper", takes_more=True)
 
+    verb("space", _space, "serve the web page", takes_more=True)
+
     push = verb("push", _push, "publish a model, so that it loads where this package is not")
     push.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
     push.add_argument("repo_id", metavar="USER/NAME", help="the repository on the Hub")
@@ -139,6 +141,18 @@ def _paper(arguments: argparse.Namespace, rest: list[str]):
     from vanilla_transformer.paper.__main__ import run
 
     run(rest, "vanilla-transformer paper")
+
+
+def _space(arguments: argparse.Namespace, rest: list[str]):
+    try:
+        from vanilla_transformer.space.app import run
+    except ModuleNotFoundError as error:
+        if error.name != "gradio":
+            raise
+        raise ValueError(
+            "the page needs gradio, got none: pip install 'vanilla_transformer[space]'."
+        ) from error
+    run(rest, "vanilla-transformer space")
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):

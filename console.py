@@ -26,7 +26,7 @@ def run_command(command: Callable[[], int | None]) -> int:
         sys.stderr.close()
         return 0
     except Exception as error:
-        sentence = _sentence(error)
+        sentence = sentence_of(error)
         if sentence is None:
             raise
         sys.stderr.write(f"error: {sentence}\n")
@@ -46,8 +46,15 @@ def _log_to_stderr():
         logger.addHandler(handler)
 
 
-def _sentence(error: Exception) -> str | None:
-    """What an error says to the user; None for one that is a defect of the program."""
+def sentence_of(error: Exception) -> str | None:
+    """What an error says to the user.
+
+    Args:
+        error: What was raised.
+
+    Returns:
+        One sentence; None for an error that is a defect of the program.
+    """
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
     from safetensors import SafetensorError
 

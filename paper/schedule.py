@@ -1,14 +1,54 @@
 """Section 5.3, eq. (3): how the learning rate rises and falls."""
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
 
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.pictures import new_figure
 from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.schedule import learning_rate
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 POINTS = 400
+
+
+class Schedule(NamedTuple):
+    """What the rate of a run depends on, as in `learning_rate`, and how many steps it has."""
+
+    d_model: int
+    warmup_steps: int
+    factor: float
+    max_steps: int
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted from 1."""
+        return learning_rate(step, self.d_model, self.warmup_steps, self.factor)
+
+
+def draw_schedules(schedules: Mapping[str, Schedule]) -> "Figure":
+    """Draw the rate against the steps.
+
+    Args:
+        schedules: By what the legend says.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(7.0, 4.0)
+    for name, schedule in schedules.items():
+        last = schedule.max_steps
+        steps = {1, last, *range(1, last + 1, max(1, last // POINTS))}
+        steps |= {schedule.warmup_steps} if schedule.warmup_steps <= last else set()
+        axes.plot(sorted(steps), list(map(schedule.rate, sorted(steps))), label=name)
+    axes.set_xlabel("step")
+    axes.set_ylabel("learning rate")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -38,31 +78,28 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     Raises:
         ValueError: If there is no such recipe.
     """
-    figure, axes = new_figure(7.0, 4.0)
-    rows = []
+    schedules = {}
     for recipe in flags.recipes:
         config = load_config(recipe)
-        d_model = config.model_config(config.vocab_size).d_model
-        shape = (d_model, config.warmup_steps, config.learning_rate_factor)
-        last = config.max_steps
-        steps = sorted({1, last, config.warmup_steps, *range(1, last + 1, max(1, last // POINTS))})
-        rates = [learning_rate(step, *shape) for step in steps]
-        axes.plot(steps, rates, label=recipe)
-        peak = learning_rate(config.warmup_steps, *shape)
-        rows.append([recipe, *shape, peak, rates[-1], last])
-    axes.set_xlabel("step")
-    axes.set_ylabel("learning rate")
-    axes.grid(alpha=0.3)
-    axes.legend()
-    highest = max(rows, key=lambda row: row[4])
+        schedules[recipe] = Schedule(
+            config.model_config(config.vocab_size).d_model,
+            config.warmup_steps,
+            config.learning_rate_factor,
+            config.max_steps,
+        )
+    peaks = {recipe: schedule.rate(schedule.warmup_steps) for recipe, schedule in schedules.items()}
+    highest = max(peaks, key=peaks.__getitem__)
     yield Section(
         name="schedule",
         title="The learning rate, step by step",
         says="The rate rises in a line while the moments of Adam are still rough, then falls with "
         "the inverse square root of the step; warm-up ends where the two curves meet. A wider "
-        f"model gets a lower rate, by the root of its width. The highest here is {highest[0]}'s, "
-        f"{highest[4]:.2e} at step {highest[2]:,}.",
-        columns=("recipe", "d_model", "warm-up", "factor", "peak rate", "last rate", "steps"),
-        rows=rows,
-        figure=figure,
+        f"model gets a lower rate, by the root of its width. The highest here is {highest}'s, "
+        f"{peaks[highest]:.2e} at step {schedules[highest].warmup_steps:,}.",
+        columns=("recipe", "d_model", "warm-up", "factor", "steps", "peak rate", "last rate"),
+        rows=[
+            [recipe, *schedule, peaks[recipe], schedule.rate(schedule.max_steps)]
+            for recipe, schedule in schedules.items()
+        ],
+        figure=draw_schedules(schedules),
     )

@@ -64,7 +64,7 @@ def test_the_schedule_is_equation_3(tmp_path, capsys):
     written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
     rows = {row[0]: row[1:] for row in written["sections"]["schedule"]["rows"]}
     for recipe, warmup in (("paper-base", 4000), ("paper-big", 4000)):
-        d_model, given, factor, peak, last_rate, last = rows[recipe]
+        d_model, given, factor, last, peak, last_rate = rows[recipe]
         assert (given, factor) == (warmup, 1.0)
         assert peak == pytest.approx(equations.learning_rate(warmup, d_model, warmup))
         assert last_rate == pytest.approx(equations.learning_rate(last, d_model, warmup))

@@ -16,64 +16,20 @@ from transformers import (
     pipeline,
 )
 from transformers.pipelines.pt_utils import KeyDataset
+from translation_toys import TEXTS, make_model, make_tokenizer
 
 from vanilla_transformer import (
     TranslationPipeline,
-    VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW, batches_by_length
 
-TEXTS = [
-    "the small cat sleeps",
-    "dogs",
-    "the cat and the small dog sleep in the house",
-    "a house",
-    "in the small house the dogs sleep",
-]
-
 
 @pytest.fixture(scope="module")
 def tokenizer() -> VanillaTransformerTokenizer:
-    return VanillaTransformerTokenizer().train_new_from_iterator(TEXTS * 20, vocab_size=290)
-
-
-def make_model(
-    tokenizer: VanillaTransformerTokenizer, **options
-) -> VanillaTransformerForConditionalGeneration:
-    """A model whose translations are readable and differ, with the paper's search."""
-    sizes = {
-        "d_model": 24,
-        "encoder_layers": 2,
-        "decoder_layers": 1,
-        "encoder_attention_heads": 4,
-        "decoder_attention_heads": 4,
-        "encoder_ffn_dim": 40,
-        "decoder_ffn_dim": 32,
-    }
-    torch.manual_seed(0)
-    config = VanillaTransformerConfig(**{"vocab_size": len(tokenizer), **sizes, **options})
-    model = VanillaTransformerForConditionalGeneration(config).eval()
-    # a seed whose best translations neither end at once nor depend on one setting only
-    torch.manual_seed(13)
-    torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
-    model.generation_config = GenerationConfig(
-        pad_token_id=config.pad_token_id,
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-        decoder_start_token_id=config.decoder_start_token_id,
-        num_beams=4,
-        length_penalty_alpha=0.6,
-        max_extra_tokens=3,
-        suppress_tokens=[
-            index
-            for index in range(len(tokenizer))
-            if not tokenizer.decode([index]).isalpha() and index != tokenizer.eos_token_id
-        ],
-    )
-    return model
+    return make_tokenizer()
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,296 @@
+"""The web page, laid out as a Hugging Face Space: `vanilla-transformer space` serves it."""
+
+import argparse
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gradio as gr
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.attention_maps import AttentionWeights, attention_weights
+from vanilla_transformer.console import run_command, sentence_of
+from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
+from vanilla_transformer.paper.attention import KINDS, draw_matrix
+from vanilla_transformer.paper.schedule import Schedule, draw_schedules
+from vanilla_transformer.paper.trained import DEMO, load_trained
+from vanilla_transformer.pictures import label_places, new_figure
+
+TITLE = "The Transformer of “Attention Is All You Need”"
+MAX_BEAMS = 8
+# models stay loaded, the last so many
+KEPT_MODELS = 2
+CROSS = "cross"
+MEAN = "mean of all"
+SENTENCES = [
+    "Oscar wants to learn Hungarian, Croatian, or Polish.",
+    "Anna gets up at 7:00 AM every day.",
+    "Last year, Jonas visited Italy and Poland.",
+]
+# a page that is used offline must not ask another host for letters
+FONT = ["system-ui", "sans-serif"]
+FONT_MONO = ["ui-monospace", "monospace"]
+CSS = ".plot img {width: 100%; height: auto}"
+
+
+class Hypothesis(NamedTuple):
+    """A translation that the search found, and how it was rated.
+
+    Attributes:
+        text: What it says.
+        ids: Its tokens with the start token, [T + 1].
+        log_probability: Natural logarithm of its probability, given the source.
+        score: The log probability over the length penalty; the search ranks by it.
+    """
+
+    text: str
+    ids: Tensor
+    log_probability: float
+    score: float
+
+
+@torch.inference_mode()
+def find_hypotheses(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    num_beams: int,
+    length_penalty_alpha: float,
+) -> list[Hypothesis]:
+    """Translate a sentence, and give every hypothesis of the beam. Section 6.1.
+
+    Args:
+        model: A trained model.
+        tokenizer: Its tokenizer.
+        source: A sentence.
+        num_beams: Beam size; so many hypotheses are given.
+        length_penalty_alpha: Alpha of the length penalty.
+
+    Returns:
+        The hypotheses, best first.
+
+    Raises:
+        ValueError: If the source is empty, or too long for the model.
+    """
+    if not source.strip():
+        raise ValueError("the sentence must have words, got only white space.")
+    ids = TranslationPipeline(model, tokenizer).preprocess([source])[0]
+    inputs = {"input_ids": torch.tensor([ids], device=model.device)}
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    found = model.generate(
+        **inputs,
+        num_beams=num_beams,
+        num_return_sequences=num_beams,
+        length_penalty_alpha=length_penalty_alpha,
+    )  # [num_beams, T + 1]
+    inputs = {name: value.expand(num_beams, -1) for name, value in inputs.items()}
+    logits = model(**inputs, decoder_input_ids=found[:, :-1]).logits.float()
+    tokens = found[:, 1:]  # [num_beams, T]
+    # a token counts if none before it was the end: what stands after the end is padding
+    goes_on = tokens.ne(model.config.eos_token_id).cumprod(dim=1)
+    counts = torch.cat((torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]), dim=1)
+    of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+    lengths = counts.sum(1).tolist()
+    hypotheses = [
+        Hypothesis(
+            tokenizer.decode(row, skip_special_tokens=True),
+            row[: length + 1],
+            value,
+            value / gnmt_length_penalty(length, length_penalty_alpha),
+        )
+        for row, length, value in zip(
+            found, lengths, (of_tokens * counts).sum(1).tolist(), strict=True
+        )
+    ]
+    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
+
+
+def build_page(model_name: str = DEMO) -> gr.Blocks:
+    """Build the page.
+
+    Args:
+        model_name: Of the model that translates at first: a run folder, model folder or Hub name.
+
+    Returns:
+        The page, to be launched.
+    """
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        gr.Markdown(f"# {TITLE}")
+        with gr.Tab("Translate"):
+            _translation_tab(model_name)
+        with gr.Tab("Learning rate"):
+            _schedule_tab(page)
+    return page
+
+
+def _translation_tab(model_name: str):
+    attention = gr.State()
+    with gr.Row():
+        with gr.Column():
+            source = gr.Textbox(SENTENCES[0], label="Sentence", lines=2, elem_id="source")
+            model = gr.Textbox(
+                model_name, label="Model: run folder, model folder or Hub name", elem_id="model"
+            )
+            beams = gr.Slider(1, MAX_BEAMS, 4, step=1, label="Beam size", elem_id="beams")
+            alpha = gr.Slider(
+                0, 2, 0.6, step=0.1, label="Alpha of the length penalty", elem_id="alpha"
+            )
+            button = gr.Button("Translate", variant="primary", elem_id="translate")
+            gr.Examples(SENTENCES, source)
+        with gr.Column():
+            table = gr.Dataframe(
+                headers=["translation", "log P", "score"],
+                datatype=["str", "number", "number"],
+                label="Hypotheses, best first; score = log P / ((5 + length) / 6)^alpha",
+                interactive=False,
+                wrap=True,
+                column_widths=["56%", "22%", "22%"],
+                elem_id="hypotheses",
+            )
+    kinds = [(kind.title, name) for name, kind in KINDS.items()]
+    kind = gr.Radio(kinds, value=CROSS, label="Attention", elem_id="kind")
+    with gr.Row():
+        layer = gr.Dropdown([1], value=1, label="Layer", elem_id="layer")
+        head = gr.Dropdown([MEAN], value=MEAN, label="Head", elem_id="head")
+    plot = gr.Plot(show_label=False, elem_id="attention", elem_classes="plot")
+
+    shown = [attention, kind, layer, head]
+    button.click(
+        _in_sentences(_translate), [model, source, beams, alpha], [table, attention, layer, head]
+    ).success(_in_sentences(_draw_attention), shown, plot)
+    for choice in (kind, layer, head):
+        choice.input(_in_sentences(_draw_attention), shown, plot)
+
+
+def _schedule_tab(page: gr.Blocks):
+    gr.Markdown(
+        "Section 5.3: the rate rises for the warm-up steps, then falls with the inverse square "
+        "root of the step."
+    )
+    with gr.Row():
+        with gr.Column():
+            inputs = [
+                gr.Slider(64, 2048, 512, step=64, label="d_model", elem_id="rate_d_model"),
+                gr.Slider(1, 20000, 4000, step=100, label="Warm-up steps", elem_id="warmup"),
+                gr.Slider(0.1, 5, 1, step=0.1, label="Factor", elem_id="factor"),
+                gr.Slider(1000, 300000, 100000, step=1000, label="Steps", elem_id="steps"),
+            ]
+        with gr.Column(scale=2):
+            plot = gr.Plot(show_label=False, elem_id="schedule", elem_classes="plot")
+    _draw_at_once(page, _draw_schedule, inputs, plot)
+
+
+def _draw_at_once(page: gr.Blocks, draw: Callable, inputs: list, outputs: Any):
+    # while a slider moves only the last place counts
+    gr.on(
+        [page.load, *(choice.change for choice in inputs)],
+        _in_sentences(draw),
+        inputs,
+        outputs,
+        show_progress="hidden",
+        trigger_mode="always_last",
+    )
+
+
+_load = functools.lru_cache(maxsize=KEPT_MODELS)(load_trained)
+
+
+def _translate(model_name: str, source: str, num_beams: float, alpha: float):
+    model, tokenizer = _load(model_name.strip())
+    hypotheses = find_hypotheses(model, tokenizer, source, int(num_beams), alpha)
+    rows = [
+        [hypothesis.text, round(hypothesis.log_probability, 2), round(hypothesis.score, 2)]
+        for hypothesis in hypotheses
+    ]
+    weights = attention_weights(model, tokenizer, source, hypotheses[0].ids[1:]).by_word()
+    num_layers, num_heads = weights.cross.shape[:2]
+    layers = gr.Dropdown(list(range(1, num_layers + 1)), value=num_layers)
+    heads = gr.Dropdown([MEAN, *range(1, num_heads + 1)], value=MEAN)
+    return rows, weights, layers, heads
+
+
+def _draw_attention(weights: AttentionWeights | None, kind: str, layer: int, head: int | str):
+    if weights is None:
+        raise ValueError("there must be a translation to look at, got none yet.")
+    queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
+    figure, axes = new_figure(2.0 + 0.32 * len(keys), 1.5 + 0.27 * len(queries))
+    image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else head - 1)
+    label_places(axes, queries, keys)
+    axes.set_ylabel("asks")
+    axes.set_xlabel("is asked")
+    figure.colorbar(image, label="weight")
+    return figure
+
+
+def _draw_schedule(d_model: float, warmup_steps: float, factor: float, max_steps: float):
+    schedule = Schedule(int(d_model), int(warmup_steps), factor, int(max_steps))
+    return draw_schedules(
+        {f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}": schedule}
+    )
+
+
+def _in_sentences(function: Callable) -> Callable:
+    """Show what goes wrong by what was given as one sentence, until the user closes it."""
+
+    @functools.wraps(function)
+    def wrapped(*inputs):
+        try:
+            return function(*inputs)
+        except Exception as error:
+            sentence = sentence_of(error)
+            if sentence is None:
+                raise
+            raise gr.Error(sentence, duration=None, print_exception=False) from error
+
+    return wrapped
+
+
+def serve(
+    model_name: str = DEMO, host: str | None = None, port: int | None = None, **more: Any
+) -> Any:
+    """Serve the page until it is interrupted.
+
+    Args:
+        model_name: Of the model that translates at first.
+        host: Address to listen on; this machine alone if not given.
+        port: To listen on; the first that is free from 7860 if not given.
+        more: Settings of gradio's `launch`.
+
+    Returns:
+        What gradio's `launch` returns, where `prevent_thread_lock` is given.
+
+    Raises:
+        OSError: If the port is taken.
+    """
+    theme = gr.themes.Default(font=FONT, font_mono=FONT_MONO)
+    return build_page(model_name).launch(
+        server_name=host, server_port=port, theme=theme, css=CSS, footer_links=[], **more
+    )
+
+
+def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
+    """Serve the page as a command line says.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Raises:
+        OSError: If the port is taken.
+    """
+    parser = argparse.ArgumentParser(prog=prog, description="Serve the web page.")
+    parser.add_argument(
+        "--model", default=DEMO, help="run folder, model folder or Hub name (%(default)s)"
+    )
+    parser.add_argument("--host", help="address to listen on; this machine alone if not given")
+    parser.add_argument("--port", type=int, help="7860 or the next that is free if not given")
+    flags = parser.parse_args(argv)
+    serve(flags.model, flags.host, flags.port)
+
+
+if __name__ == "__main__":
+    sys.exit(run_command(lambda: run(sys.argv[1:])))

@@ -1,0 +1,211 @@
+"""The web page: its functions by themselves, then in a browser, as a person uses it."""
+
+import shutil
+from urllib.parse import urlsplit
+
+import pytest
+import torch
+from translation_toys import TEXTS, make_model, make_tokenizer
+
+from vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
+)
+from vanilla_transformer.cli import main
+from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
+
+gradio = pytest.importorskip("gradio", reason="gradio is not installed")
+
+from vanilla_transformer.space.app import build_page, find_hypotheses, serve  # noqa: E402
+
+SENTENCE = TEXTS[2]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+PHONE = {"width": 390, "height": 844}
+SECONDS = 30
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory):
+    """A model that nobody trained, and its tokenizer."""
+    folder = tmp_path_factory.mktemp("run")
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer, decoder_layers=2)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def loaded(run_folder):
+    return (
+        VanillaTransformerForConditionalGeneration.from_pretrained(run_folder).eval(),
+        VanillaTransformerTokenizer.from_pretrained(run_folder),
+    )
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.5])
+def test_the_scores_are_those_that_the_search_ranks_by(loaded, alpha):
+    model, tokenizer = loaded
+    hypotheses = find_hypotheses(model, tokenizer, SENTENCE, 4, alpha)
+    searched = model.generate(
+        **tokenizer(SENTENCE, return_tensors="pt"),
+        num_beams=4,
+        num_return_sequences=4,
+        length_penalty_alpha=alpha,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    scores = [hypothesis.score for hypothesis in hypotheses]
+    torch.testing.assert_close(torch.tensor(scores), searched.sequences_scores)
+    for hypothesis in hypotheses:
+        length = len(hypothesis.ids) - 1
+        expected = hypothesis.log_probability / gnmt_length_penalty(length, alpha)
+        assert hypothesis.score == pytest.approx(expected)
+    assert len({tuple(hypothesis.ids.tolist()) for hypothesis in hypotheses}) == 4
+
+
+def test_a_sentence_without_words_is_refused(loaded):
+    with pytest.raises(ValueError, match="must have words"):
+        find_hypotheses(*loaded, "  \n", 2, 0.6)
+
+
+@pytest.fixture(scope="module")
+def address(run_folder):
+    """Where the page is served, with that model."""
+    _, local_address, _ = serve(str(run_folder), prevent_thread_lock=True, quiet=True)
+    yield local_address
+    gradio.close_all(verbose=False)
+
+
+def test_a_taken_port_is_said_in_one_sentence(address, capsys):
+    taken = str(urlsplit(address).port)
+    assert main(["space", "--port", taken]) == 1
+    assert taken in capsys.readouterr().err
+
+
+def test_the_page_builds_without_a_model():
+    page = build_page("nowhere")
+    labels = {getattr(block, "label", None) for block in page.blocks.values()}
+    assert {"Sentence", "Beam size", "Layer", "Head", "Warm-up steps"} <= labels
+    assert isinstance(page, gradio.Blocks)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium, driven by playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser, address):
+    """The page as someone opens it, on a machine that reaches nothing else."""
+    opened = browser.new_page()
+    opened.set_default_timeout(1000 * SECONDS)
+    outside = []
+
+    def refuse(route):
+        outside.append(route.request.url)
+        route.abort()
+
+    opened.route(lambda url: not url.startswith(("data:", "blob:", address)), refuse)
+    opened.goto(address)
+    opened.locator("#translate").wait_for()
+    yield opened
+    opened.close()
+    assert not outside, "the page must need no other host"
+
+
+def picture(page, name, other_than=None):
+    """The address of a picture, once there is one, other than it was before."""
+    page.wait_for_function(
+        "([name, before]) => { const image = document.querySelector(`#${name} img`);"
+        " return image && image.src && image.src !== before; }",
+        arg=[name, other_than],
+    )
+    return page.locator(f"#{name} img").get_attribute("src")
+
+
+def translate(page, text, model=None):
+    page.locator("#source textarea").fill(text)
+    if model is not None:
+        page.locator("#model textarea, #model input").first.fill(model)
+    page.locator("#translate").click()
+
+
+def shown_hypotheses(page):
+    """The rows of the table, in order."""
+    rows = page.locator("#hypotheses").get_by_role("row").all()
+    cells = [row.get_by_role("gridcell").all_inner_texts() for row in rows]
+    return [[cell.strip() for cell in row] for row in cells if row]
+
+
+def choose(page, name, option):
+    page.locator(f"#{name} input").click()
+    page.get_by_role("option", name=option, exact=True).click()
+
+
+@pytest.mark.browser
+def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded):
+    translate(page, SENTENCE)
+    first = picture(page, "attention")
+    expected = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
+    assert shown_hypotheses(page) == [
+        [found.text, f"{round(found.log_probability, 2)}", f"{round(found.score, 2)}"]
+        for found in expected
+    ]
+    choose(page, "layer", "1")
+    second = picture(page, "attention", other_than=first)
+    choose(page, "head", "3")
+    third = picture(page, "attention", other_than=second)
+    page.get_by_label("decoder self-attention", exact=True).check()
+    fourth = picture(page, "attention", other_than=third)
+    assert len({first, second, third, fourth}) == 4
+
+
+@pytest.mark.browser
+def test_a_smaller_beam_gives_fewer_hypotheses(page):
+    page.locator("#beams input[type=number]").fill("2")
+    page.locator("#beams input[type=number]").press("Enter")
+    translate(page, SENTENCE)
+    picture(page, "attention")
+    assert len(shown_hypotheses(page)) == 2
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize(
+    ("text", "model", "sentence"),
+    [("   ", None, "must have words"), (SENTENCE, "/no/such/folder", "run must be a run folder")],
+)
+def test_bad_input_is_answered_with_a_sentence(page, text, model, sentence):
+    translate(page, text, model)
+    toast = page.get_by_test_id("toast-body")
+    toast.wait_for()
+    assert sentence in toast.inner_text()
+    assert page.locator("#attention img").count() == 0
+
+
+@pytest.mark.browser
+def test_a_slider_changes_the_schedule(page):
+    page.get_by_role("tab", name="Learning rate").click()
+    before = picture(page, "schedule")
+    page.locator("#warmup input[type=number]").fill("8000")
+    page.locator("#warmup input[type=number]").press("Enter")
+    picture(page, "schedule", other_than=before)
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("tab", ["Translate", "Learning rate"])
+def test_the_page_fits_a_phone(page, tab):
+    page.set_viewport_size(PHONE)
+    page.get_by_role("tab", name=tab).click()
+    if tab == "Translate":
+        translate(page, SENTENCE)
+        picture(page, "attention")
+    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
