@@ -100,7 +100,7 @@ def attention_weights(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     source: str,
-    target: str | None = None,
+    target: str | Tensor | None = None,
     **search: Any,
 ) -> AttentionWeights:
     """Read a sentence and a translation with all heads watched.
@@ -109,7 +109,8 @@ def attention_weights(
         model: A trained model; is left as it was.
         tokenizer: Its tokenizer.
         source: A sentence.
-        target: Its translation; the one that the model finds if not given.
+        target: Its translation, as a text or as token ids with the end token, [T]; the one that
+            the model finds if not given.
         search: Settings of `generate` for that, `num_beams` for one.
 
     Returns:
@@ -119,13 +120,15 @@ def attention_weights(
         ValueError: If a text has no word, or is too long for the model.
     """
     for name, text in (("source", source), ("target", target)):
-        if text is not None and not text.strip():
+        if isinstance(text, str) and not text.strip():
             raise ValueError(f"{name} must have a word, got {text!r}.")
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
     source_ids = torch.tensor(pipeline.preprocess([source]), device=model.device)  # [1, S]
     if target is None:
         target_ids = pipeline.forward({"input_ids": source_ids}, **search)["ids"][:1, 1:]
         target_ids = target_ids.to(model.device)  # [1, T]
+    elif isinstance(target, Tensor):
+        target_ids = target[None].to(model.device)  # [1, T]
     else:
         target_ids = torch.tensor(pipeline.preprocess([target]), device=model.device)  # [1, T]
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
