@@ -1,0 +1,269 @@
+"""Section 3.2.1: why scores are divided by the root of d_k.
+
+Shapes: d_k width of queries and keys, Q queries, K keys.
+"""
+
+import argparse
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vanilla_transformer.modeling_vanilla_transformer import scaled_dot_product_attention
+from vanilla_transformer.paper.study import Section
+from vanilla_transformer.pictures import new_figure
+
+WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
+NUM_HEADS = 8
+NUM_KEYS = 64
+NUM_QUERIES = 1024
+# of base, to say the numbers for
+BASE_WIDTH = 64
+VANISHED = 0.01
+SCALES = {
+    "none": lambda d_k: 1.0,
+    "1 / sqrt(d_k)": lambda d_k: d_k**-0.5,
+    "1 / sqrt(d_model)": lambda d_k: (NUM_HEADS * d_k) ** -0.5,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoftmaxStatistics:
+    """What scaled scores become, as means over the queries.
+
+    Attributes:
+        variance: Of the scaled scores.
+        entropy: Of the weights, in nats.
+        largest: Weight of a query.
+        gradient: Norm of the softmax's Jacobian: how much the weights can still move.
+        median_gradient: The same of the query in the middle, instead of the mean.
+        vanished: Share of the queries for which it is below `VANISHED`.
+    """
+
+    variance: float
+    entropy: float
+    largest: float
+    gradient: float
+    median_gradient: float
+    vanished: float
+
+
+def measure(
+    d_k: int,
+    scale: float,
+    num_keys: int = NUM_KEYS,
+    num_queries: int = NUM_QUERIES,
+    seed: int = 0,
+) -> SoftmaxStatistics:
+    """Attend with random queries and keys, whose components have mean 0 and variance 1.
+
+    Args:
+        d_k: Width of queries and keys.
+        scale: What the scores are multiplied with.
+        num_keys: Keys that each query sees.
+        num_queries: How many are averaged over.
+        seed: Of queries and keys.
+
+    Returns:
+        What the scores are, and what the softmax makes of them.
+
+    Raises:
+        ValueError: If a size is below 1.
+    """
+    for name, size in (("d_k", d_k), ("num_keys", num_keys), ("num_queries", num_queries)):
+        if size < 1:
+            raise ValueError(f"{name} must be at least 1, got {size}.")
+    random = torch.Generator().manual_seed(seed)
+    query = torch.randn(num_queries, 1, d_k, generator=random)  # [Q, 1, d_k]
+    key = torch.randn(num_queries, num_keys, d_k, generator=random)  # [Q, K, d_k]
+    scores = query @ key.transpose(-2, -1) * scale  # [Q, 1, K]
+    # the model's own attention divides by the root of d_k, which is taken back here
+    scaled = query * (scale * math.sqrt(d_k))
+    _, weights = scaled_dot_product_attention(scaled, key, key[..., :1], None)
+    weights = weights[:, 0].double()  # [Q, K]
+    gradients = jacobian_norm(weights)  # [Q]
+    return SoftmaxStatistics(
+        variance=float(scores.var()),
+        entropy=float(-torch.special.xlogy(weights, weights).sum(dim=-1).mean()),
+        largest=float(weights.max(dim=-1).values.mean()),
+        gradient=float(gradients.mean()),
+        median_gradient=float(gradients.median()),
+        vanished=float((gradients < VANISHED).double().mean()),
+    )
+
+
+def jacobian_norm(weights: Tensor) -> Tensor:
+    """The Frobenius norm of the softmax's Jacobian, diag(p) - p p^T.
+
+    Args:
+        weights: What the softmax gave, [..., K].
+
+    Returns:
+        The norms, [...]; 0 where one weight is 1.
+    """
+    squares = weights.square().sum(dim=-1)
+    cubes = weights.pow(3).sum(dim=-1)
+    return (squares - 2 * cubes + squares.square()).clamp(min=0.0).sqrt()
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare what can be asked of this study.
+
+    Args:
+        parser: Of the command line.
+    """
+    parser.add_argument(
+        "--d_k",
+        type=int,
+        nargs="+",
+        default=list(WIDTHS),
+        help="widths of queries and keys (%(default)s)",
+    )
+    parser.add_argument(
+        "--num_keys", type=int, default=NUM_KEYS, help="keys that a query sees (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of queries and keys (%(default)s)")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """The variance of the scores, and what the softmax makes of them.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        Two sections.
+
+    Raises:
+        ValueError: If a size is below 1.
+    """
+    widths = sorted(set(flags.d_k))
+    found = {
+        name: [measure(d_k, scale(d_k), num_keys=flags.num_keys, seed=flags.seed) for d_k in widths]
+        for name, scale in SCALES.items()
+    }
+    yield _variance_section(widths, found)
+    yield _softmax_section(widths, found, flags.num_keys)
+
+
+def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]]) -> Section:
+    formulas = {
+        "none": widths,
+        "1 / sqrt(d_k)": [1.0] * len(widths),
+        "1 / sqrt(d_model)": [1 / NUM_HEADS] * len(widths),
+    }
+    figure, axes = new_figure(7.0, 4.2)
+    for name, statistics in found.items():
+        (line,) = axes.plot(widths, formulas[name], linewidth=1, label=f"formula, {name}")
+        variances = [entry.variance for entry in statistics]
+        axes.plot(widths, variances, "o", color=line.get_color(), label=f"measured, {name}")
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(widths, [str(d_k) for d_k in widths])
+    axes.set_xlabel("d_k")
+    axes.set_ylabel("variance of the scores")
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    worst = max(
+        abs(entry.variance / formula - 1)
+        for name, statistics in found.items()
+        for entry, formula in zip(statistics, formulas[name], strict=True)
+    )
+    first, last = found["none"][0].variance, found["none"][-1].variance
+    return Section(
+        name="variance",
+        title="The variance of q . k is d_k",
+        says="A score is a sum of d_k products, each of mean 0 and variance 1 where queries and "
+        f"keys have such components, so its variance is d_k: measured {first:.2f} at d_k = "
+        f"{widths[0]} and {last:.1f} at {widths[-1]}. Divided by the root of d_k it is 1 whatever "
+        f"the width; divided by the root of d_model = {NUM_HEADS} d_k, a common slip, it is 1 / h "
+        f"= {1 / NUM_HEADS:g}. No measured variance is further than {worst:.1%} from its formula.",
+        columns=(
+            "d_k",
+            *(f"{name}: {what}" for name in SCALES for what in ("measured", "formula")),
+        ),
+        rows=[
+            [
+                d_k,
+                *(
+                    value
+                    for name in SCALES
+                    for value in (found[name][i].variance, float(formulas[name][i]))
+                ),
+            ]
+            for i, d_k in enumerate(widths)
+        ],
+        figure=figure,
+    )
+
+
+def _softmax_section(
+    widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
+) -> Section:
+    figure, all_axes = new_figure(10.5, 4.0, 1, 3)
+    panels = (
+        ("entropy", "entropy of the weights (nats)"),
+        ("median_gradient", "norm of the softmax's Jacobian, median"),
+        ("vanished", f"share of queries with a norm below {VANISHED}"),
+    )
+    for axes, (field, label) in zip(all_axes[0], panels, strict=True):
+        for name, statistics in found.items():
+            values = [getattr(entry, field) for entry in statistics]
+            axes.plot(widths, values, marker="o", label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
+        axes.set_xlabel("d_k")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0.0)
+        axes.grid(alpha=0.3)
+    # looking at all keys alike is the most that an entropy can be
+    all_axes[0, 0].axhline(math.log(num_keys), color="0.5", linestyle="--", linewidth=1)
+    all_axes[0, 0].set_ylim(top=1.15 * math.log(num_keys))
+    all_axes[0, 0].text(
+        widths[0], 1.03 * math.log(num_keys), f"all {num_keys} keys alike", fontsize=8, color="0.4"
+    )
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    at = widths.index(BASE_WIDTH) if BASE_WIDTH in widths else len(widths) - 1
+    none, paper, slip = (found[name][at] for name in SCALES)
+    last_none, last_paper = found["none"][-1], found["1 / sqrt(d_k)"][-1]
+    return Section(
+        name="softmax",
+        title="What the softmax makes of it",
+        says=f"At d_k = {widths[at]} and {num_keys} keys, unscaled scores leave the largest weight "
+        f"{none.largest:.2f} and an entropy of {none.entropy:.2f} nats, of {math.log(num_keys):.2f}"
+        f" possible; scaled, {paper.largest:.2f} and {paper.entropy:.2f}. The gradient has to pass "
+        f"through the softmax's Jacobian. Unscaled, it vanishes (norm below {VANISHED}) for "
+        f"{none.vanished:.0%} of the queries at d_k = {widths[at]} and for "
+        f"{last_none.vanished:.0%} at {widths[-1]}, where its median is "
+        f"{last_none.median_gradient:.4f} against {last_paper.median_gradient:.3f} scaled; the "
+        f"mean falls later ({none.gradient:.3f} and {last_none.gradient:.3f}), as the few queries "
+        "that hesitate between two keys hold it up. Divided by the root of d_model, the weights "
+        f"are too even (entropy {slip.entropy:.2f}): heads begin almost as an average of all keys, "
+        f"with a Jacobian of {slip.median_gradient:.3f}, and the gradient of queries and keys is "
+        "multiplied by the smaller factor as well.",
+        columns=(
+            "scaling",
+            "d_k",
+            "entropy (nats)",
+            "largest weight",
+            "Jacobian, mean",
+            "median",
+            f"below {VANISHED}",
+        ),
+        rows=[
+            [
+                name,
+                d_k,
+                entry.entropy,
+                entry.largest,
+                entry.gradient,
+                entry.median_gradient,
+                entry.vanished,
+            ]
+            for name, statistics in found.items()
+            for d_k, entry in zip(widths, statistics, strict=True)
+        ],
+        figure=figure,
+    )
