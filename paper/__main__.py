@@ -25,6 +25,9 @@ class Study(NamedTuple):
 STUDIES = {
     "scaling": Study("section 3.2.1", "Why scores are divided by the root of d_k", "scaling"),
     "attention": Study("sections 3.2 and 4", "What the heads of a model attend to", "attention"),
+    "embeddings": Study(
+        "section 3.4", "One-hot rows, the factor sqrt(d_model), one matrix", "embeddings"
+    ),
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
     "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),
 }

@@ -1,0 +1,83 @@
+"""Section 3.4: one-hot rows, the factor sqrt(d_model), and one matrix for three uses."""
+
+import json
+import math
+
+import equations
+import pytest
+import torch
+import train_toys
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.cli import main
+from vanilla_transformer.paper.embeddings import (
+    USES,
+    embedding_size,
+    gradients_by_use,
+    one_hot_product,
+)
+
+
+def test_a_one_hot_row_times_the_matrix_is_the_row_to_the_last_bit():
+    table, ids = torch.randn(301, 17), torch.randint(301, (40,))
+    assert torch.equal(one_hot_product(ids, table), table[ids])
+
+
+def test_a_component_of_a_position_is_one_over_root_two_and_of_a_scaled_embedding_one():
+    found = embedding_size(train_toys.toy_model(vocab_size=3000, hidden_size=64))
+    assert found.positions == pytest.approx(1 / math.sqrt(2), rel=1e-6)
+    rows = [equations.positional_encoding(position, 64) for position in range(9)]
+    mean = sum(value**2 for row in rows for value in row) / (9 * 64)
+    assert math.sqrt(mean) == pytest.approx(found.positions, rel=1e-6)
+    assert found.plain == pytest.approx(64**-0.5, rel=0.02)
+    assert found.scaled == pytest.approx(1.0, rel=0.02)
+
+
+def test_the_gradient_of_the_one_matrix_is_the_sum_over_its_uses():
+    model = train_toys.toy_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    source, target = torch.randint(4, 19, (2, 3, 5)).unbind()
+    found = gradients_by_use(model, source, target.roll(1, dims=1), target)
+    uses = [found[use] for use in USES]
+    torch.testing.assert_close(sum(uses), found["tied"])
+    # every one has a part, and the inputs' is on the tokens that were read alone
+    assert all(gradient.norm() > 0 for gradient in uses)
+    read = found["source"].abs().sum(dim=1) > 0
+    assert read.nonzero().flatten().tolist() == source.unique().tolist()
+    # the model that was looked at is what it was, without a gradient
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """The sections found, with a model whose embeddings are three times what they were."""
+    folder = tmp_path_factory.mktemp("embeddings")
+    tokenizer = VanillaTransformerTokenizer()
+    model = train_toys.toy_model(vocab_size=len(tokenizer))
+    model.get_input_embeddings().weight.data *= 3
+    model.save_pretrained(folder / "run")
+    tokenizer.save_pretrained(folder / "run")
+    command = ["paper", "embeddings", "--model", str(folder / "run")]
+    assert main([*command, "--output_dir", str(folder / "out")]) == 0
+    return json.loads((folder / "out" / "study.json").read_text(encoding="utf-8"))["sections"]
+
+
+def test_the_study_counts_what_the_tie_saves(study):
+    assert list(study) == ["one_hot", "factor", "tie"]
+    assert study["one_hot"]["equal"]
+    # 2 V d for each token
+    assert study["one_hot"]["rows"][0][1] == 64 * 2 * 37_000 * 512
+    assert "lie at 1 address in memory" in study["tie"]["says"]
+    counts = study["tie"]["parameters"]
+    for row in ("base", "big", "C4"):
+        millions = counts[row]["tied"] / 1e6
+        assert round(millions, 2) == equations.PARAMETERS[row]
+    assert counts["base"]["untied"] - counts["base"]["tied"] == 2 * 37_000 * 512
+    assert study["tie"]["gradient_difference"] < 1e-5
+
+
+def test_a_trained_model_stands_beside_the_rows(study):
+    rows = {row[0]: row[1:] for row in study["factor"]["rows"]}
+    at_start, trained = rows["this model, at the start"], rows["this model, trained"]
+    assert trained[2] / at_start[2] == pytest.approx(3.0, rel=0.1)
