@@ -29,6 +29,7 @@ STUDIES = {
         "section 3.4", "One-hot rows, the factor sqrt(d_model), one matrix", "embeddings"
     ),
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
+    "table2": Study("table 2, section 6.1", "BLEU against the work of training", "table2"),
     "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),
 }
 

@@ -113,14 +113,14 @@ def _yaml_lines(settings: dict[str, Any]) -> list[str]:
     ]
 
 
-def flops_per_token(model: VanillaTransformerForConditionalGeneration) -> int:
+def flops_per_token(model: nn.Module) -> int:
     """Work of training on one token of the source and one of the target.
 
     A weight is multiplied once with each token that reaches it, the decoder's keys and values of
     the memory with the source's, the output projection with the target's. Backward is twice that.
 
     Args:
-        model: The model; its weights may be on the meta device.
+        model: The model, or a part of it; its weights may be on the meta device.
 
     Returns:
         Floating-point operations, but for those between queries, keys and values: they depend on

@@ -1,0 +1,101 @@
+"""Table 2, section 6.1: the work of training, counted and as the paper estimates it."""
+
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+from train_toys import toy_settings, write_recipe
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.cli import main
+from vanilla_transformer.paper.table2 import (
+    TRAININGS,
+    scored_runs,
+    sustained_flops,
+    training_flops,
+)
+from vanilla_transformer.train.config import load_config
+
+
+@pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.recipe)
+def test_time_times_gpus_times_what_one_sustains_is_the_papers_estimate(training):
+    estimate = sustained_flops(training.hours)
+    # two digits, as in the table
+    assert float(f"{estimate:.1e}") == training.system.flops_de
+
+
+@pytest.mark.parametrize(
+    ("recipe", "d", "f", "h", "steps"),
+    [("paper-base", 512, 2048, 8, 100_000), ("paper-big", 1024, 4096, 16, 300_000)],
+)
+def test_the_work_of_the_papers_training_is_that_of_its_products(recipe, d, f, h, steps):
+    tokens, length = 25_000 * steps, 30
+    # a product of a token with an a x b matrix is 2 a b operations, three times with backward
+    attention, feed_forward = 4 * d * d, 2 * d * f
+    expected = {
+        "encoder": 6 * tokens * 6 * (attention + feed_forward),
+        "decoder": 6 * tokens * 6 * (2 * attention + feed_forward),
+        "output projection": 6 * tokens * 37_000 * d,
+        # with each of the tokens of a sentence: a score and a share of the value, in every head
+        "attention itself": 6 * tokens * 6 * 3 * length * h * (64 + 64),
+    }
+    assert training_flops(load_config(recipe), length) == pytest.approx(expected)
+
+
+def test_the_count_is_what_a_step_of_training_does():
+    sizes = {"d_k": 6, "d_v": 10, "hidden_size": 32, "encoder_layers": 2, "decoder_layers": 3}
+    sizes |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 40}
+    length, sentences = 7, 5
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(
+            VanillaTransformerConfig(vocab_size=50, attn_implementation="eager", **sizes)
+        )
+        tokens = torch.zeros(sentences, length, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        model(input_ids=tokens, decoder_input_ids=tokens, use_cache=False).logits.sum().backward()
+    step = {"tokens_per_step": length * sentences, "max_steps": 1, "vocab_size": 50}
+    config = load_config("paper-base", {**step, "model": sizes})
+    assert sum(training_flops(config, length).values()) == counter.get_total_flops()
+
+
+def test_scores_of_a_run_stand_beside_its_corpus_and_the_steps_it_made(tmp_path):
+    run = tmp_path / "results" / "a-run"
+    run.mkdir(parents=True)
+    settings = toy_settings(tmp_path, run, max_steps=40)
+    write_recipe(run / "recipe.yaml", settings)
+    (run / "metrics.jsonl").write_text('{"step": 5, "loss": 1.0}\n{"step": 10, "loss": 1.0}\n')
+    languages = {"source_lang": "en", "target_lang": "de"}
+    score = {**languages, "bleu": 12.5, "bleu_signature": "how"}
+    scores = {
+        "test": {**score, "dataset": "my corpus", "name": "x", "split": "test"},
+        "other": {**score, "dataset": "wmt/wmt14", "name": "de-en", "split": "test"},
+        "trees": {**languages, "f1": 1.0},
+    }
+    (run / "scores.json").write_text(json.dumps(scores))
+    # scores without settings say nothing of the work
+    (tmp_path / "results" / "no-run").mkdir()
+    (tmp_path / "results" / "no-run" / "scores.json").write_text(json.dumps(scores))
+    found = scored_runs(tmp_path / "results", 30)
+    assert [(run.name, run.corpus, run.bleu, run.is_papers) for run in found] == [
+        ("a-run", "my corpus x", 12.5, False),
+        ("a-run", "wmt/wmt14 de-en", 12.5, True),
+    ]
+    whole = sum(training_flops(load_config("paper-base", settings), 30).values())
+    assert found[0].flops == pytest.approx(whole * 10 / 40)
+
+
+def test_without_results_the_table_says_that_there_are_none(tmp_path, capsys):
+    folder = tmp_path / "out"
+    none = ["--results", str(tmp_path / "nothing")]
+    assert main(["paper", "table2", "--output_dir", str(folder), *none]) == 0
+    assert "No run with scores was found" in capsys.readouterr().out
+    sections = json.loads((folder / "study.json").read_text(encoding="utf-8"))["sections"]
+    assert sections["runs"]["rows"] == []
+    work = {row[0]: row for row in sections["work"]["rows"]}
+    assert work["Transformer (base)"][4] == pytest.approx(3.28e18, rel=1e-3)
+    assert main(["paper", "table2", "--sentence_length", "0"]) == 1
+    assert "sentence_length must be at least 1, got 0." in capsys.readouterr().err
