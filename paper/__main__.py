@@ -31,6 +31,9 @@ STUDIES = {
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
     "table2": Study("table 2, section 6.1", "BLEU against the work of training", "table2"),
     "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),
+    "table4": Study(
+        "table 4, section 6.3", "English constituency parsing as translation", "table4"
+    ),
 }
 
 

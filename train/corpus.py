@@ -3,6 +3,7 @@
 import codecs
 import gzip
 import hashlib
+import lzma
 import re
 import zlib
 from collections import deque
@@ -204,17 +205,29 @@ def _decoded(line: bytes, name: str, repair: bool) -> str:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[IO[bytes]]:
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file for its bytes.
+
+    Args:
+        path: Plain, .gz or .xz.
+
+    Yields:
+        The file, unpacked as it is read.
+
+    Raises:
+        ValueError: If it cannot be read to its end.
+    """
+    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, Path.open)
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with opener(path, "rb") as file:
             yield file
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 
 def _count_lines(path: Path) -> int:
     count, last = 0, b"\n"
-    with _opened(path) as file:
+    with opened(path) as file:
         while part := file.read(1 << 20):
             count += part.count(b"\n")
             last = part[-1:]
@@ -224,7 +237,7 @@ def _count_lines(path: Path) -> int:
 def _text_pairs(
     source: Path, target: Path, source_lang: str, target_lang: str, repair: bool, stamp: str
 ) -> Iterator[dict]:
-    with _opened(source) as source_file, _opened(target) as target_file:
+    with opened(source) as source_file, opened(target) as target_file:
         sides = (
             read_lines(file, str(path), repair)
             for file, path in ((source_file, source), (target_file, target))
