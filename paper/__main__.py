@@ -25,6 +25,9 @@ class Study(NamedTuple):
 STUDIES = {
     "scaling": Study("section 3.2.1", "Why scores are divided by the root of d_k", "scaling"),
     "attention": Study("sections 3.2 and 4", "What the heads of a model attend to", "attention"),
+    "teacher-forcing": Study(
+        "sections 3.1 and 3.2.3", "All positions in one pass, or step by step", "teacher_forcing"
+    ),
     "embeddings": Study(
         "section 3.4", "One-hot rows, the factor sqrt(d_model), one matrix", "embeddings"
     ),

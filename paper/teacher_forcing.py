@@ -1,0 +1,332 @@
+"""Sections 3.1 and 3.2.3: all positions of a sentence in one pass, or one after the other.
+
+Shapes as in the model: S source tokens, T target tokens.
+"""
+
+import argparse
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer.attention_maps import token_texts
+from vanilla_transformer.paper.study import Section
+from vanilla_transformer.paper.trained import add_model_flag, load_trained
+from vanilla_transformer.pictures import new_figure
+from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.tokenization.learning import learn_vocabulary
+from vanilla_transformer.train.demo_corpus import build_demo_corpus
+from vanilla_transformer.train.step import smoothed_loss_sum
+
+NUM_SENTENCES = 8
+REPEATS = 3
+LENGTHS = (8, 16, 32, 64, 128)
+# of the random model, and what its vocabulary is learned from
+NUM_PAIRS = 500
+VOCAB_SIZE = 600
+SIZES = {
+    "hidden_size": 64,
+    "encoder_layers": 2,
+    "decoder_layers": 2,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "encoder_ffn_dim": 256,
+    "decoder_ffn_dim": 256,
+}
+WAYS = ("one pass", "step by step, with the cache", "step by step, without")
+
+
+@torch.no_grad()
+def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -> Tensor:
+    """The loss of each target token as training has it: all positions at once. Section 3.2.3.
+
+    Args:
+        model: In evaluation mode.
+        source: Source tokens, [1, S].
+        labels: Target tokens, [1, T].
+
+    Returns:
+        A loss each, in nats, [T].
+    """
+    inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
+    logits = model(input_ids=source, decoder_input_ids=inputs, use_cache=False).logits
+    return _losses(logits, labels)
+
+
+@torch.no_grad()
+def losses_step_by_step(
+    model: PreTrainedModel, source: Tensor, labels: Tensor, use_cache: bool
+) -> Tensor:
+    """The same as translation has it: each step is given the true token before it. Section 3.1.
+
+    Args:
+        model: In evaluation mode.
+        source: Source tokens, [1, S].
+        labels: Target tokens, [1, T].
+        use_cache: Whether keys and values of earlier steps are kept; else all is read again.
+
+    Returns:
+        A loss each, in nats, [T].
+    """
+    inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
+    memory = model.get_encoder()(input_ids=source)
+    logits, cache = [], None
+    for end in range(1, labels.shape[1] + 1):
+        read = inputs[:, end - 1 : end] if use_cache else inputs[:, :end]
+        outputs = model(
+            encoder_outputs=memory,
+            decoder_input_ids=read,
+            past_key_values=cache,
+            use_cache=use_cache,
+            logits_to_keep=1,
+        )
+        logits.append(outputs.logits)
+        cache = outputs.past_key_values
+    return _losses(torch.cat(logits, dim=1), labels)
+
+
+def _losses(logits: Tensor, labels: Tensor) -> Tensor:
+    # the package's loss is a sum: here each token is a sum of its own
+    return torch.stack(
+        [smoothed_loss_sum(logits[:, [t]], labels[:, [t]], 0.0) for t in range(labels.shape[1])]
+    ).cpu()
+
+
+def timed(
+    model: PreTrainedModel, source: Tensor, labels: Tensor
+) -> dict[str, tuple[Tensor, float]]:
+    """The losses of a sentence, each way, and how long they took.
+
+    Args:
+        model: In evaluation mode.
+        source: Source tokens, [1, S].
+        labels: Target tokens, [1, T].
+
+    Returns:
+        By `WAYS`, the losses [T] and the seconds, of the fastest try.
+    """
+    works: dict[str, Callable[[], Tensor]] = {
+        WAYS[0]: lambda: losses_of_one_pass(model, source, labels),
+        WAYS[1]: lambda: losses_step_by_step(model, source, labels, use_cache=True),
+        WAYS[2]: lambda: losses_step_by_step(model, source, labels, use_cache=False),
+    }
+    found = {}
+    for way, work in works.items():
+        seconds = []
+        for _ in range(REPEATS):
+            # the losses are on the CPU: the device has been waited for
+            started = time.perf_counter()
+            losses = work()
+            seconds.append(time.perf_counter() - started)
+        found[way] = losses, min(seconds)
+    return found
+
+
+def demo_pairs(count: int) -> list[tuple[str, str]]:
+    """Sentences of the demo's corpus and their translations.
+
+    Args:
+        count: How many.
+
+    Returns:
+        English and German.
+    """
+    rows = build_demo_corpus(train=count, validation=1, test=1)["train"]["translation"]
+    return [(row["en"], row["de"]) for row in rows]
+
+
+def random_model(
+    pairs: Sequence[tuple[str, str]], seed: int
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """A small model of random weights.
+
+    Args:
+        pairs: Sentences to learn a vocabulary from.
+        seed: Of the weights.
+
+    Returns:
+        The model, in evaluation mode, and its tokenizer.
+    """
+    texts = [text for pair in pairs for text in pair]
+    tokenizer = learn_vocabulary(texts, VOCAB_SIZE, progress=False)
+    torch.manual_seed(seed)
+    config = VanillaTransformerConfig(
+        vocab_size=len(tokenizer),
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        decoder_start_token_id=tokenizer.bos_token_id,
+        **SIZES,
+    )
+    return VanillaTransformerForConditionalGeneration(config).eval(), tokenizer
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare what can be asked of this study.
+
+    Args:
+        parser: Of the command line.
+    """
+    add_model_flag(parser, default=None)
+    parser.add_argument("--sentence", help="one of the demo's if not given; with --translation")
+    parser.add_argument("--translation", help="of the sentence, from the training data")
+    parser.add_argument(
+        "--lengths",
+        type=int,
+        nargs="+",
+        default=list(LENGTHS),
+        help="target tokens to take the time of (%(default)s)",
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of what is random (%(default)s)")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """The losses of a sentence each way, and the time against its length.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        Two sections.
+
+    Raises:
+        ValueError: If there is no such model, a text without the other, or a length below 1.
+    """
+    if (flags.sentence is None) != (flags.translation is None):
+        raise ValueError("sentence and translation must be given together, got one of them.")
+    if min(flags.lengths) < 1:
+        raise ValueError(f"lengths must be at least 1, got {min(flags.lengths)}.")
+    pairs = []
+    if flags.sentence is None or flags.model is None:
+        pairs = demo_pairs(NUM_PAIRS)
+    if flags.model is None:
+        model, tokenizer = random_model(pairs, flags.seed)
+    else:
+        model, tokenizer = load_trained(flags.model)
+    shown = [(flags.sentence, flags.translation)] if flags.sentence else pairs[:NUM_SENTENCES]
+    ids = [
+        tuple(torch.tensor([tokenizer(text).input_ids], device=model.device) for text in pair)
+        for pair in shown
+    ]
+    # what a first run sets up is no part of its time
+    timed(model, *ids[0])
+    yield _losses_section(model, tokenizer, shown, ids, is_trained=flags.model is not None)
+    longest = max_source_tokens(model.config)
+    lengths = sorted(
+        {length if longest is None else min(length, longest) for length in flags.lengths}
+    )
+    yield _time_section(model, ids[0][0], lengths, flags.seed)
+
+
+def _losses_section(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    shown: Sequence[tuple[str, str]],
+    ids: Sequence[tuple[Tensor, Tensor]],
+    is_trained: bool,
+) -> Section:
+    found = [timed(model, *pair) for pair in ids]
+    drawn = max(range(len(ids)), key=lambda index: ids[index][1].shape[1])
+    lengths = [labels.shape[1] for _, labels in ids]
+    total = sum(lengths)
+    counts = {
+        WAYS[0]: (len(ids), total),
+        WAYS[1]: (total, total),
+        WAYS[2]: (total, sum(length * (length + 1) // 2 for length in lengths)),
+    }
+    differences = {
+        way: max(float((each[way][0] - each[WAYS[0]][0]).abs().max()) for each in found)
+        for way in WAYS
+    }
+    means = {way: sum(float(each[way][0].sum()) for each in found) / total for way in WAYS}
+    rows = [
+        [way, *counts[way], means[way], differences[way], 1e3 * sum(each[way][1] for each in found)]
+        for way in WAYS
+    ]
+    tokens = token_texts(tokenizer, ids[drawn][1][0].tolist())
+    figure, axes = new_figure(max(6.0, 1.5 + 0.34 * len(tokens)), 4.2)
+    styles = {"one pass": ("o", 9), WAYS[1]: ("x", 7), WAYS[2]: ("+", 9)}
+    for way, (marker, size) in styles.items():
+        axes.plot(
+            found[drawn][way][0],
+            marker,
+            markersize=size,
+            label=way,
+            fillstyle="none",
+            markeredgewidth=1.5,
+        )
+    uniform = math.log(model.config.vocab_size)
+    axes.axhline(uniform, color="0.5", linestyle="--", linewidth=1, label="ln V: all tokens alike")
+    turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+    axes.set_xticks(range(len(tokens)), tokens, **turned)
+    axes.set_xlabel("token to predict")
+    axes.set_ylabel("loss (nats)")
+    # of a trained model most are near 0
+    axes.set_yscale("log" if is_trained else "linear")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8)
+    of = "a trained model" if is_trained else "a model of random weights"
+    sentences = f"{len(ids)} of the demo's sentences" if len(ids) > 1 else "this sentence"
+    return Section(
+        name="losses",
+        title="One pass gives the losses of all steps",
+        says=f"The decoder of {of} reads {sentences}, {total} target tokens in all. Because each "
+        "position is given the true tokens before it and the mask hides those after it, position t "
+        f"of one pass computes just what step t would: the losses, {means[WAYS[0]]:.4f} nats in "
+        f"the mean, differ by {differences[WAYS[1]]:.0e} at most with the cache of earlier keys "
+        f"and values and by {differences[WAYS[2]]:.0e} without, which is rounding. Training takes "
+        f"{counts[WAYS[0]][0]} pass{'es' if len(ids) > 1 else ''} of the decoder where translation "
+        f"takes {counts[WAYS[1]][0]}. The picture has the sentence: {shown[drawn][1]}",
+        columns=(
+            "way",
+            "decoder passes",
+            "positions computed",
+            "mean loss (nats)",
+            "largest difference",
+            "milliseconds",
+        ),
+        rows=rows,
+        figure=figure,
+        numbers={
+            "tokens": tokens,
+            "losses": {way: found[drawn][way][0].tolist() for way in WAYS},
+        },
+    )
+
+
+def _time_section(
+    model: PreTrainedModel, source: Tensor, lengths: Sequence[int], seed: int
+) -> Section:
+    random = torch.Generator().manual_seed(seed)
+    rows = []
+    for length in lengths:
+        labels = torch.randint(model.config.vocab_size, (1, length), generator=random)
+        found = timed(model, source, labels.to(model.device))
+        rows.append([length, *(1e3 * found[way][1] for way in WAYS)])
+    figure, axes = new_figure(7.0, 4.2)
+    for column, way in enumerate(WAYS, start=1):
+        axes.plot(lengths, [row[column] for row in rows], marker="o", label=way)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_xlabel("target tokens")
+    axes.set_ylabel("milliseconds")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    last = rows[-1]
+    return Section(
+        name="time",
+        title="What it saves",
+        says=f"At {last[0]} target tokens one pass takes {last[1]:.1f} ms, the steps with the "
+        f"cache {last[2]:.1f} ms, {last[2] / last[1]:.0f} times as long, and without it "
+        f"{last[3]:.1f} ms, {last[3] / last[1]:.0f} times. A recurrent network has no such pass: "
+        "its step t needs the state of step t - 1 in training too (table 1, sequential "
+        "operations).",
+        columns=("target tokens", *(f"{way} (ms)" for way in WAYS)),
+        rows=rows,
+        figure=figure,
+    )
