@@ -1,0 +1,286 @@
+"""Small models that need the order of words, trained with and without positions. Section 3.5.
+
+Two tasks: turn "A chases B" into "B flees A", which asks who chases whom; and copy a row of
+symbols, which asks where each of them stands.
+
+Shapes: B sentences, T tokens of source and target alike.
+"""
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerEncoder
+from vanilla_transformer.train.schedule import paper_schedule
+from vanilla_transformer.train.step import smoothed_loss_sum
+
+START = 1
+FIRST_WORD = 3
+CHASES, FLEES, FIRST_NAME = 3, 4, 5
+HELD_OUT = 4
+
+
+@dataclass(frozen=True)
+class Training:
+    """Sizes of a small model, and how it is trained.
+
+    Attributes:
+        d_model: Width; the feed-forward layers are four times as wide.
+        layers: Of encoder and decoder each.
+        num_heads: h.
+        steps: Of the training.
+        sentences_per_step: Of a batch.
+        warmup_steps: Of section 5.3's schedule.
+        learning_rate_factor: Of that schedule.
+    """
+
+    d_model: int = 32
+    layers: int = 1
+    num_heads: int = 4
+    steps: int = 150
+    sentences_per_step: int = 64
+    warmup_steps: int = 50
+    learning_rate_factor: float = 0.5
+
+
+WHO_CHASES_WHOM = Training()
+COPYING = Training(d_model=48, steps=500, sentences_per_step=32, warmup_steps=150)
+
+
+def small_model(
+    position_encoding: str, vocab_size: int, num_positions: int, sizes: Training, seed: int = 0
+) -> VanillaTransformerForConditionalGeneration:
+    """An untrained model of this package, without dropout.
+
+    Args:
+        position_encoding: "sinusoidal", "learned" or "none".
+        vocab_size: V.
+        num_positions: Rows of a learned table.
+        sizes: Of the model.
+        seed: Of its weights.
+
+    Returns:
+        The model, on the accelerator if there is one.
+    """
+    config = VanillaTransformerConfig(
+        vocab_size=vocab_size,
+        d_model=sizes.d_model,
+        encoder_layers=sizes.layers,
+        decoder_layers=sizes.layers,
+        encoder_attention_heads=sizes.num_heads,
+        decoder_attention_heads=sizes.num_heads,
+        encoder_ffn_dim=4 * sizes.d_model,
+        decoder_ffn_dim=4 * sizes.d_model,
+        dropout=0.0,
+        position_encoding=position_encoding,
+        max_position_embeddings=num_positions,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = VanillaTransformerForConditionalGeneration(config)
+    return model.to("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def train_small_model(
+    model: VanillaTransformerForConditionalGeneration,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    sizes: Training,
+) -> None:
+    """Train a model by the paper's recipe: Adam and its schedule, sections 5.2 and 5.3.
+
+    Args:
+        model: It is left in evaluation mode.
+        batches: Sources and targets without end, [B, T] each.
+        sizes: Steps and rate.
+    """
+    optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
+    scheduler = paper_schedule(
+        optimizer, sizes.d_model, sizes.warmup_steps, sizes.learning_rate_factor
+    )
+    model.train()
+    for source, target in itertools.islice(batches, sizes.steps):
+        logits, target = predict(model, source, target)
+        loss = smoothed_loss_sum(logits, target, 0.0) / target.numel()
+        loss.backward()
+        optimizer.step()
+        scheduler.step()
+        optimizer.zero_grad()
+    model.eval()
+
+
+def predict(
+    model: VanillaTransformerForConditionalGeneration, source: Tensor, target: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Read source and target at once, each target token predicted from those before it.
+
+    Args:
+        model: A model.
+        source: [B, T].
+        target: [B, T].
+
+    Returns:
+        Logits [B, T, V], and the targets, on the model's device.
+    """
+    source, target = source.to(model.device), target.to(model.device)
+    before = torch.cat((torch.full_like(target[:, :1], START), target[:, :-1]), dim=1)
+    return model(input_ids=source, decoder_input_ids=before, use_cache=False).logits, target
+
+
+def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
+    """ "A chases B" and "B flees A" for each pair of names.
+
+    Args:
+        pairs: A and B, [B, 2].
+
+    Returns:
+        Sources and targets, [B, 3] each.
+    """
+    first, second = pairs.T
+    verb = torch.ones_like(first)
+    return (
+        torch.stack((first, verb * CHASES, second), dim=1),
+        torch.stack((second, verb * FLEES, first), dim=1),
+    )
+
+
+def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
+    """All pairs of names, some of them never seen in training in either order.
+
+    Args:
+        num_names: Of which each chases each other.
+        seed: Of the choice.
+
+    Returns:
+        Pairs to train on and pairs to ask for, [pairs, 2] each.
+    """
+    names = torch.arange(FIRST_NAME, FIRST_NAME + num_names)
+    couples = torch.combinations(names)
+    order = torch.randperm(len(couples), generator=torch.Generator().manual_seed(seed))
+    held_out, kept = couples[order].tensor_split([len(couples) // HELD_OUT])
+    return tuple(torch.cat((part, part.flip(1))) for part in (kept, held_out))
+
+
+def who_chases_whom(
+    position_encoding: str, seed: int = 0, sizes: Training = WHO_CHASES_WHOM, num_names: int = 20
+) -> float:
+    """Train a small model to turn "A chases B" into "B flees A", and ask it for unseen pairs.
+
+    Args:
+        position_encoding: "sinusoidal", "learned" or "none".
+        seed: Of weights, batches, and the choice of pairs.
+        sizes: Of the model and its training.
+        num_names: Of which each chases each other.
+
+    Returns:
+        The share of sentences of which every word is right; who does not know the order gets half.
+    """
+    trained, unseen = chase_pairs(num_names, seed)
+    generator = torch.Generator().manual_seed(seed)
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            chosen = torch.randint(len(trained), (sizes.sentences_per_step,), generator=generator)
+            yield chases(trained[chosen])
+
+    model = small_model(position_encoding, FIRST_NAME + num_names, 3, sizes, seed)
+    train_small_model(model, batches(), sizes)
+    with torch.no_grad():
+        logits, target = predict(model, *chases(unseen))
+    return (logits.argmax(dim=-1) == target).all(dim=1).float().mean().item()
+
+
+def copying_losses(
+    position_encoding: str,
+    seed: int = 0,
+    sizes: Training = COPYING,
+    trained_length: int = 12,
+    length: int = 24,
+    num_symbols: int = 16,
+    num_sentences: int = 256,
+) -> tuple[Tensor, Tensor]:
+    """Train a small model to copy rows of symbols, and let it copy longer ones.
+
+    In training they have from half of `trained_length` to all of it. A learned table has a row for
+    every position up to `length`; those past `trained_length` stay as they were made.
+
+    Args:
+        position_encoding: "sinusoidal", "learned" or "none".
+        seed: Of weights and batches.
+        sizes: Of the model and its training.
+        trained_length: The longest row of the training.
+        length: Of the longer rows.
+        num_symbols: Of which each is as likely.
+        num_sentences: Rows of either length that it is judged by.
+
+    Returns:
+        Mean loss at each position, in nats: of rows of `trained_length`, [trained_length], and of
+        longer ones, [length].
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def rows(count: int, length: int) -> tuple[Tensor, Tensor]:
+        symbols = torch.randint(
+            FIRST_WORD, FIRST_WORD + num_symbols, (count, length), generator=generator
+        )
+        return symbols, symbols
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        shortest = -(-trained_length // 2)
+        while True:
+            of_batch = torch.randint(shortest, trained_length + 1, (), generator=generator).item()
+            yield rows(sizes.sentences_per_step, of_batch)
+
+    model = small_model(position_encoding, FIRST_WORD + num_symbols, length, sizes, seed)
+    train_small_model(model, batches(), sizes)
+    return tuple(
+        losses_by_position(model, *rows(num_sentences, of_row))
+        for of_row in (trained_length, length)
+    )
+
+
+@torch.no_grad()
+def losses_by_position(
+    model: VanillaTransformerForConditionalGeneration, source: Tensor, target: Tensor
+) -> Tensor:
+    """How hard each place of the target is for a model.
+
+    Args:
+        model: In evaluation mode.
+        source: [B, T].
+        target: [B, T].
+
+    Returns:
+        Mean loss at each position, in nats, [T].
+    """
+    logits, target = predict(model, source, target)
+    log_probs = logits.double().log_softmax(dim=-1)
+    return -log_probs.gather(-1, target[..., None]).squeeze(-1).mean(dim=0).cpu()
+
+
+@torch.no_grad()
+def encode_in_two_orders(
+    encoder: VanillaTransformerEncoder, tokens: Sequence[int], order: Iterable[int]
+) -> tuple[Tensor, Tensor]:
+    """Encode a sentence, and the same words in another order.
+
+    Args:
+        encoder: In evaluation mode.
+        tokens: A sentence, T of them.
+        order: Which of its tokens stands first, second, ... in the other sentence.
+
+    Returns:
+        The vectors of the words in either sentence, both in the order of the first, [T, d_model].
+    """
+    order = list(order)
+    sentences = torch.tensor([list(tokens), [tokens[place] for place in order]])
+    plain, moved = encoder(input_ids=sentences.to(encoder.device)).last_hidden_state
+    put_back = torch.empty_like(moved)
+    put_back[order] = moved
+    return plain, put_back

@@ -1,0 +1,512 @@
+"""The pictures of section 3.5, each drawn from what `positional_encoding` has computed.
+
+Shapes: N positions, d the width of an encoding.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from vanilla_transformer.paper.positional_encoding import (
+    PROPERTIES,
+    Measured,
+    Overlap,
+    Repeat,
+    by_offset,
+    cosine_similarity_matrix,
+    offset_map,
+    wavelengths,
+)
+from vanilla_transformer.pictures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SIGNED = "RdBu_r"
+GOOD, BAD = "#cfe8cf", "#f6cfc9"
+SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+# an encoding of so few features is drawn as lines
+NARROW = 2
+
+
+def draw_heatmap(encoding: Tensor) -> "Figure":
+    """An encoding as colours: a row for each position, a column for each feature.
+
+    Args:
+        encoding: [N, d].
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(8.0, 4.4)
+    image = _plot_heatmap(axes, encoding)
+    figure.colorbar(image, ax=axes, label="value")
+    return figure
+
+
+def draw_similarity(encoding: Tensor) -> "Figure":
+    """The cosine similarity of every two positions.
+
+    Args:
+        encoding: [N, d].
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(5.4, 4.4)
+    image = _plot_similarity(axes, encoding)
+    figure.colorbar(image, ax=axes, label="cosine similarity")
+    return figure
+
+
+def draw_dot_product(encoding: Tensor) -> "Figure":
+    """The dot product of two positions against their distance, to both sides.
+
+    Where it depends on the position too, a band shows from where to where it goes.
+
+    Args:
+        encoding: [N, d].
+
+    Returns:
+        The picture.
+    """
+    exact = encoding.double()
+    mean, lowest, highest = by_offset(exact @ exact.T)  # [N] each
+    offsets = range(1 - len(mean), len(mean))
+
+    def both_sides(values: Tensor) -> Tensor:
+        return torch.cat((values.flip(0), values[1:]))
+
+    figure, axes = new_figure(7.0, 3.8)
+    axes.fill_between(
+        offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label="from least to most"
+    )
+    axes.plot(offsets, both_sides(mean), label="mean over the positions")
+    axes.set_xlabel("distance k, in positions")
+    axes.set_ylabel("PE(pos) · PE(pos + k)")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def draw_waves(
+    d_model: int, num_positions: int, base: float, pairs: Sequence[int], words: Sequence[str] = ()
+) -> "Figure":
+    """The sines of some pairs against the position, with dots where words stand.
+
+    Args:
+        d_model: Width, even.
+        num_positions: N.
+        base: Of the wavelengths.
+        pairs: Which to draw, by their number i.
+        words: At positions 0, 1, ...
+
+    Returns:
+        The picture.
+    """
+    figure, plots = new_figure(8.0, 1.2 + 1.0 * len(pairs), rows=len(pairs))
+    between = torch.linspace(0, num_positions - 1, 1000, dtype=torch.float64)
+    places = torch.arange(num_positions)
+    lengths = wavelengths(d_model, base)
+    for axes, pair in zip(plots[:, 0], pairs, strict=True):
+        frequency = 2 * torch.pi / lengths[pair]
+        axes.plot(between, (between * frequency).sin(), color="C0", linewidth=1)
+        axes.plot(places, (places * frequency).sin(), ".", color="C0", markersize=4)
+        for place, _ in enumerate(words):
+            axes.plot(place, (place * frequency).sin(), "o", color="C3", markersize=6)
+        axes.set_ylim(-1.3, 1.3)
+        axes.set_yticks([-1, 0, 1])
+        axes.grid(alpha=0.3)
+        axes.set_title(
+            f"feature {2 * pair}: sine of wavelength {lengths[pair]:,.1f}", fontsize=9, loc="left"
+        )
+        if axes is not plots[-1, 0]:
+            axes.set_xticklabels([])
+    plots[-1, 0].set_xlabel("position" + (f" (red: {', '.join(words)})" if words else ""))
+    return figure
+
+
+def draw_values(encoding: Tensor, words: Sequence[str]) -> "Figure":
+    """A small table of numbers as colours, with the numbers.
+
+    Args:
+        encoding: [N, d], small.
+        words: At the N positions.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(1.8 + 0.8 * encoding.shape[1], 1.3 + 0.5 * len(words))
+    axes.imshow(encoding.numpy(), cmap=SIGNED, vmin=-1, vmax=1, aspect="auto")
+    for row, values in enumerate(encoding.tolist()):
+        for column, value in enumerate(values):
+            color = "white" if abs(value) > 0.6 else "black"
+            axes.text(column, row, f"{value:.2f}", ha="center", va="center", color=color)
+    axes.set_yticks(range(len(words)), [f"{word}, pos {row}" for row, word in enumerate(words)])
+    axes.set_xticks(
+        range(encoding.shape[1]),
+        [
+            f"{'cos' if column % 2 else 'sin'}\n2i = {column // 2 * 2}"
+            for column in range(encoding.shape[1])
+        ],
+    )
+    return figure
+
+
+def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
+    """Heatmaps above similarity matrices, a column for each base.
+
+    Args:
+        encodings: Of each base, [N, d].
+
+    Returns:
+        The picture.
+    """
+    figure, plots = new_figure(1.0 + 3.4 * len(encodings), 6.4, rows=2, columns=len(encodings))
+    for (above, below), (base, encoding) in zip(plots.T, encodings.items(), strict=True):
+        values = _plot_heatmap(above, encoding)
+        similarities = _plot_similarity(below, encoding)
+        above.set_title(f"base {base:,g}")
+    figure.colorbar(values, ax=plots[0], label="value")
+    figure.colorbar(similarities, ax=plots[1], label="cosine similarity")
+    return figure
+
+
+def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
+    """The cosine similarity of two positions against their distance, for each base.
+
+    Args:
+        curves: Of each base, at the distances 1, 2, ..., [K].
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(7.0, 4.0)
+    for base, curve in curves.items():
+        axes.plot(range(1, len(curve) + 1), curve, label=f"base {base:,g}", linewidth=1)
+    axes.axhline(0, color="black", linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_xlabel("distance, in positions")
+    axes.set_ylabel("cosine similarity")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def draw_candidates(
+    encodings: Mapping[str, Tensor],
+    shorter: Mapping[str, Tensor],
+    repeats: Mapping[str, Repeat | None],
+) -> "Figure":
+    """Every candidate: narrow ones as lines, wide ones as colours.
+
+    Args:
+        encodings: By name, [N, d] each.
+        shorter: By name, of a shorter sentence: drawn beside the narrow ones.
+        repeats: By name, positions that look the same: they get a mark.
+
+    Returns:
+        The picture.
+    """
+    columns = 4
+    rows = -(-len(encodings) // columns)
+    figure, plots = new_figure(12.0, 2.9 * rows, rows=rows, columns=columns)
+    for axes in plots.flat[len(encodings) :]:
+        axes.set_visible(False)
+    for axes, (name, encoding) in zip(plots.flat, encodings.items(), strict=False):
+        axes.set_title(name)
+        axes.set_xlabel("position")
+        if encoding.shape[1] > NARROW:
+            bound = encoding.abs().max().item()
+            axes.imshow(
+                encoding.T.numpy(),
+                cmap=SIGNED,
+                vmin=-bound,
+                vmax=bound,
+                aspect="auto",
+                interpolation="nearest",
+            )
+            axes.set_ylabel("feature")
+            axes.yaxis.get_major_locator().set_params(integer=True)
+            continue
+        for feature in range(encoding.shape[1]):
+            axes.plot(encoding[:, feature], ".-", linewidth=0.8, markersize=3)
+        axes.plot(
+            shorter[name], "--", color="black", linewidth=1, label=f"of {len(shorter[name])} words"
+        )
+        found = repeats[name]
+        if found is not None:
+            both = [found.earlier, found.position]
+            for feature in range(encoding.shape[1]):
+                axes.plot(both, encoding[both, feature], "o", color="C3")
+            axes.lines[-1].set_label(f"alike: {found.earlier} and {found.position}")
+        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        axes.legend(handles.values(), handles.keys(), loc="lower right", fontsize=8)
+        axes.set_ylabel("value")
+        axes.grid(alpha=0.3)
+    return figure
+
+
+def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
+    """Which candidate has which property, with the number that decides it.
+
+    Args:
+        measured: By candidate and property.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(12.0, 1.0 + 0.5 * len(measured))
+    holds = [[found[name].holds for name in PROPERTIES] for found in measured.values()]
+    from matplotlib.colors import ListedColormap
+
+    axes.imshow(holds, cmap=ListedColormap([BAD, GOOD]), vmin=0, vmax=1, aspect="auto")
+    for row, found in enumerate(measured.values()):
+        for column, name in enumerate(PROPERTIES):
+            mark = "yes" if found[name].holds else "no"
+            axes.text(
+                column, row, f"{mark}: {found[name].text}", ha="center", va="center", fontsize=8
+            )
+    axes.set_xticks(range(len(PROPERTIES)), PROPERTIES)
+    axes.xaxis.tick_top()
+    axes.set_yticks(range(len(measured)), measured)
+    axes.set_xticks([column + 0.5 for column in range(len(PROPERTIES) - 1)], minor=True)
+    axes.set_yticks([row + 0.5 for row in range(len(measured) - 1)], minor=True)
+    axes.grid(which="minor", color="white", linewidth=2)
+    axes.tick_params(which="both", length=0)
+    return figure
+
+
+def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figure":
+    """The matrices M_k: a small rotation for each pair, along the diagonal.
+
+    Args:
+        offsets: k.
+        d_model: Width, even and small.
+        base: Of the wavelengths.
+
+    Returns:
+        The picture.
+    """
+    figure, plots = new_figure(1.0 + 3.2 * len(offsets), 3.5, columns=len(offsets))
+    for axes, offset in zip(plots[0], offsets, strict=True):
+        image = axes.imshow(offset_map(offset, d_model, base).numpy(), cmap=SIGNED, vmin=-1, vmax=1)
+        axes.set_title(f"k = {offset:+d}")
+        axes.set_xlabel("feature of PE(pos)")
+    plots[0, 0].set_ylabel("feature of PE(pos + k)")
+    figure.colorbar(image, ax=plots[0], label="value")
+    return figure
+
+
+def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
+    """What a query at one position finds, turned by M_k or not.
+
+    Args:
+        scores: By offset k, the dot products of M_k PE(position) with every position, [N].
+        position: Of the query.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(7.0, 3.8)
+    for offset, values in scores.items():
+        label = f"turned by M_k, k = {offset:+d}" if offset else "as it is"
+        (line,) = axes.plot(values, ".-", linewidth=1, markersize=4, label=label)
+        best = values.argmax().item()
+        axes.plot(best, values[best], "o", color=line.get_color())
+    axes.axvline(position, color="black", linewidth=0.8, linestyle=":")
+    axes.set_xlabel(f"position (the query stands at {position})")
+    axes.set_ylabel("dot product with the query")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
+    """Bits of the position, signs of sines that slow down alike, and these sines themselves.
+
+    Args:
+        bits: Zeros and ones, [N, n].
+        encoding: Sinusoids, of which the sines are drawn, [N, 2 n].
+
+    Returns:
+        The picture.
+    """
+    sines = encoding[:, ::2]
+    panels = {
+        "bits of the position": (bits, "viridis", 0),
+        "signs of the sines": ((sines > 0).float(), "viridis", 0),
+        "the sines": (sines, SIGNED, -1),
+    }
+    figure, plots = new_figure(9.6, 1.2 + 0.16 * len(bits), columns=len(panels))
+    for axes, (title, (values, colors, lowest)) in zip(plots[0], panels.items(), strict=True):
+        axes.imshow(
+            values.numpy(), cmap=colors, vmin=lowest, vmax=1, aspect="auto", interpolation="nearest"
+        )
+        axes.set_title(title)
+        axes.set_xlabel("bit" if axes is plots[0, 0] else "pair i")
+        axes.set_xticks(range(values.shape[1]))
+    plots[0, 0].set_ylabel("position")
+    return figure
+
+
+def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
+    """How words and positions come apart as the width grows.
+
+    Args:
+        found: By width.
+
+    Returns:
+        The picture.
+    """
+    widths = list(found)
+    figure, plots = new_figure(10.0, 3.8, columns=2)
+    left, right = plots[0]
+    left.loglog(
+        widths,
+        [one.word_energy for one in found.values()],
+        "o-",
+        label="words' energy on the positions' directions",
+    )
+    left.loglog(
+        widths,
+        [one.mean_cosine for one in found.values()],
+        "s-",
+        label="mean |cosine| of a word and a position",
+    )
+    left.set_yticks(SHARES, [f"{share:g}" for share in SHARES])
+    left.set_ylabel("share, or cosine")
+    right.semilogx(
+        widths, [one.mean_angle for one in found.values()], "o-", label="mean principal angle"
+    )
+    right.semilogx(widths, [one.smallest_angle for one in found.values()], "s-", label="smallest")
+    right.axhline(90, color="black", linewidth=0.8, linestyle=":")
+    right.set_ylabel("angle between the subspaces, degrees")
+    for axes in plots[0]:
+        axes.set_xticks(widths, widths)
+        axes.minorticks_off()
+        axes.set_xlabel("d_model")
+        axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
+    return figure
+
+
+def draw_two_orders(
+    found: Mapping[str, tuple[Tensor, Tensor]], words: Sequence[str], sentences: Sequence[str]
+) -> "Figure":
+    """The vectors of the same words in two sentences, and their difference.
+
+    Args:
+        found: By the model's encoding of position, the vectors in either sentence, [T, d_model],
+            both in the order of `words`.
+        words: T of them.
+        sentences: The two.
+
+    Returns:
+        The picture.
+    """
+    figure, plots = new_figure(11.0, 1.0 + 1.5 * len(found), rows=len(found), columns=3)
+    bound = max(vectors.abs().max().item() for pair in found.values() for vectors in pair)
+    images = {}
+    most = max((plain - moved).abs().max().item() for plain, moved in found.values())
+    for row, (name, (plain, moved)) in enumerate(found.items()):
+        for axes, values, title in zip(
+            plots[row],
+            (plain, moved, plain - moved),
+            (f'in "{sentences[0]}"', f'in "{sentences[1]}"', "difference"),
+            strict=True,
+        ):
+            limit = most if title == "difference" else bound
+            images[title] = axes.imshow(
+                values.cpu().numpy(), cmap=SIGNED, vmin=-limit, vmax=limit, aspect="auto"
+            )
+            axes.set_yticks(range(len(words)), words if axes is plots[row, 0] else [])
+            if row == 0:
+                axes.set_title(title, fontsize=10)
+            if row == len(found) - 1:
+                axes.set_xlabel("feature")
+            else:
+                axes.set_xticklabels([])
+        plots[row, 0].set_ylabel(f"positions:\n{name}")
+    figure.colorbar(images["difference"], ax=plots, label="difference")
+    figure.colorbar(next(iter(images.values())), ax=plots, label="value")
+    return figure
+
+
+def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Figure":
+    """What each model gets right: a bar for the mean, a dot for each seed.
+
+    Args:
+        found: By the encoding of position, a share for each seed.
+        chance: What is right without knowing the order.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(6.0, 3.6)
+    for place, accuracies in enumerate(found.values()):
+        axes.bar(place, sum(accuracies) / len(accuracies), width=0.6, color=f"C{place}", alpha=0.5)
+        axes.plot([place] * len(accuracies), accuracies, "o", color=f"C{place}")
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="toss of a coin")
+    axes.set_xticks(range(len(found)), found)
+    axes.set_ylim(0, 1.05)
+    axes.set_xlabel("positions")
+    axes.set_ylabel("sentences answered right")
+    axes.legend()
+    return figure
+
+
+def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float) -> "Figure":
+    """The loss at each position, within the lengths of the training and past them.
+
+    Args:
+        losses: By the encoding of position, [seeds, T].
+        trained_length: The longest of the training.
+        chance: The loss of who knows nothing.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(7.5, 4.0)
+    for name, curves in losses.items():
+        places = range(1, curves.shape[1] + 1)
+        (line,) = axes.plot(places, curves.mean(dim=0), ".-", label=name)
+        axes.fill_between(
+            places,
+            curves.min(dim=0).values,
+            curves.max(dim=0).values,
+            color=line.get_color(),
+            alpha=0.2,
+        )
+    axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="lengths trained on")
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="knowing nothing")
+    axes.set_xlim(0.5, None)
+    axes.set_xlabel("position of the token, counted from 1")
+    axes.set_ylabel("loss, nats per token")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure
+
+
+def _plot_heatmap(axes: Any, encoding: Tensor) -> Any:
+    bound = encoding.abs().max().item()
+    image = axes.imshow(
+        encoding.numpy(),
+        cmap=SIGNED,
+        vmin=-bound,
+        vmax=bound,
+        aspect="auto",
+        interpolation="nearest",
+    )
+    axes.set_xlabel("feature")
+    axes.set_ylabel("position")
+    return image
+
+
+def _plot_similarity(axes: Any, encoding: Tensor) -> Any:
+    image = axes.imshow(cosine_similarity_matrix(encoding).numpy(), cmap=SIGNED, vmin=-1, vmax=1)
+    axes.set_xlabel("position")
+    axes.set_ylabel("position")
+    return image

@@ -1,0 +1,434 @@
+"""Section 3.5: positional encoding, what is wished of it, and attention with and without it."""
+
+import itertools
+import json
+import math
+from dataclasses import replace
+
+import equations
+import pytest
+import torch
+
+from vanilla_transformer import sinusoidal_encoding
+from vanilla_transformer.cli import main
+from vanilla_transformer.paper import positional_encoding as encodings
+from vanilla_transformer.paper import positional_pictures as pictures
+from vanilla_transformer.paper import positions
+from vanilla_transformer.paper.order_task import (
+    COPYING,
+    WHO_CHASES_WHOM,
+    chase_pairs,
+    chases,
+    copying_losses,
+    encode_in_two_orders,
+    losses_by_position,
+    small_model,
+    who_chases_whom,
+)
+from vanilla_transformer.paper.positional_encoding import candidate_encoding
+
+PAPERS_BASES = (10000.0, 100.0, 1.0, 7.5)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The numbers of the whole study but for what trains."""
+    folder = tmp_path_factory.mktemp("positions")
+    flags = ["--no_train", "--num_positions", "50", "--d_model", "32"]
+    assert main(["paper", "positions", *flags, "--output_dir", str(folder)]) == 0
+    content = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    page = (folder / "README.md").read_text(encoding="utf-8")
+    for name in content["sections"]:
+        assert (folder / f"{name}.png").is_file() == (f"({name}.png)" in page)
+    return content["sections"]
+
+
+def test_the_worked_example_is_exact_to_two_decimals(written):
+    river, bank = written["worked-example"]["rows"]
+    assert river[2:] == ["0.00", "1.00", "0.00", "1.00", "0.00", "1.00"]
+    assert bank[2:] == ["0.84", "0.54", "0.05", "1.00", "0.00", "1.00"]
+    exact = [equations.positional_encoding(position, 6) for position in (0, 1)]
+    torch.testing.assert_close(
+        torch.tensor(written["worked-example"]["encoding"]), torch.tensor(exact)
+    )
+
+
+@pytest.mark.parametrize("base", PAPERS_BASES)
+def test_sinusoids_are_the_papers_at_every_base(base):
+    exact = [equations.positional_encoding(position, 8, base) for position in range(40)]
+    found = candidate_encoding("sinusoidal", 40, 8, base)
+    torch.testing.assert_close(found, torch.tensor(exact), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("base", PAPERS_BASES)
+def test_a_pair_repeats_after_its_wavelength(base):
+    lengths = encodings.wavelengths(10, base).tolist()
+    assert lengths[0] == pytest.approx(2 * math.pi)
+    assert lengths[-1] == pytest.approx(2 * math.pi * base ** (8 / 10))
+    for pair, length in enumerate(lengths):
+        for position in (0, 3):
+            here = equations.positional_encoding(position, 10, base)
+            there = equations.positional_encoding(position + length, 10, base)
+            assert here[2 * pair : 2 * pair + 2] == pytest.approx(there[2 * pair : 2 * pair + 2])
+
+
+def test_the_second_of_two_words_is_at_one_and_of_four_at_a_half():
+    assert candidate_encoding("fraction", 2, 2)[1].item() == 1.0
+    assert candidate_encoding("fraction", 4, 2)[1].item() == 0.5
+
+
+def test_the_binary_code_is_the_binary_number():
+    for position, bits in enumerate(candidate_encoding("binary", 37, 8).int().tolist()):
+        assert "".join(map(str, reversed(bits))) == f"{position:08b}"
+    # wider than a number has bits
+    assert candidate_encoding("binary", 5, 128).sum(dim=1).tolist() == [0, 1, 1, 2, 1]
+
+
+def test_pairs_slow_down_by_whole_numbers():
+    found = candidate_encoding("pairs", 30, 6)
+    exact = [
+        [kind(position / divisor) for divisor in (1, 2, 3) for kind in (math.sin, math.cos)]
+        for position in range(30)
+    ]
+    torch.testing.assert_close(found, torch.tensor(exact), rtol=0, atol=1e-6)
+    torch.testing.assert_close(candidate_encoding("sine and cosine", 30, 6), found[:, :2])
+    torch.testing.assert_close(candidate_encoding("sine", 30, 6), found[:, :1])
+
+
+def test_a_learned_table_is_the_models_own(small_model):
+    state = torch.get_rng_state()
+    table = candidate_encoding("learned", 300, 40, seed=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(table, candidate_encoding("learned", 300, 40, seed=3))
+    assert not torch.equal(table, candidate_encoding("learned", 300, 40, seed=4))
+    # the initialization of the embeddings
+    assert table.std().item() == pytest.approx(40**-0.5, rel=0.03)
+    model = small_model(position_encoding="learned", max_position_embeddings=9)
+    rows = model.model.encoder.positions.table.weight.detach()
+    assert torch.equal(encodings.model_encoding(model, 20), rows)
+
+
+def test_what_a_model_adds_is_found_whatever_its_settings(small_model):
+    model = small_model(position_base=50.0, position_layout="halves", position_offset=2)
+    expected = sinusoidal_encoding(9, 12, 50.0, "halves")[2:]
+    torch.testing.assert_close(encodings.model_encoding(model, 7), expected)
+    with pytest.raises(ValueError, match="got position_encoding 'none'"):
+        encodings.model_encoding(small_model(position_encoding="none"), 7)
+
+
+def test_words_are_scaled_as_the_model_scales_them(small_model):
+    model = small_model()
+    states = model.get_encoder()(torch.arange(3, 10)[None], output_hidden_states=True)
+    embedded = states.hidden_states[0][0]
+    scaled = encodings.word_embeddings(model)[3:10] + encodings.model_encoding(model, 7)
+    torch.testing.assert_close(embedded, scaled)
+
+
+def test_likeness_of_positions_is_counted_as_by_hand():
+    generator = torch.Generator().manual_seed(5)
+    table = torch.randn(12, 3, generator=generator)
+    table[7], table[9], table[10] = table[2], table[2] + 0.01, table[4] - 0.01
+    rows = table.tolist()
+    apart = {
+        (late, early): math.dist(rows[late], rows[early])
+        for late in range(12)
+        for early in range(late)
+    }
+    assert encodings.smallest_distance(table[:7]) == pytest.approx(
+        min(distance for (late, _), distance in apart.items() if late < 7)
+    )
+    for tolerance in (0.0, 0.05, 1.0):
+        near = sorted(pair for pair, distance in apart.items() if distance <= tolerance)
+        assert encodings.collisions(table, tolerance) == len(near)
+        assert encodings.first_repeat(table, tolerance) == near[0]
+    assert encodings.first_repeat(table[:7], 0.05) is None
+    similarity = encodings.cosine_similarity_matrix(table)
+    for early, late in itertools.product(range(12), repeat=2):
+        dot = sum(x * y for x, y in zip(rows[early], rows[late], strict=True))
+        expected = dot / math.hypot(*rows[early]) / math.hypot(*rows[late])
+        assert similarity[early, late].item() == pytest.approx(expected)
+
+
+def test_base_1_repeats_after_seven_waves_and_the_papers_base_never():
+    for base, repeat in ((1.0, (44, 0)), (100.0, None), (10000.0, None)):
+        table = sinusoidal_encoding(64, 128, base)
+        tolerance = 0.1 * encodings.usual_step(table)
+        assert encodings.first_repeat(table, tolerance) == repeat
+        # pairs 44 apart: 0 and 44 to 19 and 63
+        assert encodings.collisions(table, tolerance) == (20 if repeat else 0)
+
+
+def test_similarity_falls_with_distance_and_farther_with_a_larger_base():
+    reaches = [encodings.reach(128, base) for base in (1.0, 100.0, 10000.0)]
+    assert reaches == sorted(reaches)
+    assert len(set(reaches)) == 3
+    for base, reach in zip((1.0, 100.0, 10000.0), reaches, strict=True):
+        here, before, there = (
+            equations.positional_encoding(position, 128, base) for position in (0, reach - 1, reach)
+        )
+        dot, dot_before = (
+            sum(x * y for x, y in zip(here, other, strict=True)) for other in (there, before)
+        )
+        assert dot <= 0 < dot_before
+    assert encodings.reach(128, 10000.0, farthest=100) is None
+
+
+@pytest.mark.parametrize("offset", [-7, -1, 0, 1, 30])
+@pytest.mark.parametrize("base", PAPERS_BASES)
+def test_one_matrix_moves_every_position(offset, base):
+    matrix = encodings.offset_map(offset, 6, base)
+    for position in (7, 8, 50):
+        here = equations.positional_encoding(position, 6, base)
+        there = equations.positional_encoding(position + offset, 6, base)
+        moved = equations.matmul(matrix.tolist(), equations.transpose([here]))
+        assert [row[0] for row in moved] == pytest.approx(there, abs=1e-9)
+
+
+def test_offsets_add_up_and_turn_back():
+    one, two, back = (encodings.offset_map(k, 10) for k in (1, 2, -1))
+    torch.testing.assert_close(one @ one, two)
+    torch.testing.assert_close(back @ one, torch.eye(10, dtype=torch.float64))
+    assert torch.equal(back, one.T)
+    assert not torch.allclose(back, one)
+
+
+def test_the_dot_product_depends_on_the_distance_alone():
+    found = encodings.dot_product_by_offset([-9, 0, 4, 9], 12, 300.0).tolist()
+    assert found[0] == pytest.approx(found[3])
+    assert found[1] == pytest.approx(6)
+    for position in (9, 10, 77):
+        here = equations.positional_encoding(position, 12, 300.0)
+        for offset, dot in zip((-9, 0, 4, 9), found, strict=True):
+            there = equations.positional_encoding(position + offset, 12, 300.0)
+            assert sum(x * y for x, y in zip(here, there, strict=True)) == pytest.approx(dot)
+
+
+def test_a_query_that_is_turned_looks_that_many_words_on(written):
+    assert [row[:2] for row in written["direction"]["rows"]] == [[-5, 20], [0, 25], [5, 30]]
+
+
+def test_the_best_matrix_is_found_where_there_is_one():
+    angles = torch.arange(60)[:, None] * torch.tensor([0.3, 1.1])
+    turning = torch.cat((angles.sin(), angles.cos()), dim=1)
+    assert encodings.linear_map_residual(turning, 3) < 1e-5
+    noise = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    assert encodings.linear_map_residual(noise, 3) > 0.5
+
+
+def test_every_simple_candidate_fails_for_its_own_reason():
+    failures = {
+        "integer": {"bounded", "extends", "linear offset"},
+        "fraction": {"same step", "extends", "linear offset"},
+        "sine": {"unique", "smooth", "linear offset"},
+        "sine and cosine": {"unique"},
+        "pairs": {"unique"},
+        "binary": {"smooth", "linear offset"},
+        "sinusoidal": set(),
+        "learned": {"deterministic", "smooth", "extends", "linear offset"},
+    }
+    assert list(failures) == list(encodings.CANDIDATES)
+    for name, expected in failures.items():
+        width = {"pairs": 4, "binary": 16}.get(name, 64)
+        found = encodings.properties(name, 256, width)
+        assert list(found) == list(encodings.PROPERTIES)
+        assert {wish for wish, one in found.items() if not one.holds} == expected, name
+
+
+def test_the_study_says_which_candidate_has_all(written):
+    assert written["properties"]["says"].startswith("Only sinusoidal has every property")
+    fraction = written["properties"]["rows"][1]
+    assert fraction[4] == "no: 0.5, 0.25, 0.0156"
+
+
+def test_more_waves_repeat_later(written):
+    rows = written["pairs"]["rows"]
+    assert rows[0] == [1, 44, 44]
+    # 7 * 4 pi is nearly 88, 10 * 12 pi nearly 377
+    assert [row[1] for row in rows[1:3]] == [88, 377]
+    assert rows[2][2] is None
+
+
+def test_bits_change_half_as_often_from_one_to_the_next():
+    bits = encodings.position_bits(2**6 + 1, 7)
+    # the last step turns the highest bit on, and all others off
+    assert encodings.flip_rates(bits).tolist() == [2.0**-place for place in range(7)]
+    # a sine changes its sign twice a wave
+    halving = encodings.flip_rates(sinusoidal_encoding(4001, 8, 2.0**4))[::2]
+    expected = [2.0**-place / math.pi for place in range(4)]
+    assert halving.tolist() == pytest.approx(expected, rel=0.01)
+
+
+def test_subspaces_at_a_known_angle_are_found_at_it():
+    generator = torch.Generator().manual_seed(0)
+    words = torch.zeros(50, 6)
+    words[:, :2] = torch.randn(50, 2, generator=generator)
+    angle = math.radians(30)
+    turned = torch.eye(6)
+    turned[0, 0] = turned[3, 3] = math.cos(angle)
+    turned[0, 3], turned[3, 0] = math.sin(angle), -math.sin(angle)
+    found = encodings.overlap(words, words @ turned, 2)
+    assert found.smallest_angle == pytest.approx(0, abs=1e-4)
+    assert found.mean_angle == pytest.approx(15, abs=1e-4)
+    apart = encodings.overlap(words, words.roll(2, dims=1), 2)
+    assert (apart.word_energy, apart.position_energy) == pytest.approx((0, 0), abs=1e-12)
+    assert (apart.smallest_angle, apart.mean_cosine) == pytest.approx((90, 0), abs=1e-4)
+    same = encodings.overlap(words, 3 * words, 2)
+    assert same.word_energy == pytest.approx(1)
+    assert same.position_to_word == pytest.approx(9)
+    assert encodings.num_directions_for(words, 0.999) == 2
+    with pytest.raises(ValueError, match="between 1 and 6, got 7"):
+        encodings.overlap(words, words, 7)
+
+
+def test_wider_embeddings_leave_the_positions_more_room(written):
+    columns = written["addition"]["columns"]
+    rows = [dict(zip(columns, row, strict=True)) for row in written["addition"]["rows"]]
+    for row in rows:
+        assert row["words' energy on positions"] == pytest.approx(row["k / d_model"], rel=0.1)
+        # of a random direction: the mean of |cosine| is the root of 2 / (pi d), nearly
+        expected = math.sqrt(2 / math.pi / row["d_model"])
+        assert row["mean |cosine|"] == pytest.approx(expected, rel=0.05)
+    angles = [row["mean angle"] for row in rows]
+    assert angles == sorted(angles)
+
+
+def test_concatenation_is_counted_as_by_hand():
+    for extra in (0, 64):
+        width, inner, d_ff, tokens = 512 + extra, 512, 2048, 32
+        attention = 4 * width * inner
+        feed_forward = 2 * width * d_ff
+        matrices = 6 * (attention + feed_forward) + 6 * (2 * attention + feed_forward)
+        others = 12 * (d_ff + width) + (2 + 3) * 6 * 2 * width
+        cost = encodings.concatenation_cost(extra)
+        assert cost.parameters == matrices + others
+        # QK^T and the weighted values, of eighteen attentions
+        scores = 18 * 2 * tokens * tokens * inner
+        assert cost.flops == 2 * (matrices * tokens + scores)
+
+
+def test_a_trained_models_words_are_compared_with_its_own_positions(small_model):
+    section = positions.trained_addition(small_model(), 10, 0)
+    assert [row[0] for row in section.rows] == ["trained", "random"]
+    assert "23 words" in section.says
+    with pytest.raises(ValueError, match="got position_encoding 'none'"):
+        positions.trained_addition(small_model(position_encoding="none"), 10, 0)
+
+
+@pytest.mark.parametrize("order", [[2, 1, 0], [3, 0, 4, 1, 2, 5]])
+def test_without_positions_the_order_of_words_cannot_be_seen(small_model, order):
+    tokens = list(range(5, 5 + len(order)))
+    differences = {}
+    for name in ("none", "sinusoidal", "learned"):
+        encoder = small_model(position_encoding=name).get_encoder()
+        plain, moved = encode_in_two_orders(encoder, tokens, order)
+        differences[name] = (plain - moved).abs().max().item()
+        # put back where they belong: the reordered sentence by itself, word by word
+        alone = encoder(torch.tensor([[tokens[place] for place in order]])).last_hidden_state[0]
+        torch.testing.assert_close(moved[order], alone, rtol=1e-5, atol=1e-6)
+    assert differences["none"] < 1e-5
+    assert min(differences["sinusoidal"], differences["learned"]) > 0.01
+
+
+def test_the_study_shows_the_two_orders(written):
+    rows = {row[0]: row[1:] for row in written["two-orders"]["rows"]}
+    assert max(rows["none"]) < 1e-5
+    assert min(rows["sinusoidal"]) > 0.01
+
+
+def test_a_pair_that_is_asked_for_was_never_trained_on_in_either_order():
+    trained, unseen = (set(map(tuple, part.tolist())) for part in chase_pairs(9, seed=2))
+    assert not trained & unseen
+    assert {pair[::-1] for pair in unseen} == unseen
+    assert len(trained) + len(unseen) == 9 * 8
+    source, target = chases(torch.tensor([[6, 8]]))
+    assert source.tolist() == [[6, 3, 8]]
+    assert target.tolist() == [[8, 4, 6]]
+
+
+def test_a_model_without_positions_tosses_a_coin():
+    sizes = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
+    assert who_chases_whom("sinusoidal", sizes=sizes, num_names=8) > 0.9
+    assert who_chases_whom("none", sizes=sizes, num_names=8) <= 0.5
+
+
+def test_learned_positions_end_where_the_training_ended():
+    sizes = replace(COPYING, d_model=32, steps=150, warmup_steps=50)
+    usual, longer = copying_losses("learned", 0, sizes, 4, 8, num_symbols=8)
+    assert (len(usual), len(longer)) == (4, 8)
+    assert usual.mean() < 0.3 * math.log(8)
+    assert longer[4:].mean() > math.log(8)
+
+
+def test_the_loss_by_position_is_cross_entropy():
+    source, target = torch.randint(3, 8, (2, 20, 6), generator=torch.Generator().manual_seed(1))
+    model = small_model("sinusoidal", 8, 6, COPYING, seed=1).eval().cpu()
+    before = torch.cat((torch.ones(20, 1, dtype=torch.long), target[:, :-1]), dim=1)
+    with torch.no_grad():
+        logits = model(input_ids=source, decoder_input_ids=before).logits
+    for place, loss in enumerate(losses_by_position(model, source, target).tolist()):
+        exact = [
+            -equations.log_softmax(row)[symbol]
+            for row, symbol in zip(
+                logits[:, place].tolist(), target[:, place].tolist(), strict=True
+            )
+        ]
+        assert loss == pytest.approx(sum(exact) / 20, rel=1e-4)
+
+
+def test_features_that_leave_their_range_are_counted():
+    table = torch.tensor([[0.0, 1, 5], [1, 0, 6], [0.5, 2, 5], [0.2, 0, 5.5]])
+    assert encodings.share_of_new_values(table, 2) == pytest.approx(1 / 3)
+
+
+def test_a_band_shows_where_the_dot_product_depends_on_the_position():
+    def width_of_band(table):
+        (axes,) = pictures.draw_dot_product(table).axes
+        extents = axes.collections[0].get_paths()[0].vertices
+        at_10 = extents[extents[:, 0] == 10][:, 1]
+        return at_10.max() - at_10.min()
+
+    assert width_of_band(sinusoidal_encoding(30, 16)) < 1e-5
+    assert width_of_band(candidate_encoding("integer", 30, 16)) > 10
+
+
+def test_the_sections_that_train_say_what_they_found(written, monkeypatch):
+    assert not {"order-task", "length"} & set(written)
+    monkeypatch.setattr(positions, "WHO_CHASES_WHOM", replace(WHO_CHASES_WHOM, steps=1))
+    monkeypatch.setattr(positions, "COPYING", replace(COPYING, steps=1))
+    section = positions.order_accuracies(seed=5)
+    assert list(section.columns) == ["positions", "seed 5", "seed 6", "seed 7", "mean"]
+    assert [row[0] for row in section.rows] == ["sinusoidal", "learned", "none"]
+    section = positions.length_extrapolation(seed=5)
+    for name, usual, within, first, past in section.rows:
+        losses = {
+            kind: [sum(values) / 2 for values in zip(*curves[name], strict=True)]
+            for kind, curves in section.numbers["losses"].items()
+        }
+        assert usual == pytest.approx(sum(losses["usual"]) / 12)
+        assert within == pytest.approx(sum(losses["longer"][:12]) / 12)
+        assert first == pytest.approx(losses["longer"][12])
+        assert past == pytest.approx(sum(losses["longer"][12:]) / 12)
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (["--d_model", "7"], "d_model must be even, for sin/cos pairs, and positive, got 7."),
+        (["--base", "100", "0"], "base must be positive, got 0.0."),
+        (["--num_positions", "1"], "num_positions must be at least 2, got 1."),
+        (["--model", "nowhere/at/all"], "run must be a run folder"),
+    ],
+)
+def test_bad_input_is_one_sentence(flags, sentence, capsys, tmp_path):
+    assert main(["paper", "positions", *flags, "--output_dir", str(tmp_path / "out")]) == 1
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_encoding_that_cannot_be_is_refused():
+    with pytest.raises(ValueError, match=r"got 'sinusoid'\. Did you mean 'sinusoidal'"):
+        candidate_encoding("sinusoid", 8, 4)
+    with pytest.raises(ValueError, match=r"at most 2\^4 for 4 bits, got 17"):
+        candidate_encoding("binary", 17, 4)
+    with pytest.raises(ValueError, match="at least 64, got 20"):
+        encodings.properties("sine", 20, 4)
