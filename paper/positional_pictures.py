@@ -107,10 +107,11 @@ def draw_waves(
         The picture.
     """
     figure, plots = new_figure(8.0, 1.2 + 1.0 * len(pairs), rows=len(pairs))
+    plots = plots[:, 0] if len(pairs) > 1 else [plots]
     between = torch.linspace(0, num_positions - 1, 1000, dtype=torch.float64)
     places = torch.arange(num_positions)
     lengths = wavelengths(d_model, base)
-    for axes, pair in zip(plots[:, 0], pairs, strict=True):
+    for axes, pair in zip(plots, pairs, strict=True):
         frequency = 2 * torch.pi / lengths[pair]
         axes.plot(between, (between * frequency).sin(), color="C0", linewidth=1)
         axes.plot(places, (places * frequency).sin(), ".", color="C0", markersize=4)
@@ -122,9 +123,9 @@ def draw_waves(
         axes.set_title(
             f"feature {2 * pair}: sine of wavelength {lengths[pair]:,.1f}", fontsize=9, loc="left"
         )
-        if axes is not plots[-1, 0]:
+        if axes is not plots[-1]:
             axes.set_xticklabels([])
-    plots[-1, 0].set_xlabel("position" + (f" (red: {', '.join(words)})" if words else ""))
+    plots[-1].set_xlabel("position" + (f" (red: {', '.join(words)})" if words else ""))
     return figure
 
 

@@ -161,8 +161,8 @@ def worked_example(base: float) -> Section:
         title=f"By hand: two words, d_model = {EXAMPLE_WIDTH}",
         says=f"The position is divided by {', '.join(f'{one:.4g}' for one in divisors)}, one for "
         f"each pair, and sine and cosine are taken. At position 0 all sines are 0 and all cosines "
-        f"1. One word on, the first pair has moved a whole radian, the last by only "
-        f"{1 / divisors[-1]:.4f}: two decimals do not show it.",
+        f"1. One word on, the first pair has moved a whole radian, the last one by "
+        f"{1 / divisors[-1]:.4f}.",
         columns=("word", "pos", *(f"{kind} {2 * i}" for i in range(3) for kind in ("sin", "cos"))),
         rows=rows,
         figure=pictures.draw_values(encoding, EXAMPLE_WORDS),
@@ -283,11 +283,11 @@ def reaches(d_model: int, bases: list[float]) -> Section:
     return Section(
         name="reach",
         title="Why 10000: similarity falls with distance, and how far",
-        says="Averaged over its many waves, the similarity of two positions falls with the "
-        "logarithm of their distance, with small ripples, until the longest waves begin to turn. "
-        f"It reaches zero at distance {_enumerate(texts)}: from there on it says nothing of the "
-        "distance any more. The base sets how far that is. The paper gives no reason for its "
-        "choice; here is what it buys.",
+        says="With a large base the similarity of two positions, summed over many waves, falls "
+        "with the logarithm of their distance, with small ripples, until the longest waves begin "
+        f"to turn. It reaches zero at distance {_enumerate(texts)}: from there on it says nothing "
+        "of the distance any more. The base sets how far that is. The paper gives no reason for "
+        "its choice; here is what it buys.",
         columns=("base", *(f"similarity at {k}" for k in REACH_DISTANCES), "zero at"),
         rows=rows,
         figure=pictures.draw_reach(
@@ -459,11 +459,11 @@ def more_pairs(base: float) -> Section:
     return Section(
         name="pairs",
         title="From one wave to many",
-        says=f"A pair of sine and cosine with wavelength 2 pi looks the same again after "
-        f"{rows[0][1]} positions, which are nearly seven waves. More waves push the first repeat "
-        f"out: wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) need {enough(1)} for "
-        f"{MOST_POSITIONS:,} positions without one, the paper's geometric wavelengths only "
-        f"{enough(2)}.",
+        says="A pair of sine and cosine with wavelength 2 pi looks the same again after "
+        f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. More waves "
+        "push the first repeat out: wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) "
+        f"need {enough(1)} for {MOST_POSITIONS:,} positions without one, the paper's geometric "
+        f"wavelengths only {enough(2)}.",
         columns=("pairs", "first repeat, pos / 1, pos / 2, ...", f"first repeat, base {base:,g}"),
         rows=rows,
     )

@@ -425,6 +425,13 @@ def test_bad_input_is_one_sentence(flags, sentence, capsys, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+def test_the_narrowest_table_is_one_wave():
+    section = positions.waves(5, 2, 10000.0)
+    assert [row[0] for row in section.rows] == [0]
+    (axes,) = section.figure.axes
+    assert "6.3" in axes.get_title(loc="left")
+
+
 def test_an_encoding_that_cannot_be_is_refused():
     with pytest.raises(ValueError, match=r"got 'sinusoid'\. Did you mean 'sinusoidal'"):
         candidate_encoding("sinusoid", 8, 4)
