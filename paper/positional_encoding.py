@@ -528,7 +528,7 @@ def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
     if moved > ROUNDING:
         return Measured(moved, f"moves by {moved:.3g}", False)
     growth = (long.abs().max() / encoding.abs().max()).item()
-    return Measured(growth, f"to {growth:.3g} times", growth <= 1 + MOST_RESIDUAL)
+    return Measured(growth, f"{growth:.3g} times as large", growth <= 1 + MOST_RESIDUAL)
 
 
 def share_of_new_values(encoding: Tensor, trained_length: int) -> float:
