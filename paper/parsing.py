@@ -23,6 +23,7 @@ from vanilla_transformer.paper.trees import (
     read_trees,
 )
 from vanilla_transformer.tokenization.tokenization_vanilla_transformer import symbol_token
+from vanilla_transformer.train.corpus import SPLITS
 
 # the languages of the text that a parser is trained on
 SOURCE_LANG, TARGET_LANG = "en", "tree"
@@ -31,6 +32,8 @@ SOURCE_LANG, TARGET_LANG = "en", "tree"
 VALIDATION_SHARE = 0.05
 # section 6.3: the most tokens of a tree beyond the sentence's own
 MAX_EXTRA_TOKENS = 300
+# what is counted of a treebank before what was taken away
+COUNTS = ("trees", "words", "brackets", "longest sentence", "longest tree")
 # an opening bracket, a closing one and the end token
 TOKENS_BESIDE_WORDS = 3
 
@@ -41,7 +44,8 @@ class TreeConstraint(LogitsProcessor):
     A word or an opening bracket may come while words are left; the innermost bracket may close,
     under its own name, when it holds something, and the outermost only when all words are there;
     the end comes after it and nowhere else. Brackets open only while there is room to close them,
-    so that every hypothesis can end as a tree, and every complete one is a tree.
+    so that every hypothesis can end as a tree, and every complete one is a tree. What may follow
+    keeps the model's own score.
 
     Args:
         tokenizer: Of a model of trees: its symbols are `WORD` and the brackets.
@@ -194,7 +198,7 @@ def prepare_treebank(
     Raises:
         ValueError: If a file cannot be read, holds no tree, or is no treebank.
     """
-    counts = {"train": Counter(), "validation": Counter(), "test": Counter()}
+    counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in SPLITS}
     trees = list(_cleaned(train, counts["train"]))
     if validation:
         held_out = list(_cleaned(validation, counts["validation"]))

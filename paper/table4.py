@@ -99,7 +99,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--trees", metavar="TREES", nargs="+", help="bracketed files or folders: the gold trees"
     )
     group.add_argument(
-        "--num_sentences", type=int, default=100, help="the first so many; 0: all (%(default)s)"
+        "--num_sentences", type=int, default=50, help="the first so many; 0: all (%(default)s)"
     )
     group.add_argument("--num_beams", type=int, help="beam size; the model's own if not given")
     group.add_argument(
@@ -218,9 +218,6 @@ def example(is_all: bool) -> Section:
 
     Returns:
         A line for each token.
-
-    Raises:
-        ValueError: Never; the example is a tree.
     """
     tree = _tree(EXAMPLE)
     tokens = linearize(tree)
@@ -446,7 +443,8 @@ def _tree_section(
     ]
     if not fits:
         fits = [index for index, score in enumerate(scores) if score.status == "valid"]
-    # neither the best nor the worst
+    # neither the best nor the worst, and one to learn from
+    fits = [index for index in fits if each[index] < 100] or fits
     index = min(fits, key=lambda place: abs(each[place] - whole))
     tree, found = gold[index], parsed[index]
     score = scores[index]
