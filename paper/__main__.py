@@ -32,6 +32,9 @@ STUDIES = {
         "section 3.4", "One-hot rows, the factor sqrt(d_model), one matrix", "embeddings"
     ),
     "positions": Study("section 3.5", "Positional encoding", "positions"),
+    "table1": Study(
+        "table 1, section 4", "What a layer costs, and how far a signal goes", "table1"
+    ),
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
     "table2": Study("table 2, section 6.1", "BLEU against the work of training", "table2"),
     "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),

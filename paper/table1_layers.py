@@ -1,0 +1,444 @@
+"""The layers of Table 1: what each costs, and how far a signal goes in it. Section 4.
+
+Shapes: n positions, d the width of a layer, k the kernel of a convolution, r the neighbourhood of
+restricted attention, h heads.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd.graph import Node, saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from vanilla_transformer.modeling_vanilla_transformer import scaled_dot_product_attention
+
+# of a head, as in the base model: a wider layer has more of them
+D_K = 64
+# the shortest of several tries is the least disturbed one
+TRIES = 5
+LEAST_SECONDS = 0.25
+# of layers in which only ways are looked for
+PATH_WIDTH = 8
+
+
+class Kind(NamedTuple):
+    """A kind of layer, with the paper's row and what follows from the formula.
+
+    Attributes:
+        build: From d, k and r to a function of [1, n, d].
+        complexity: Of a layer, in the paper's notation.
+        sequential: Operations that must wait for each other.
+        exponents: Of n and of d in the complexity.
+        flops: What a forward pass takes, in words.
+        kept: Exponents of n and of d in the memory kept for backward.
+    """
+
+    build: Callable[[int, int, int], Callable[[Tensor], Tensor]]
+    complexity: str
+    sequential: str
+    exponents: tuple[int, int]
+    flops: str
+    kept: tuple[int, int]
+
+
+def heads_of(x: Tensor) -> Tensor:
+    """Divide a sequence among heads of the paper's width.
+
+    Args:
+        x: [1, n, d].
+
+    Returns:
+        [1, h, n, d / h].
+    """
+    return x.unflatten(-1, (-1, min(D_K, x.shape[-1]))).transpose(1, 2)
+
+
+def self_attention(x: Tensor) -> Tensor:
+    """Equation (1) as it is written, without projections: every weight is in memory.
+
+    Args:
+        x: Queries, keys and values at once, [1, n, d].
+
+    Returns:
+        [1, n, d].
+    """
+    heads = heads_of(x)
+    return scaled_dot_product_attention(heads, heads, heads, None)[0].transpose(1, 2).flatten(2)
+
+
+def fused_self_attention(x: Tensor) -> Tensor:
+    """The same by torch's kernel, which never has all weights in memory at once.
+
+    Args:
+        x: Queries, keys and values at once, [1, n, d].
+
+    Returns:
+        [1, n, d].
+    """
+    heads = heads_of(x)
+    return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
+
+
+def restricted_self_attention(x: Tensor, neighbourhood: int) -> Tensor:
+    """Attention of each position to those around it alone; no other score is computed. Section 4.
+
+    Args:
+        x: Queries, keys and values at once, [1, n, d].
+        neighbourhood: r, odd: as many on either side.
+
+    Returns:
+        [1, n, d].
+    """
+    n, side = x.shape[1], neighbourhood // 2
+    query = x[0].unflatten(-1, (-1, min(D_K, x.shape[-1])))  # [n, h, d_k]
+    # a window is a view: no key is copied
+    padded = F.pad(query, (0, 0, 0, 0, side, side))
+    windows = padded.unfold(0, neighbourhood, 1)  # [n, h, d_k, r]
+    places = torch.arange(n, device=x.device)[:, None] + torch.arange(
+        -side, side + 1, device=x.device
+    )  # [n, r]
+    outside = (places < 0) | (places >= n)
+    scores = query[:, :, None] @ windows / math.sqrt(query.shape[-1])  # [n, h, 1, r]
+    weights = scores.masked_fill(outside[:, None, None], -math.inf).softmax(dim=-1)
+    return (weights @ windows.transpose(-2, -1)).flatten(1)[None]
+
+
+class Projections(nn.Module):
+    """The four products with weights around an attention. Section 3.2.2.
+
+    Args:
+        d: Width.
+    """
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.query, self.key, self.value, self.out = (nn.Linear(d, d, bias=False) for _ in "qkvo")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Project, with a sum in the place of attention.
+
+        Args:
+            x: [1, n, d].
+
+        Returns:
+            [1, n, d].
+        """
+        return self.out(self.query(x) + self.key(x) + self.value(x))
+
+
+class Recurrence(nn.Module):
+    """torch's gated recurrent unit over a sequence.
+
+    Args:
+        d: Width of input and state.
+    """
+
+    def __init__(self, d: int):
+        super().__init__()
+        self.layer = nn.GRU(d, d, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """One state after the other.
+
+        Args:
+            x: [1, n, d].
+
+        Returns:
+            All states, [1, n, d].
+        """
+        return self.layer(x)[0]
+
+
+class Convolution(nn.Module):
+    """torch's convolution over a sequence, of each position and the k - 1 before it.
+
+    Args:
+        d: Width.
+        kernel: k.
+        dilation: Distance between the positions that the kernel looks at.
+    """
+
+    def __init__(self, d: int, kernel: int, dilation: int = 1):
+        super().__init__()
+        self.before = dilation * (kernel - 1)
+        self.layer = nn.Conv1d(d, d, kernel, dilation=dilation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """All positions at once.
+
+        Args:
+            x: [1, n, d].
+
+        Returns:
+            [1, n, d].
+        """
+        return self.layer(F.pad(x.transpose(1, 2), (self.before, 0))).transpose(1, 2)
+
+
+KINDS = {
+    "self-attention": Kind(lambda d, k, r: self_attention, "n^2 d", "1", (2, 1), "4 n^2 d", (2, 1)),
+    "the same, fused": Kind(
+        lambda d, k, r: fused_self_attention, "n^2 d", "1", (2, 1), "4 n^2 d", (1, 1)
+    ),
+    "its projections": Kind(
+        lambda d, k, r: Projections(d), "n d^2", "1", (1, 2), "8 n d^2", (1, 1)
+    ),
+    "recurrent": Kind(lambda d, k, r: Recurrence(d), "n d^2", "n", (1, 2), "12 n d^2", (1, 1)),
+    "convolutional": Kind(
+        lambda d, k, r: Convolution(d, k), "k n d^2", "1", (1, 2), "2 k n d^2", (1, 1)
+    ),
+    "restricted attention": Kind(
+        lambda d, k, r: lambda x: restricted_self_attention(x, r),
+        "r n d",
+        "1",
+        (1, 1),
+        "4 r n d",
+        (1, 1),
+    ),
+}
+ATTENTION, FUSED, PROJECTIONS, RECURRENT = list(KINDS)[:4]
+# of a path, not of a layer: the layers of a stack look farther and farther
+DILATED = ", dilated"
+
+
+class Cost(NamedTuple):
+    """What a layer takes at one size.
+
+    Attributes:
+        flops: Of a forward pass, as torch counts them.
+        seconds: Of a forward pass; on a processor, of one thread.
+        kept: Bytes kept for backward, weights aside.
+        peak: Most bytes that forward and backward had on a GPU; None on a processor.
+    """
+
+    flops: int
+    seconds: float
+    kept: int
+    peak: int | None
+
+
+def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: str) -> Cost:
+    """Run a layer on one sequence.
+
+    Args:
+        kind: One of `KINDS`.
+        n: Positions.
+        d: Width.
+        kernel: k, of the convolution.
+        neighbourhood: r, of restricted attention.
+        device: Where to measure time and memory.
+
+    Returns:
+        What it takes.
+    """
+    build = KINDS[kind].build
+    # without numbers torch counts what is inside of fused kernels too, but takes milliseconds for
+    # each step of a recurrence; that has no fused kernel on a processor
+    counting = "cpu" if kind == RECURRENT else "meta"
+    with torch.device(counting), torch.no_grad(), FlopCounterMode(display=False) as counter:
+        build(d, kernel, neighbourhood)(torch.empty(1, n, d))
+    with torch.device(device):
+        layer = build(d, kernel, neighbourhood)
+        x = torch.randn(1, n, d)
+    seconds = _seconds(layer, x)
+    weights = layer.parameters() if isinstance(layer, nn.Module) else ()
+    known = {weight.untyped_storage().data_ptr() for weight in weights}
+    x.requires_grad_()
+    kept = kept_bytes(layer, x, known)
+    peak = None
+    if x.is_cuda:
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        layer(x).sum().backward()
+        peak = torch.cuda.max_memory_allocated() - before
+    return Cost(counter.get_total_flops(), seconds, kept, peak)
+
+
+@torch.inference_mode()
+def _seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
+    found: list[float] = []
+    threads = torch.get_num_threads()
+    # one thread's own time: what other programs take of the processor is not in it
+    torch.set_num_threads(1)
+    try:
+        layer(x)
+        while len(found) < TRIES or sum(found) < LEAST_SECONDS:
+            started = _now(x)
+            layer(x)
+            found.append(_now(x) - started)
+    finally:
+        torch.set_num_threads(threads)
+    return min(found)
+
+
+def _now(x: Tensor) -> float:
+    if not x.is_cuda:
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
+    """The memory that a layer's forward pass leaves for backward; what shares memory counts once.
+
+    Args:
+        layer: What to run.
+        x: Its input, which wants a gradient.
+        weights: Addresses of memory that is there anyway.
+
+    Returns:
+        Bytes, the input's among them where it is kept.
+    """
+    sizes: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        # as long as the output lives, what is kept does too, and no address is used twice
+        output = layer(x)
+    del output
+    return sum(sizes.values())
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
+    """The exponent of a power law, by least squares on logarithms.
+
+    Args:
+        sizes: What grows.
+        values: What grows with it.
+
+    Returns:
+        The slope.
+    """
+    x, y = (torch.tensor(numbers, dtype=torch.float64).log() for numbers in (sizes, values))
+    x = x - x.mean()
+    return float((x * y).sum() / (x * x).sum())
+
+
+def longest_chain(output: Tensor) -> int:
+    """How many operations of a graph must wait for each other.
+
+    Args:
+        output: Computed with gradients.
+
+    Returns:
+        Operations on the longest way back to a leaf.
+    """
+    depth: dict[Node, int] = {}
+    stack = [output.grad_fn]
+    while stack:
+        node = stack[-1]
+        before = [other for other, _ in node.next_functions if other is not None]
+        missing = [other for other in before if other not in depth]
+        if missing:
+            stack += missing
+            continue
+        # a leaf only collects
+        depth[node] = 1 + max((depth[other] for other in before), default=-1)
+        stack.pop()
+    return depth[output.grad_fn]
+
+
+def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tensor]]) -> int:
+    """How many layers it takes until the last position depends on the first.
+
+    Args:
+        n: Positions.
+        layer_at: From the number of a layer, from 0, to the layer, of [1, n, `PATH_WIDTH`].
+
+    Returns:
+        The fewest layers with which the gradient of the last output with respect to the first
+        input is not zero.
+    """
+    x = torch.randn(1, n, PATH_WIDTH, dtype=torch.float64, requires_grad=True)
+    y, layers = x, 0
+    while True:
+        y, layers = layer_at(layers)(y), layers + 1
+        (gradient,) = torch.autograd.grad(y[0, -1].sum(), x, retain_graph=True)
+        if gradient[0, 0].count_nonzero():
+            return layers
+
+
+def states_to_connect(n: int) -> int:
+    """How many states of a recurrence the gradient passes from the last position to the first.
+
+    Args:
+        n: Positions.
+
+    Returns:
+        States, counted as the gradient comes by.
+    """
+    cell = nn.GRUCell(PATH_WIDTH, PATH_WIDTH, dtype=torch.float64)
+    inputs = torch.randn(n, 1, PATH_WIDTH, dtype=torch.float64).requires_grad_().unbind()
+    inputs[0].retain_grad()
+    state, passed = torch.zeros(1, PATH_WIDTH, dtype=torch.float64), []
+    for x in inputs:
+        state = cell(x, state)
+        state.register_hook(lambda gradient: passed.append(gradient.count_nonzero()))
+    state.sum().backward()
+    return sum(map(bool, passed)) if inputs[0].grad.count_nonzero() else 0
+
+
+def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int, int]]:
+    """The longest path between two positions, found by gradients, and by the exact formula.
+
+    Args:
+        n: Positions, more than one.
+        kernel: k, more than one.
+        neighbourhood: r, odd, more than one.
+
+    Returns:
+        Operations that a signal passes from the first position to the last: measured, computed.
+    """
+
+    def convolution(dilation: int) -> Convolution:
+        return Convolution(PATH_WIDTH, kernel, dilation).double()
+
+    side = neighbourhood // 2
+    return {
+        "self-attention": (layers_to_connect(n, lambda _: self_attention), 1),
+        "recurrent": (states_to_connect(n), n),
+        "convolutional": (
+            layers_to_connect(n, lambda _: convolution(1)),
+            math.ceil((n - 1) / (kernel - 1)),
+        ),
+        # each layer looks as far apart as all those below it together: k^layers positions in all
+        f"convolutional{DILATED}": (
+            layers_to_connect(n, lambda layer: convolution(kernel**layer)),
+            next(layers for layers in range(1, n) if kernel**layers >= n),
+        ),
+        "restricted attention": (
+            layers_to_connect(n, lambda _: lambda x: restricted_self_attention(x, neighbourhood)),
+            math.ceil((n - 1) / side),
+        ),
+    }
+
+
+def chain_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, int]:
+    """How many operations of a layer must wait for each other, on a processor.
+
+    Args:
+        n: Positions.
+        kernel: k.
+        neighbourhood: r, odd.
+
+    Returns:
+        Operations on the longest chain of the graph that torch made, by kind.
+    """
+    return {
+        name: longest_chain(
+            kind.build(PATH_WIDTH, kernel, neighbourhood)(
+                torch.randn(1, n, PATH_WIDTH, requires_grad=True)
+            )
+        )
+        for name, kind in KINDS.items()
+    }
