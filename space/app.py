@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import math
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,6 +17,19 @@ from vanilla_transformer.attention_maps import AttentionWeights, attention_weigh
 from vanilla_transformer.console import run_command, sentence_of
 from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.paper.attention import KINDS, draw_matrix
+from vanilla_transformer.paper.positional_encoding import (
+    CANDIDATES,
+    PAPER_BASE,
+    candidate_encoding,
+    collisions,
+    first_repeat,
+    smallest_distance,
+)
+from vanilla_transformer.paper.positional_pictures import (
+    draw_dot_product,
+    draw_heatmap,
+    draw_similarity,
+)
 from vanilla_transformer.paper.schedule import Schedule, draw_schedules
 from vanilla_transformer.paper.trained import DEMO, load_trained
 from vanilla_transformer.pictures import label_places, new_figure
@@ -25,6 +39,11 @@ MAX_BEAMS = 8
 # models stay loaded, the last so many
 KEPT_MODELS = 2
 CROSS = "cross"
+PICTURES = {
+    "heatmap": "The encoding",
+    "similarity": "Cosine similarity of every two positions",
+    "dot_product": "Dot product against distance",
+}
 MEAN = "mean of all"
 SENTENCES = [
     "Oscar wants to learn Hungarian, Croatian, or Polish.",
@@ -122,6 +141,8 @@ def build_page(model_name: str = DEMO) -> gr.Blocks:
         gr.Markdown(f"# {TITLE}")
         with gr.Tab("Translate"):
             _translation_tab(model_name)
+        with gr.Tab("Positions"):
+            _positions_tab(page)
         with gr.Tab("Learning rate"):
             _schedule_tab(page)
     return page
@@ -164,6 +185,44 @@ def _translation_tab(model_name: str):
     ).success(_in_sentences(_draw_attention), shown, plot)
     for choice in (kind, layer, head):
         choice.input(_in_sentences(_draw_attention), shown, plot)
+
+
+def _positions_tab(page: gr.Blocks):
+    gr.Markdown("Section 3.5: what tells the model where a word stands, and what else could.")
+    with gr.Row():
+        with gr.Column():
+            encodings = [(f"{name}: {what}", name) for name, what in CANDIDATES.items()]
+            inputs = [
+                gr.Dropdown(encodings, value="sinusoidal", label="Encoding", elem_id="encoding"),
+                gr.Slider(
+                    0,
+                    6,
+                    math.log10(PAPER_BASE),
+                    step=0.1,
+                    label="Base of the wavelengths, as a power of 10",
+                    elem_id="base",
+                ),
+                gr.Slider(2, 512, 128, step=2, label="d_model", elem_id="d_model"),
+                gr.Slider(2, 512, 64, step=1, label="Positions", elem_id="positions"),
+                gr.Slider(
+                    0,
+                    1,
+                    0.1,
+                    step=0.01,
+                    label="Distance up to which two positions look the same",
+                    elem_id="tolerance",
+                ),
+            ]
+            found = gr.Markdown(elem_id="found")
+        with gr.Column(scale=2):
+            outputs = [
+                found,
+                *(
+                    gr.Plot(label=label, elem_id=name, elem_classes="plot")
+                    for name, label in PICTURES.items()
+                ),
+            ]
+    _draw_at_once(page, _explore_positions, inputs, outputs)
 
 
 def _schedule_tab(page: gr.Blocks):
@@ -224,6 +283,20 @@ def _draw_attention(weights: AttentionWeights | None, kind: str, layer: int, hea
     axes.set_xlabel("is asked")
     figure.colorbar(image, label="weight")
     return figure
+
+
+def _explore_positions(
+    name: str, power: float, d_model: float, num_positions: float, tolerance: float
+):
+    encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
+    repeat = first_repeat(encoding, tolerance)
+    met = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
+    found = (
+        f"Base {10.0**power:,.0f}: the nearest two of {int(num_positions)} positions are "
+        f"{smallest_distance(encoding):.3g} apart; {collisions(encoding, tolerance):,} pairs look "
+        f"the same; the first that looks like an earlier one: {met}."
+    )
+    return found, draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding)
 
 
 def _draw_schedule(d_model: float, warmup_steps: float, factor: float, max_steps: float):

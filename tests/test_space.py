@@ -192,16 +192,33 @@ def test_bad_input_is_answered_with_a_sentence(page, text, model, sentence):
 
 
 @pytest.mark.browser
-def test_a_slider_changes_the_schedule(page):
-    page.get_by_role("tab", name="Learning rate").click()
-    before = picture(page, "schedule")
-    page.locator("#warmup input[type=number]").fill("8000")
-    page.locator("#warmup input[type=number]").press("Enter")
-    picture(page, "schedule", other_than=before)
+@pytest.mark.parametrize(
+    ("tab", "slider", "value", "name"),
+    [
+        ("Positions", "base", "2", "heatmap"),
+        ("Positions", "positions", "40", "similarity"),
+        ("Positions", "d_model", "32", "dot_product"),
+        ("Learning rate", "warmup", "8000", "schedule"),
+    ],
+)
+def test_a_slider_changes_the_picture(page, tab, slider, value, name):
+    page.get_by_role("tab", name=tab).click()
+    before = picture(page, name)
+    page.locator(f"#{slider} input[type=number]").fill(value)
+    picture(page, name, other_than=before)
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("tab", ["Translate", "Learning rate"])
+def test_the_findings_on_positions_follow_the_encoding(page):
+    page.get_by_role("tab", name="Positions").click()
+    page.get_by_text("like an earlier one: none").wait_for()
+    choose(page, "encoding", "sine: sin(pos)")
+    # the two stand on both sides of the crest
+    page.get_by_text("like an earlier one: 2, like 1").wait_for()
+
+
+@pytest.mark.browser
+@pytest.mark.parametrize("tab", ["Translate", "Positions", "Learning rate"])
 def test_the_page_fits_a_phone(page, tab):
     page.set_viewport_size(PHONE)
     page.get_by_role("tab", name=tab).click()
