@@ -2,6 +2,7 @@
 
 import argparse
 import functools
+import io
 import math
 import sys
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 
 import gradio as gr
 import torch
+from PIL import Image
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -32,7 +34,7 @@ from vanilla_transformer.paper.positional_pictures import (
 )
 from vanilla_transformer.paper.schedule import Schedule, draw_schedules
 from vanilla_transformer.paper.trained import DEMO, load_trained
-from vanilla_transformer.pictures import label_places, new_figure
+from vanilla_transformer.pictures import DOTS_PER_INCH, label_places, new_figure
 
 TITLE = "The Transformer of “Attention Is All You Need”"
 MAX_BEAMS = 8
@@ -53,7 +55,6 @@ SENTENCES = [
 # a page that is used offline must not ask another host for letters
 FONT = ["system-ui", "sans-serif"]
 FONT_MONO = ["ui-monospace", "monospace"]
-CSS = ".plot img {width: 100%; height: auto}"
 
 
 class Hypothesis(NamedTuple):
@@ -177,7 +178,7 @@ def _translation_tab(model_name: str):
     with gr.Row():
         layer = gr.Dropdown([1], value=1, label="Layer", elem_id="layer")
         head = gr.Dropdown([MEAN], value=MEAN, label="Head", elem_id="head")
-    plot = gr.Plot(show_label=False, elem_id="attention", elem_classes="plot")
+    plot = _picture("attention", "What each word attends to")
 
     shown = [attention, kind, layer, head]
     button.click(
@@ -191,9 +192,10 @@ def _positions_tab(page: gr.Blocks):
     gr.Markdown("Section 3.5: what tells the model where a word stands, and what else could.")
     with gr.Row():
         with gr.Column():
-            encodings = [(f"{name}: {what}", name) for name, what in CANDIDATES.items()]
             inputs = [
-                gr.Dropdown(encodings, value="sinusoidal", label="Encoding", elem_id="encoding"),
+                gr.Dropdown(
+                    list(CANDIDATES), value="sinusoidal", label="Encoding", elem_id="encoding"
+                ),
                 gr.Slider(
                     0,
                     6,
@@ -215,13 +217,7 @@ def _positions_tab(page: gr.Blocks):
             ]
             found = gr.Markdown(elem_id="found")
         with gr.Column(scale=2):
-            outputs = [
-                found,
-                *(
-                    gr.Plot(label=label, elem_id=name, elem_classes="plot")
-                    for name, label in PICTURES.items()
-                ),
-            ]
+            outputs = [found, *(_picture(name, label) for name, label in PICTURES.items())]
     _draw_at_once(page, _explore_positions, inputs, outputs)
 
 
@@ -239,8 +235,27 @@ def _schedule_tab(page: gr.Blocks):
                 gr.Slider(1000, 300000, 100000, step=1000, label="Steps", elem_id="steps"),
             ]
         with gr.Column(scale=2):
-            plot = gr.Plot(show_label=False, elem_id="schedule", elem_classes="plot")
+            plot = _picture("schedule", "The learning rate against the steps")
     _draw_at_once(page, _draw_schedule, inputs, plot)
+
+
+def _picture(name: str, title: str) -> gr.Image:
+    gr.Markdown(f"**{title}**")
+    return gr.Image(
+        format="png",
+        type="pil",
+        show_label=False,
+        interactive=False,
+        buttons=["download", "fullscreen"],
+        alt_text=title,
+        elem_id=name,
+    )
+
+
+def _as_image(figure: Any) -> Image.Image:
+    file = io.BytesIO()
+    figure.savefig(file, dpi=DOTS_PER_INCH)
+    return Image.open(file)
 
 
 def _draw_at_once(page: gr.Blocks, draw: Callable, inputs: list, outputs: Any):
@@ -282,7 +297,7 @@ def _draw_attention(weights: AttentionWeights | None, kind: str, layer: int, hea
     axes.set_ylabel("asks")
     axes.set_xlabel("is asked")
     figure.colorbar(image, label="weight")
-    return figure
+    return _as_image(figure)
 
 
 def _explore_positions(
@@ -291,19 +306,20 @@ def _explore_positions(
     encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
     repeat = first_repeat(encoding, tolerance)
     met = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
+    formula = CANDIDATES[name].replace("base", f"{10.0**power:,.0f}")
     found = (
-        f"Base {10.0**power:,.0f}: the nearest two of {int(num_positions)} positions are "
+        f"`{formula}`\n\nThe nearest two of {len(encoding)} positions are "
         f"{smallest_distance(encoding):.3g} apart; {collisions(encoding, tolerance):,} pairs look "
         f"the same; the first that looks like an earlier one: {met}."
     )
-    return found, draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding)
+    pictures = (draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding))
+    return found, *map(_as_image, pictures)
 
 
 def _draw_schedule(d_model: float, warmup_steps: float, factor: float, max_steps: float):
     schedule = Schedule(int(d_model), int(warmup_steps), factor, int(max_steps))
-    return draw_schedules(
-        {f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}": schedule}
-    )
+    name = f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}"
+    return _as_image(draw_schedules({name: schedule}))
 
 
 def _in_sentences(function: Callable) -> Callable:
@@ -341,7 +357,7 @@ def serve(
     """
     theme = gr.themes.Default(font=FONT, font_mono=FONT_MONO)
     return build_page(model_name).launch(
-        server_name=host, server_port=port, theme=theme, css=CSS, footer_links=[], **more
+        server_name=host, server_port=port, theme=theme, footer_links=[], **more
     )
 
 

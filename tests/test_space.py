@@ -212,7 +212,7 @@ def test_a_slider_changes_the_picture(page, tab, slider, value, name):
 def test_the_findings_on_positions_follow_the_encoding(page):
     page.get_by_role("tab", name="Positions").click()
     page.get_by_text("like an earlier one: none").wait_for()
-    choose(page, "encoding", "sine: sin(pos)")
+    choose(page, "encoding", "sine")
     # the two stand on both sides of the crest
     page.get_by_text("like an earlier one: 2, like 1").wait_for()
 
