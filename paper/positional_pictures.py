@@ -56,6 +56,8 @@ def draw_similarity(encoding: Tensor) -> "Figure":
         The picture.
     """
     figure, axes = new_figure(5.4, 4.4)
+    # a square plot in a frame that is none
+    figure.set_layout_engine("compressed")
     image = _plot_similarity(axes, encoding)
     figure.colorbar(image, ax=axes, label="cosine similarity")
     return figure
