@@ -36,6 +36,8 @@ STUDIES = {
         "table 1, section 4", "What a layer costs, and how far a signal goes", "table1"
     ),
     "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
+    "smoothing": Study("section 5.4", "What label smoothing does", "label_smoothing"),
+    "curve": Study("sections 5 and 6", "How runs went: loss, rate, speed, gradient", "curve"),
     "table2": Study("table 2, section 6.1", "BLEU against the work of training", "table2"),
     "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),
     "table4": Study(

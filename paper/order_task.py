@@ -39,6 +39,7 @@ class Training:
         sentences_per_step: Of a batch.
         warmup_steps: Of section 5.3's schedule.
         learning_rate_factor: Of that schedule.
+        label_smoothing: Of section 5.4's loss.
     """
 
     d_model: int = 32
@@ -48,6 +49,7 @@ class Training:
     sentences_per_step: int = 64
     warmup_steps: int = 50
     learning_rate_factor: float = 0.5
+    label_smoothing: float = 0.0
 
 
 WHO_CHASES_WHOM = Training()
@@ -98,7 +100,7 @@ def train_small_model(
     Args:
         model: It is left in evaluation mode.
         batches: Sources and targets without end, [B, T] each.
-        sizes: Steps and rate.
+        sizes: Steps, rate and smoothing.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     scheduler = paper_schedule(
@@ -107,7 +109,7 @@ def train_small_model(
     model.train()
     for source, target in itertools.islice(batches, sizes.steps):
         logits, target = predict(model, source, target)
-        loss = smoothed_loss_sum(logits, target, 0.0) / target.numel()
+        loss = smoothed_loss_sum(logits, target, sizes.label_smoothing) / target.numel()
         loss.backward()
         optimizer.step()
         scheduler.step()

@@ -174,23 +174,56 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """One quantity against the steps.
+
+    Args:
+        metrics: From `read_metrics`.
+        name: Of the quantity.
+
+    Returns:
+        The steps where it was logged and finite, and what it was.
+    """
+    points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None = None) -> None:
+    """Plot training and validation loss over the steps, in one colour where they are a run's.
+
+    Args:
+        axes: To plot on.
+        metrics: From `read_metrics`.
+        run: What to call it beside other runs.
+    """
+    color = None
+    for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
+        steps, values = logged(metrics, name)
+        if not steps:
+            continue
+        is_faint = run is not None and name == "loss"
+        (line,) = axes.plot(
+            steps,
+            values,
+            label=label if run is None else f"{run}, {label}",
+            marker="." if len(steps) < 40 else "",
+            color=color,
+            alpha=0.45 if is_faint else 1.0,
+        )
+        color = line.get_color() if run is not None else None
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss per target token")
+    axes.grid(alpha=0.3)
+
+
 def draw_loss_curve(folder: Path) -> None:
     """Draw training and validation loss over the steps, as `pictures/loss.png`.
 
     Args:
         folder: The run folder, with its metrics.
     """
-    metrics = read_metrics(folder)
     figure, axes = new_figure(6.0, 3.6)
-    for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
-        points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
-        if points:
-            axes.plot(
-                *zip(*points, strict=True), label=label, marker="." if len(points) < 40 else ""
-            )
-    axes.set_xlabel("step")
-    axes.set_ylabel("loss per target token")
-    axes.grid(alpha=0.3)
+    plot_losses(axes, read_metrics(folder))
     if axes.lines:
         axes.legend()
     save_figure(figure, folder / "pictures" / "loss.png")

@@ -1,0 +1,141 @@
+"""Sections 5 and 6: how training went, from what any run has logged."""
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vanilla_transformer.paper.label_smoothing import least_loss
+from vanilla_transformer.paper.study import Section
+from vanilla_transformer.pictures import new_figure
+from vanilla_transformer.train.run_folder import (
+    METRICS_FILE,
+    RECIPE_FILE,
+    logged,
+    perplexity,
+    plot_losses,
+    read_metrics,
+    read_recipe,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# in metrics.jsonl, and as the picture calls it
+PANELS = {
+    "learning_rate": "learning rate",
+    "tokens_per_second": "target tokens a second",
+    "grad_norm": "norm of the gradient",
+}
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare what can be asked of this study.
+
+    Args:
+        parser: Of the command line.
+    """
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"a folder with {METRICS_FILE}")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Loss, rate, speed and gradient against the steps, for each run.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        One section.
+
+    Raises:
+        ValueError: If a folder has logged no training.
+    """
+    metrics = {run: read_metrics(Path(run)) for run in dict.fromkeys(flags.runs)}
+    for run, lines in metrics.items():
+        if not logged(lines, "loss")[0]:
+            raise ValueError(
+                f"{run} must be a run folder, with the losses of a training in {METRICS_FILE}, "
+                "got none."
+            )
+    rows = [_row(run, lines) for run, lines in metrics.items()]
+    yield Section(
+        name="curve",
+        title="Loss, rate, speed and gradient against the steps",
+        says=" ".join(_say(row) for row in rows)
+        + " The training loss is smoothed and with dropout, the validation loss neither, so it may "
+        "well lie lower; `least possible` is the entropy of the smoothed targets.",
+        columns=(
+            "run",
+            "steps",
+            "first loss",
+            "last loss",
+            "least possible",
+            "lowest validation loss",
+            "perplexity",
+            "at step",
+            "tokens a second",
+            "largest gradient",
+        ),
+        rows=rows,
+        figure=draw_curves(metrics),
+    )
+
+
+def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
+    """Losses, rate, speed and gradient of some runs.
+
+    Args:
+        metrics: Lines of `metrics.jsonl` by the name of the run.
+
+    Returns:
+        The picture, of four plots.
+    """
+    figure, all_axes = new_figure(11.0, 7.0, 2, 2)
+    losses, *others = all_axes.flat
+    for run, lines in metrics.items():
+        plot_losses(losses, lines, run)
+        for axes, (name, label) in zip(others, PANELS.items(), strict=True):
+            axes.plot(*logged(lines, name), label=run)
+            axes.set_xlabel("step")
+            axes.set_ylabel(label)
+            axes.grid(alpha=0.3)
+    for axes in others:
+        axes.set_ylim(bottom=0.0)
+    losses.legend(fontsize=8)
+    if len(metrics) > 1:
+        others[0].legend(fontsize=8)
+    return figure
+
+
+def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    steps, losses = logged(lines, "loss")
+    floor = None
+    if (Path(run) / RECIPE_FILE).is_file():
+        recipe = read_recipe(Path(run))
+        floor = least_loss(recipe.vocab_size, recipe.label_smoothing)
+    evaluated = list(zip(*logged(lines, "validation_loss"), strict=True))
+    at, lowest = min(evaluated, key=lambda point: point[1], default=(None, None))
+    return [
+        run,
+        steps[-1],
+        losses[0],
+        losses[-1],
+        floor,
+        lowest,
+        None if lowest is None else perplexity(lowest),
+        at,
+        statistics.median(logged(lines, "tokens_per_second")[1] or [0.0]),
+        max(logged(lines, "grad_norm")[1], default=None),
+    ]
+
+
+def _say(row: Sequence[Any]) -> str:
+    run, last, first_loss, last_loss, floor, lowest, of_it, at, speed, _ = row
+    said = f"{run} went from a loss of {first_loss:.3f} to {last_loss:.3f} in {last:,} steps"
+    if floor is not None:
+        said += f", where {floor:.3f} is the least that its targets allow"
+    if lowest is not None:
+        said += f"; its validation loss is lowest at step {at:,}, {lowest:.3f}, a perplexity of "
+        said += f"{of_it:.2f}"
+    return f"{said}. The median speed is {speed:,.0f} target tokens a second."

@@ -1,0 +1,414 @@
+"""Section 5.4: what label smoothing does to the target, to the loss, and to a model's confidence.
+
+Shapes: V tokens in the vocabulary, W words of the toy task, B sentences, T tokens.
+"""
+
+import argparse
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from vanilla_transformer.paper.order_task import (
+    FIRST_WORD,
+    Training,
+    predict,
+    small_model,
+    train_small_model,
+)
+from vanilla_transformer.paper.study import Section
+from vanilla_transformer.pictures import new_figure
+from vanilla_transformer.train.step import smoothed_loss_sum
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SMOOTHINGS = (0.0, 0.1, 0.2)
+BASE_VOCAB = 37_000
+VOCAB_SIZES = (10, BASE_VOCAB)
+NUM_SENTENCES = 512
+# table 3, rows D3, base and D4
+PAPER = {0.0: ("D3", 4.67, 25.3), 0.1: ("base", 4.92, 25.8), 0.2: ("D4", 5.47, 25.7)}
+GUESSING = Training(steps=400, sentences_per_step=256, warmup_steps=100, learning_rate_factor=0.25)
+
+
+def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tensor:
+    """The distribution that the package's loss trains towards, read off its gradient.
+
+    The gradient of a cross entropy at the logits is the softmax less the target.
+
+    Args:
+        label: The true token.
+        vocab_size: V.
+        label_smoothing: epsilon_ls.
+
+    Returns:
+        Probabilities, [V].
+    """
+    logits = torch.zeros(1, 1, vocab_size, requires_grad=True)
+    smoothed_loss_sum(logits, torch.tensor([[label]]), label_smoothing).backward()
+    # what float32 cannot tell from 0 is 0
+    return (logits.softmax(dim=-1) - logits.grad).detach()[0, 0].round(decimals=8)
+
+
+def least_loss(vocab_size: int, label_smoothing: float) -> float:
+    """The entropy of a smoothed target, below which no loss can go.
+
+    Args:
+        vocab_size: V.
+        label_smoothing: epsilon_ls.
+
+    Returns:
+        Nats; 0 without smoothing.
+    """
+    if label_smoothing == 0:
+        return 0.0
+    other = label_smoothing / vocab_size
+    true = 1 - label_smoothing + other
+    return -(true * math.log(true) + (vocab_size - 1) * other * math.log(other))
+
+
+def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Tensor:
+    """The package's loss of a model that gives the true token this, and all others the same.
+
+    Args:
+        probability: Of the true token, above 0 and below 1, [points].
+        vocab_size: V.
+        label_smoothing: epsilon_ls.
+
+    Returns:
+        Losses in nats, [points].
+    """
+    rest = ((1 - probability) / (vocab_size - 1)).log()  # [points]
+    losses = []
+    for true, others in zip(probability.log(), rest, strict=True):
+        logits = others.repeat(vocab_size)
+        logits[0] = true
+        label = torch.zeros(1, 1, dtype=torch.long)
+        losses.append(smoothed_loss_sum(logits[None, None], label, label_smoothing))
+    return torch.stack(losses)
+
+
+def ambiguous_words(num_words: int = 16) -> Tensor:
+    """How likely each translation of each word of a toy language is.
+
+    The first word is translated by itself in 40 cases of 100, the last always; the other cases are
+    three other words, all as likely.
+
+    Args:
+        num_words: W.
+
+    Returns:
+        Probabilities, a row a word, [W, W].
+    """
+    own = torch.linspace(0.4, 1.0, num_words)
+    table = torch.diag(own)
+    for step in (1, 2, 3):
+        table += torch.diag((1 - own) / 3).roll(step, dims=1)
+    return table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confidence:
+    """What a trained model thinks of its first choice, and whether it is right.
+
+    Attributes:
+        confidence: Highest probability that the model gives, by word, [W].
+        accuracy: How often that choice is right, by word, [W].
+        perplexity: Against the true translations.
+    """
+
+    confidence: Tensor
+    accuracy: Tensor
+    perplexity: float
+
+    def calibration_error(self) -> float:
+        """How far confidence is from accuracy, as a mean over the words."""
+        return float((self.confidence - self.accuracy).abs().mean())
+
+
+def confidence_after(
+    label_smoothing: float, table: Tensor, training: Training = GUESSING, seed: int = 0
+) -> Confidence:
+    """Train a small model on words of more than one translation, each batch drawn anew.
+
+    What is true is known, so accuracy and perplexity are expectations and no samples.
+
+    Args:
+        label_smoothing: epsilon_ls.
+        table: From `ambiguous_words`, [W, W].
+        training: Of the model.
+        seed: Of weights and sentences.
+
+    Returns:
+        What it is sure of.
+    """
+    num_words, length = len(table), 4
+    random = torch.Generator().manual_seed(seed)
+
+    def sentences(count: int) -> tuple[Tensor, Tensor]:
+        source = torch.randint(num_words, (count, length), generator=random)
+        chosen = torch.multinomial(table[source.flatten()], 1, generator=random)
+        return source + FIRST_WORD, chosen.view_as(source) + FIRST_WORD
+
+    def batches() -> Iterator[tuple[Tensor, Tensor]]:
+        while True:
+            yield sentences(training.sentences_per_step)
+
+    model = small_model("sinusoidal", FIRST_WORD + num_words, length, training, seed)
+    training = dataclasses.replace(training, label_smoothing=label_smoothing)
+    train_small_model(model, batches(), training)
+    source, target = sentences(NUM_SENTENCES)
+    with torch.no_grad():
+        logits, _ = predict(model, source, target)
+    log_probs = logits.double().log_softmax(dim=-1).flatten(0, 1).cpu()  # [B T, V]
+    words = source.flatten() - FIRST_WORD  # [B T]
+    # the tokens before the first word are never a translation
+    truth = torch.nn.functional.pad(table[words].double(), (FIRST_WORD, 0))  # [B T, V]
+    highest, choice = log_probs.max(dim=-1)
+    right = truth.gather(1, choice[:, None])[:, 0]
+    return Confidence(
+        confidence=_by_word(highest.exp(), words, num_words),
+        accuracy=_by_word(right, words, num_words),
+        perplexity=math.exp(-float((truth * log_probs).sum(dim=-1).mean())),
+    )
+
+
+def _by_word(values: Tensor, words: Tensor, num_words: int) -> Tensor:
+    return torch.stack([values[words == word].mean() for word in range(num_words)])
+
+
+def best_perplexity(label_smoothing: float, table: Tensor) -> float:
+    """The perplexity of a model that has learned the smoothed targets to perfection.
+
+    Args:
+        label_smoothing: epsilon_ls.
+        table: From `ambiguous_words`, [W, W].
+
+    Returns:
+        The perplexity against the true translations.
+    """
+    table = table.double()
+    learned = (1 - label_smoothing) * table + label_smoothing / (FIRST_WORD + len(table))
+    return math.exp(-float(torch.special.xlogy(table, learned).sum(dim=-1).mean()))
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare what can be asked of this study.
+
+    Args:
+        parser: Of the command line.
+    """
+    parser.add_argument(
+        "--label_smoothing",
+        type=float,
+        nargs="+",
+        default=list(SMOOTHINGS),
+        help="values of epsilon (%(default)s)",
+    )
+    parser.add_argument(
+        "--steps", type=int, default=GUESSING.steps, help="of each small model (%(default)s)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and words (%(default)s)")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """The target, the loss, and what small models become sure of.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        Three sections.
+
+    Raises:
+        ValueError: If a value of epsilon is not from 0 to below 1, or there is no step.
+    """
+    smoothings = sorted(set(flags.label_smoothing))
+    for value in smoothings:
+        if not 0 <= value < 1:
+            raise ValueError(f"label_smoothing must be from 0 to below 1, got {value}.")
+    if flags.steps < 1:
+        raise ValueError(f"steps must be at least 1, got {flags.steps}.")
+    yield _target_section(smoothings)
+    yield _loss_section(smoothings)
+    table = ambiguous_words()
+    training = dataclasses.replace(GUESSING, steps=flags.steps)
+    found = {value: confidence_after(value, table, training, flags.seed) for value in smoothings}
+    yield _confidence_section(found, table)
+
+
+def _target_section(smoothings: Sequence[float]) -> Section:
+    rows = []
+    for vocab_size in VOCAB_SIZES:
+        for value in smoothings:
+            target = smoothed_target(0, vocab_size, value)
+            least = least_loss(vocab_size, value)
+            true, other = float(target[0]), float(target[1])
+            rows.append([vocab_size, value, true, other, 1 - value, least, math.exp(least)])
+    vocab_size, label = VOCAB_SIZES[0], 3
+    figure, all_axes = new_figure(10.0, 3.4, 1, len(smoothings))
+    for number, value in enumerate(smoothings):
+        axes = all_axes[0, number] if len(smoothings) > 1 else all_axes
+        target = smoothed_target(label, vocab_size, value)
+        bars = axes.bar(range(vocab_size), target.numpy(), color="#31688e")
+        bars[label].set_color("#fd8d3c")
+        axes.bar_label(bars, fmt="%.2f", fontsize=7)
+        axes.set_ylim(0.0, 1.1)
+        axes.set_title(f"epsilon {value:g}: entropy {least_loss(vocab_size, value):.2f} nats")
+        axes.set_xticks(range(vocab_size))
+        axes.set_xlabel(f"token of a vocabulary of {vocab_size}")
+        axes.set_ylabel("probability in the target")
+    last = rows[-1]
+    return Section(
+        name="target",
+        title="The target, smoothed",
+        says="The true token keeps 1 - epsilon and the rest is spread over the whole vocabulary, "
+        "the true token included, as torch's own loss does; the authors' code spreads it over the "
+        f"others alone, which with {last[0]:,} tokens makes no difference one could see "
+        f"({last[2]:.6f} instead of {last[4]:.6f} at epsilon {last[1]:g}). The target now has an "
+        f"entropy of its own, {last[5]:.2f} nats there, and no loss can fall below it: a smoothed "
+        "loss is not comparable to one with another epsilon. The probabilities are read off the "
+        "gradient of the package's loss.",
+        columns=(
+            "vocabulary",
+            "epsilon",
+            "true token",
+            "each other",
+            "true token, if over the others",
+            "least loss (nats)",
+            "its exponential",
+        ),
+        rows=rows,
+        figure=figure,
+    )
+
+
+def _loss_section(smoothings: Sequence[float]) -> Section:
+    probability = torch.cat(
+        (torch.linspace(0.3, 0.99, 139), 1 - torch.logspace(-2, -6, 80))
+    ).double()  # [points]
+    figure, axes = new_figure(7.5, 4.4)
+    rows = []
+    for value in smoothings:
+        losses = loss_at(probability, BASE_VOCAB, value)
+        lowest = int(losses.argmin())
+        (line,) = axes.plot(probability, losses, label=f"epsilon {value:g}")
+        axes.axhline(least_loss(BASE_VOCAB, value), color=line.get_color(), ls=":", linewidth=1)
+        axes.plot(probability[lowest], losses[lowest], "o", color=line.get_color())
+        best = 1 - value + value / BASE_VOCAB
+        rows.append(
+            [
+                value,
+                float(probability[lowest]),
+                best,
+                float(losses[lowest]),
+                least_loss(BASE_VOCAB, value),
+                float(losses[-1]),
+            ]
+        )
+    axes.set_xscale("logit")
+    axes.set_xlabel("probability that the model gives the true token")
+    axes.set_ylabel("loss (nats)")
+    axes.grid(alpha=0.3)
+    axes.legend(title="dotted: entropy of the target")
+    last = rows[-1]
+    return Section(
+        name="loss",
+        title="The loss punishes certainty",
+        says=f"The package's loss of a model that gives the true token some probability and the "
+        f"other {BASE_VOCAB - 1:,} the same. Without smoothing it falls as long as the model gets "
+        f"surer; with epsilon {last[0]:g} it is lowest at {last[1]:.3f}, where it is the entropy "
+        f"of the target ({last[3]:.3f}, by the formula {last[4]:.3f}), and has risen to "
+        f"{last[5]:.3f} at a probability of {float(probability[-1]):.6f}. So the logits need not "
+        "grow without end.",
+        columns=(
+            "epsilon",
+            "lowest at",
+            "by the formula",
+            "lowest loss (nats)",
+            "entropy of the target",
+            f"loss at {float(probability[-1]):.6f}",
+        ),
+        rows=rows,
+        figure=figure,
+    )
+
+
+def _confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Section:
+    rows = []
+    for value, result in found.items():
+        row, perplexity, bleu = PAPER.get(value, (None, None, None))
+        rows.append(
+            [
+                value,
+                float(result.confidence.mean()),
+                float(result.accuracy.mean()),
+                result.calibration_error(),
+                result.perplexity,
+                best_perplexity(value, table),
+                row,
+                perplexity,
+                bleu,
+            ]
+        )
+    first, last = rows[0], rows[-1]
+    says = (
+        "The same small model, trained on words of which each has up to four translations: the "
+        f"commonest is right in {float(table.diag().min()):.0%} to {float(table.diag().max()):.0%} "
+        "of the cases, and the model learns how often. "
+    )
+    if len(rows) > 1:
+        says += (
+            f"From epsilon {first[0]:g} to {last[0]:g} its first choice stays as often right "
+            f"({first[2]:.1%} and {last[2]:.1%}), but its confidence falls from {first[1]:.1%} to "
+            f"{last[1]:.1%}, and the perplexity rises from {first[4]:.3f} to {last[4]:.3f}, near "
+            f"what smoothing alone must cost ({first[5]:.3f} and {last[5]:.3f}). "
+        )
+    says += (
+        "The paper saw the perplexity rise in the same way from D3 through base to D4, while BLEU "
+        "was highest in base. That gain needs real text, which this is not: here every sentence is "
+        "new, and a model without smoothing is calibrated already."
+    )
+    return Section(
+        name="confidence",
+        title="What a model becomes sure of",
+        says=says,
+        columns=(
+            "epsilon",
+            "confidence",
+            "accuracy",
+            "calibration error",
+            "perplexity",
+            "least possible",
+            "paper's row",
+            "its perplexity",
+            "its BLEU",
+        ),
+        rows=rows,
+        figure=draw_calibration(found),
+    )
+
+
+def draw_calibration(found: Mapping[float, Confidence]) -> "Figure":
+    """Confidence against accuracy, a dot a word.
+
+    Args:
+        found: By epsilon.
+
+    Returns:
+        The picture.
+    """
+    figure, axes = new_figure(5.6, 5.0)
+    axes.plot([0.35, 1.0], [0.35, 1.0], color="0.5", linestyle="--", label="as sure as right")
+    for value, result in found.items():
+        axes.plot(result.confidence, result.accuracy, "o", label=f"epsilon {value:g}", alpha=0.8)
+    axes.set_xlabel("confidence: highest probability of the model")
+    axes.set_ylabel("how often that choice is right")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure

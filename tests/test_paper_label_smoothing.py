@@ -1,0 +1,128 @@
+"""Section 5.4: the smoothed target, the least loss, and what a model becomes sure of."""
+
+import json
+import math
+
+import equations
+import pytest
+import torch
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.paper.label_smoothing import (
+    Confidence,
+    ambiguous_words,
+    best_perplexity,
+    confidence_after,
+    least_loss,
+    loss_at,
+    smoothed_target,
+)
+from vanilla_transformer.paper.order_task import Training
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.3])
+def test_the_mass_that_is_taken_is_spread_over_the_whole_vocabulary(label_smoothing):
+    target = smoothed_target(2, 8, label_smoothing)
+    expected = torch.full((8,), label_smoothing / 8)
+    expected[2] += 1 - label_smoothing
+    torch.testing.assert_close(target, expected)
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.3])
+def test_no_loss_is_below_the_entropy_of_the_target(label_smoothing):
+    target = smoothed_target(0, 8, label_smoothing).tolist()
+    least = least_loss(8, label_smoothing)
+    assert least == pytest.approx(-sum(p * math.log(p) for p in target if p > 0), abs=1e-6)
+    probability = torch.linspace(0.2, 0.999, 400, dtype=torch.double)
+    losses = loss_at(probability, 8, label_smoothing)
+    assert losses.min() >= least - 1e-6
+    best = 1 - label_smoothing + label_smoothing / 8
+    found = loss_at(torch.tensor([min(best, 1 - 1e-9)], dtype=torch.double), 8, label_smoothing)
+    assert float(found) == pytest.approx(least, abs=1e-6)
+
+
+def test_the_loss_is_the_cross_entropy_of_target_and_model():
+    probability = torch.tensor([0.5], dtype=torch.double)
+    row = equations.log_softmax([math.log(0.5), *[math.log(0.5 / 4)] * 4])
+    target = smoothed_target(0, 5, 0.2).tolist()
+    expected = -sum(p * x for p, x in zip(target, row, strict=True))
+    assert float(loss_at(probability, 5, 0.2)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_the_words_have_one_translation_that_is_commonest():
+    table = ambiguous_words(9)
+    torch.testing.assert_close(table.sum(dim=1), torch.ones(9))
+    assert torch.equal(table.argmax(dim=1), torch.arange(9))
+    assert (table[0] > 0).sum() == 4
+    assert (table[-1] > 0).sum() == 1
+
+
+def test_smoothing_must_cost_perplexity_where_the_model_could_know_the_truth():
+    table = ambiguous_words()
+    without, some, more = (best_perplexity(value, table) for value in (0.0, 0.1, 0.2))
+    entropy = -sum(p * math.log(p) for row in table.tolist() for p in row if p > 0) / len(table)
+    assert without == pytest.approx(math.exp(entropy))
+    assert without < some < more
+
+
+def test_the_calibration_error_is_a_distance():
+    found = Confidence(
+        confidence=torch.tensor([0.5, 0.9]), accuracy=torch.tensor([0.7, 0.6]), perplexity=1.0
+    )
+    assert found.calibration_error() == pytest.approx(0.25)
+
+
+def test_a_model_is_as_sure_as_its_targets_were():
+    table = torch.tensor([[0.7, 0.3], [0.0, 1.0]])
+    training = Training(d_model=16, steps=200, warmup_steps=40)
+    found = confidence_after(0.2, table, training)
+    # five tokens in all, the three before the first word among them
+    sure = [0.8 * p + 0.2 / 5 for p in table.max(dim=1).values.tolist()]
+    assert found.confidence.tolist() == pytest.approx(sure, abs=0.03)
+    assert found.accuracy.tolist() == pytest.approx(table.diag().tolist(), abs=1e-6)
+    assert found.perplexity == pytest.approx(best_perplexity(0.2, table), rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("smoothing")
+    command = ["paper", "smoothing", "--output_dir", str(folder), "--steps", "5"]
+    assert main([*command, "--label_smoothing", "0.2", "0", "0.15"]) == 0
+    return json.loads((folder / "study.json").read_text(encoding="utf-8"))["sections"]
+
+
+def test_the_paper_stands_beside_the_rows_it_has(study):
+    assert list(study) == ["target", "loss", "confidence"]
+    rows = {row[0]: row[1:] for row in study["confidence"]["rows"]}
+    assert list(rows) == [0.0, 0.15, 0.2]
+    assert rows[0.0][-3:] == ["D3", 4.67, 25.3]
+    assert rows[0.2][-3:] == ["D4", 5.47, 25.7]
+    assert rows[0.15][-3:] == [None] * 3
+
+
+def test_the_loss_is_lowest_where_the_model_is_the_target(study):
+    for epsilon, found, formula, lowest, entropy, _ in study["loss"]["rows"]:
+        assert formula == 1 - epsilon + epsilon / 37_000
+        assert found == pytest.approx(formula, abs=0.01)
+        assert lowest == pytest.approx(entropy, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("flag", "sentence"),
+    [
+        (("--label_smoothing", "1.0"), "label_smoothing must be from 0 to below 1, got 1.0."),
+        (("--steps", "0"), "steps must be at least 1, got 0."),
+    ],
+)
+def test_what_cannot_be_is_refused(flag, sentence, capsys, tmp_path):
+    assert main(["paper", "smoothing", "--output_dir", str(tmp_path), *flag]) == 1
+    assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_smoothing_takes_confidence_and_not_accuracy():
+    table = ambiguous_words()
+    without, smoothed = (confidence_after(value, table) for value in (0.0, 0.1))
+    assert without.calibration_error() < 0.04 < smoothed.calibration_error()
+    assert float(smoothed.accuracy.mean()) == pytest.approx(float(table.diag().mean()), abs=0.01)
+    assert without.perplexity < smoothed.perplexity
