@@ -2,26 +2,16 @@
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from document_blocks import ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
 from hub_stand_in import running_hub
 
-from vanilla_transformer.cli import main
+BLOCKS = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "bash", "python")
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(bash|python)\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
-
-SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
-# what makes a training of days one of seconds; nothing else of a command is changed
-SMALL = [
-    *("--vocab_size", "300", "--max_steps", "3", "--model", SMALL_MODEL),
-    *("--tokens_per_step", "900", "--save_every_steps", "1", "--num_averaged_checkpoints", "3"),
-]
 PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
 
 
@@ -29,7 +19,7 @@ PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in
 def reader(tmp_path_factory):
     """A folder and an environment of someone who has run the demo, before a Hub of their own."""
     folder = tmp_path_factory.mktemp("reader")
-    assert main(["train", "demo", *SMALL, "--output_dir", str(folder / "runs" / "demo")]) == 0
+    train_small_demo(folder)
     texts = folder / "my" / "texts"
     texts.mkdir(parents=True)
     for split in ("train", "validation"):
@@ -63,17 +53,11 @@ def put_wmt14(hub, folder):
     hub.add_folder("wmt/wmt14", folder, "datasets")
 
 
-def commands(block):
-    """The commands of a block, without comments, each on one line."""
-    joined = block.replace("\\\n", " ")
-    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip()]
-
-
 def shortened(command):
     """A command as it is tested: trainings get small, make is asked what it would do."""
     if command.startswith("make "):
         return f"make -C {ROOT} -n -o .venv/.ready {command.removeprefix('make ')}"
-    if re.search(r"(vanilla-transformer |vanilla_transformer\.)train ", command):
+    if TRAINING.search(command):
         return f"{command} {' '.join(map(repr, SMALL))}"
     if "fine_tune" in command:
         return f"{command} --max_steps 2"

@@ -1,0 +1,33 @@
+"""The blocks of code in Markdown, and how their commands are tested."""
+
+import re
+from pathlib import Path
+
+from vanilla_transformer.cli import main
+
+ROOT = Path(__file__).parent.parent
+
+SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
+# what makes a training of days one of seconds; nothing else of a command is changed
+SMALL = [
+    *("--vocab_size", "300", "--max_steps", "3", "--model", SMALL_MODEL),
+    *("--tokens_per_step", "900", "--save_every_steps", "1", "--num_averaged_checkpoints", "3"),
+]
+TRAINING = re.compile(r"(vanilla-transformer |vanilla_transformer\.)train ")
+
+
+def blocks(text, *languages):
+    """The blocks of these languages, each with its language, in order."""
+    names = "|".join(languages)
+    return re.findall(rf"^```({names})\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+def commands(block):
+    """The commands of a block, without comments, each on one line."""
+    joined = block.replace("\\\n", " ")
+    return [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip()]
+
+
+def train_small_demo(folder):
+    """Leave a small `runs/demo` in a folder, as someone has it who has run the demo."""
+    assert main(["train", "demo", *SMALL, "--output_dir", str(folder / "runs" / "demo")]) == 0

@@ -1,0 +1,185 @@
+"""The pages of docs/: what they show runs, what they quote is so, every link leads somewhere."""
+
+import json
+import re
+import shlex
+import sys
+from importlib import import_module
+
+import nbformat
+import pytest
+from document_blocks import ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.paper.__main__ import STUDIES
+
+DOCS = ROOT / "docs"
+PAGES = {page.name: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}
+NOTEBOOK = DOCS / "positional_encoding.ipynb"
+STUDY_FOLDER = ROOT / "results" / "2026-11-21-paper"
+# these end in seconds; of the others, which their own tests compute, only the flags are read
+QUICK = ("scaling", "schedule", "curve", "table4")
+TREES = ["(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon))) (. .))"] * 40
+NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?(?![\d-])")
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory):
+    """The folder of someone who has run the demo and has a treebank."""
+    folder = tmp_path_factory.mktemp("reader")
+    train_small_demo(folder)
+    (folder / "my").mkdir()
+    for split in ("train", "test"):
+        (folder / "my" / f"{split}.mrg").write_text("\n".join(TREES), encoding="utf-8")
+    return folder
+
+
+def without_blocks(text):
+    """A page's prose and tables."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def links(text):
+    """Where the links and pictures of a page point."""
+    return re.findall(r"\]\(([^)\s]+)\)", without_blocks(text))
+
+
+def of_every_page(find):
+    """What is found in each page, as cases of a test."""
+    return [
+        pytest.param(found, id=f"{name}-{number}")
+        for name, text in PAGES.items()
+        for number, found in enumerate(find(text))
+    ]
+
+
+def python_blocks(text):
+    """Each block that runs, with the output that the page gives for it."""
+    found = blocks(text, "python", "text")
+    after = [*found, ("", "")][1:]
+    return [
+        (block, output if kind == "text" else "")
+        for (language, block), (kind, output) in zip(found, after, strict=True)
+        if language == "python"
+    ]
+
+
+def bash_blocks(text):
+    return [block for _, block in blocks(text, "bash")]
+
+
+def excerpts(text):
+    """Each block of our source, with the file that was linked last before it."""
+    return [
+        (re.findall(r"\]\(\.\./([^)\s]+\.py)\)", text[: block.start()])[-1], block.group(1))
+        for block in re.finditer(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    ]
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_every_link_and_picture_of_a_page_is_there(name):
+    found = [link for link in links(PAGES[name]) if "://" not in link]
+    assert found
+    for link in found:
+        path, _, place = link.partition("#")
+        assert (DOCS / path).exists(), link
+        if place:
+            headings = re.findall(r"^#+ (.+)$", (DOCS / path).read_text("utf-8"), re.MULTILINE)
+            # as GitHub names them
+            assert place in [
+                re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings
+            ]
+
+
+def test_the_index_leads_to_every_page():
+    assert {*PAGES, NOTEBOOK.name} - {"README.md"} <= set(links(PAGES["README.md"]))
+
+
+@pytest.mark.parametrize("case", of_every_page(python_blocks))
+def test_a_block_of_python_prints_what_the_page_says(case, reader, monkeypatch, capsys):
+    monkeypatch.chdir(reader)
+    block, output = case
+    exec(compile(block, "a block", "exec"), {})
+    assert capsys.readouterr().out == output
+
+
+@pytest.mark.parametrize("case", of_every_page(excerpts))
+def test_an_excerpt_stands_in_the_source_word_for_word(case):
+    path, excerpt = case
+    assert excerpt in (ROOT / path).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("block", of_every_page(bash_blocks))
+def test_a_command_of_a_page_is_one(block, reader, monkeypatch, new_process):
+    monkeypatch.chdir(reader)
+    for command in commands(block):
+        program, *words = shlex.split(command)
+        assert program == "vanilla-transformer"
+        if TRAINING.search(command):
+            words += SMALL
+        elif words[0] == "paper" and len(words) > 1 and words[1] not in QUICK:
+            study = import_module(f"vanilla_transformer.paper.{STUDIES[words[1]].module}")
+            monkeypatch.setattr(study, "sections", lambda flags: iter(()))
+        elif "--trees" in words:
+            words += ["--num_beams", "2", "--num_sentences", "2"]
+        assert main(words) == 0, command
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
+def test_the_numbers_of_a_page_are_those_of_the_studies(name):
+    text = without_blocks(PAGES[name])
+    text = re.sub(r"\$[^$]*\$|`[^`]*`|\]\([^)]*\)", " ", text)
+    tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
+    # whole numbers of the prose are mostly those of the paper's sections
+    quoted = {*NUMBER.findall(tables), *(one for one in NUMBER.findall(text) if "." in one)}
+    sections = set(re.findall(r"\b[Ss]ections? (\d\.\d(?:\.\d)?)", text))
+    studies = set(re.findall(rf"\.\./results/{STUDY_FOLDER.name}/([\w-]+)/", PAGES[name]))
+    pages = [(STUDY_FOLDER / study / "README.md").read_text(encoding="utf-8") for study in studies]
+    known = {number for page in pages for number in NUMBER.findall(page)}
+    assert len(quoted & known) > 5
+    assert quoted - sections <= known
+
+
+def test_a_kept_study_names_its_command_and_where_it_ran():
+    kept = sorted(STUDY_FOLDER.glob("*/study.json"))
+    assert kept
+    for path in kept:
+        environment = json.loads(path.read_text(encoding="utf-8"))["environment"]
+        assert environment["command"].startswith(f"vanilla-transformer paper {path.parent.name}")
+        assert environment["torch"]
+        for file in path.parent.glob("*.md"):
+            assert environment["command"] in file.read_text(encoding="utf-8")
+
+
+def printed(notebook):
+    """What each cell of code has written, without pictures."""
+    return [
+        "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+    ]
+
+
+def test_the_notebook_runs_from_top_to_bottom_and_shows_what_it_holds(tmp_path, monkeypatch):
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
+    kept = nbformat.read(NOTEBOOK, as_version=4)
+    nbformat.validate(kept)
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    # no kernel that was installed elsewhere: the one of this environment
+    specs = KernelSpecManager(kernel_dirs=[])
+    assert specs.get_kernel_spec("python3").argv[0] in (sys.executable, "python")
+    manager = AsyncKernelManager(kernel_name="python3", kernel_spec_manager=specs)
+    NotebookClient(notebook, km=manager, timeout=600).execute()
+    assert printed(notebook) == printed(kept)
+    pictures = [
+        output
+        for cell in notebook.cells
+        if cell.cell_type == "code"
+        for output in cell.outputs
+        if "image/png" in output.get("data", {})
+    ]
+    assert len(pictures) > 5
