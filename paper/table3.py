@@ -81,8 +81,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "training",
         "Every row is scaled down by the same factors and trained with the same steps, tokens and "
         "seed, under OUTPUT_DIR/rows; the same command goes on with rows that were interrupted, "
-        "and trains none twice. As the flags are by default, a row takes 2 to 3 minutes on one "
-        "core, C5 and big twice that, all rows an hour: choose some with --rows.",
+        "and trains none twice. As the flags are by default, a row takes about 4 minutes on one "
+        "core, C5 and big twice that, all rows an hour and a half: choose some with --rows.",
     )
     group.add_argument("--train", action="store_true", help="train the rows")
     group.add_argument("--dataset", default="demo", help="as of `train` (%(default)s)")
@@ -117,8 +117,12 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--max_length", type=int, default=128, help="longest sentence, in tokens (%(default)s)"
     )
     group.add_argument("--max_steps", type=int, default=300, help="of each row (%(default)s)")
+    group.add_argument("--warmup_steps", type=int, help="of each row; a third of them if not given")
     group.add_argument(
-        "--warmup_steps", type=int, help="of each row; a quarter of them if not given"
+        "--learning_rate_factor",
+        type=float,
+        help="of each row; if not given, the one with which the rate rises as high as after the "
+        "paper's warm-up: a shorter one alone would end at too high a rate",
     )
     group.add_argument(
         "--tokens_per_step",
@@ -319,7 +323,11 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
     """
     warmup_steps = flags.warmup_steps
     if warmup_steps is None:
-        warmup_steps = max(1, flags.max_steps // 4)
+        warmup_steps = max(1, flags.max_steps // 3)
+    factor = flags.learning_rate_factor
+    if factor is None:
+        # eq. (3) at its highest is (d_model * warmup_steps)^-0.5
+        factor = math.sqrt(warmup_steps / TrainConfig.warmup_steps)
     shared = {
         name: getattr(flags, name)
         for name in ("dataset", "name", "source_lang", "target_lang", "max_length", "max_steps")
@@ -328,6 +336,7 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         "tokens_per_step": flags.tokens_per_step,
         "seed": flags.seed,
         "warmup_steps": warmup_steps,
+        "learning_rate_factor": factor,
         "vocab_size": flags.learned_vocab_size,
         # a step is smaller than the paper's, and each group of it is computed on its own
         "length_groups_per_step": 4,
@@ -497,9 +506,10 @@ def _built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace
         "heads and label smoothing are the paper's own. Each row is trained on "
         f"{' '.join(filter(None, (flags.dataset, flags.name)))}, {flags.source_lang} to "
         f"{flags.target_lang}, for {config.max_steps:,} steps of {config.tokens_per_step:,} "
-        f"tokens, {config.warmup_steps:,} of them warm-up, with seed {config.seed} and one "
-        f"vocabulary of {flags.learned_vocab_size:,} tokens. The paper trained big three times as "
-        "long as the others; here all have the same steps.",
+        f"tokens, {config.warmup_steps:,} of them warm-up, {config.learning_rate_factor:.3g} "
+        f"times the rate of section 5.3, with seed {config.seed} and one vocabulary of "
+        f"{flags.learned_vocab_size:,} tokens. The paper trained big three times as long as the "
+        "others; here all have the same steps.",
         columns=("row", *SIZE_COLUMNS),
         rows=rows,
     )

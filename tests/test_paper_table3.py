@@ -1,5 +1,6 @@
 """Table 3, section 6.2: its rows, their parameters, and the scaled rows trained."""
 
+import argparse
 import json
 import math
 
@@ -99,6 +100,20 @@ def test_a_scaled_row_changes_what_the_papers_row_changes_in_the_same_ratio(row)
     assert (our_base["d_model"], our_base["N"], our_base["dropout"]) == (64, 3, 0.06)
     for name in paper:
         assert ours[name] / our_base[name] == pytest.approx(paper[name] / paper_base[name]), name
+
+
+def test_a_short_warmup_ends_at_the_rate_of_the_papers():
+    parser = argparse.ArgumentParser()
+    table3.add_flags(parser)
+    flags = parser.parse_args(["--max_steps", "90", "--rows", "base", "C5", "D3"])
+    flags.output_dir = "none"
+    for row, config in table3.scaled_configs(flags).items():
+        d_model = 256 if row == "C5" else 128
+        rate = equations.learning_rate(30, d_model, config.warmup_steps)
+        highest = equations.learning_rate(4000, d_model, 4000)
+        assert config.learning_rate_factor * rate == pytest.approx(highest)
+        assert config.num_averaged_checkpoints == 1
+        assert config.label_smoothing == (0.0 if row == "D3" else 0.1)
 
 
 @pytest.mark.parametrize(
