@@ -59,6 +59,11 @@ def shortened(command):
         return f"make -C {ROOT} -n -o .venv/.ready {command.removeprefix('make ')}"
     if TRAINING.search(command):
         return f"{command} {' '.join(map(repr, SMALL))}"
+    if command.startswith("vanilla-transformer paper positions"):
+        return f"{command} --no_train"
+    if command.startswith("vanilla-transformer space"):
+        # it serves until it is interrupted; tests/test_space.py uses it in a browser
+        return f"{command} --help"
     if "fine_tune" in command:
         return f"{command} --max_steps 2"
     return command
