@@ -98,3 +98,10 @@ def test_an_unknown_verb_or_flag_shows_the_usage(capsys):
             main(arguments)
         assert end.value.code == 2
         assert "usage: vanilla-transformer" in capsys.readouterr().err
+
+
+def test_the_page_says_what_it_needs_where_gradio_is_not_installed(capsys, monkeypatch):
+    monkeypatch.delitem(sys.modules, "vanilla_transformer.space.app", raising=False)
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["space"]) == 1
+    assert "pip install 'vanilla_transformer[space]'" in capsys.readouterr().err

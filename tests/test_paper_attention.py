@@ -101,6 +101,15 @@ def test_the_weights_are_equation_1_without_the_values(model, tokenizer):
         )
 
 
+def test_a_target_may_be_a_text_or_its_tokens(model, tokenizer):
+    by_text = attention_weights(model, tokenizer, "abc", "de")
+    ids = torch.tensor(tokenizer("de").input_ids)
+    by_tokens = attention_weights(model, tokenizer, "abc", ids)
+    assert by_tokens.target == by_text.target == [SPACE, "d", "e", "</s>"]
+    assert torch.equal(by_tokens.decoder, by_text.decoder)
+    assert torch.equal(by_tokens.cross, by_text.cross)
+
+
 def test_there_is_a_weight_for_each_layer_head_query_and_key(model, tokenizer):
     found = attention_weights(model, tokenizer, "abc", "de")
     # the space before a sentence is a token here
