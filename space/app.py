@@ -21,11 +21,13 @@ from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penal
 from vanilla_transformer.paper.attention import KINDS, draw_matrix
 from vanilla_transformer.paper.positional_encoding import (
     CANDIDATES,
+    LEAST_DISTANCE,
     PAPER_BASE,
     candidate_encoding,
     collisions,
     first_repeat,
     smallest_distance,
+    usual_step,
 )
 from vanilla_transformer.paper.positional_pictures import (
     draw_dot_product,
@@ -181,11 +183,14 @@ def _translation_tab(model_name: str):
     plot = _picture("attention", "What each word attends to")
 
     shown = [attention, kind, layer, head]
-    button.click(
-        _in_sentences(_translate), [model, source, beams, alpha], [table, attention, layer, head]
-    ).success(_in_sentences(_draw_attention), shown, plot)
-    for choice in (kind, layer, head):
-        choice.input(_in_sentences(_draw_attention), shown, plot)
+    draw = _in_sentences(_draw_attention)
+    asked = [model, source, beams, alpha, kind]
+    button.click(_in_sentences(_translate), asked, [table, attention, layer, head]).success(
+        draw, shown, plot
+    )
+    kind.input(_in_sentences(_choices), [attention, kind], [layer, head]).success(draw, shown, plot)
+    for choice in (layer, head):
+        choice.input(draw, shown, plot)
 
 
 def _positions_tab(page: gr.Blocks):
@@ -209,9 +214,9 @@ def _positions_tab(page: gr.Blocks):
                 gr.Slider(
                     0,
                     1,
-                    0.1,
+                    LEAST_DISTANCE,
                     step=0.01,
-                    label="Distance up to which two positions look the same",
+                    label="Two positions look the same up to this share of the usual step",
                     elem_id="tolerance",
                 ),
             ]
@@ -230,7 +235,7 @@ def _schedule_tab(page: gr.Blocks):
         with gr.Column():
             inputs = [
                 gr.Slider(64, 2048, 512, step=64, label="d_model", elem_id="rate_d_model"),
-                gr.Slider(1, 20000, 4000, step=100, label="Warm-up steps", elem_id="warmup"),
+                gr.Slider(100, 20000, 4000, step=100, label="Warm-up steps", elem_id="warmup"),
                 gr.Slider(0.1, 5, 1, step=0.1, label="Factor", elem_id="factor"),
                 gr.Slider(1000, 300000, 100000, step=1000, label="Steps", elem_id="steps"),
             ]
@@ -273,7 +278,8 @@ def _draw_at_once(page: gr.Blocks, draw: Callable, inputs: list, outputs: Any):
 _load = functools.lru_cache(maxsize=KEPT_MODELS)(load_trained)
 
 
-def _translate(model_name: str, source: str, num_beams: float, alpha: float):
+def _translate(model_name: str, source: str, num_beams: float, alpha: float, kind: str):
+    _refuse_empty(num_beams, alpha)
     model, tokenizer = _load(model_name.strip())
     hypotheses = find_hypotheses(model, tokenizer, source, int(num_beams), alpha)
     rows = [
@@ -281,10 +287,14 @@ def _translate(model_name: str, source: str, num_beams: float, alpha: float):
         for hypothesis in hypotheses
     ]
     weights = attention_weights(model, tokenizer, source, hypotheses[0].ids[1:]).by_word()
-    num_layers, num_heads = weights.cross.shape[:2]
+    return rows, weights, *_choices(weights, kind)
+
+
+def _choices(weights: AttentionWeights | None, kind: str):
+    """The layers and heads of a kind: encoder and decoder may have other numbers of them."""
+    num_layers, num_heads = getattr(weights, kind).shape[:2] if weights else (1, 0)
     layers = gr.Dropdown(list(range(1, num_layers + 1)), value=num_layers)
-    heads = gr.Dropdown([MEAN, *range(1, num_heads + 1)], value=MEAN)
-    return rows, weights, layers, heads
+    return layers, gr.Dropdown([MEAN, *range(1, num_heads + 1)], value=MEAN)
 
 
 def _draw_attention(weights: AttentionWeights | None, kind: str, layer: int, head: int | str):
@@ -303,20 +313,30 @@ def _draw_attention(weights: AttentionWeights | None, kind: str, layer: int, hea
 def _explore_positions(
     name: str, power: float, d_model: float, num_positions: float, tolerance: float
 ):
+    _refuse_empty(power, d_model, num_positions, tolerance)
     encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
-    repeat = first_repeat(encoding, tolerance)
+    distance = tolerance * usual_step(encoding)
+    repeat = first_repeat(encoding, distance)
     met = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
-    formula = CANDIDATES[name].replace("base", f"{10.0**power:,.0f}")
+    formula = CANDIDATES[name].replace("base", f"{10.0**power:,.4g}")
     found = (
         f"`{formula}`\n\nThe nearest two of {len(encoding)} positions are "
-        f"{smallest_distance(encoding):.3g} apart; {collisions(encoding, tolerance):,} pairs look "
-        f"the same; the first that looks like an earlier one: {met}."
+        f"{smallest_distance(encoding):.3g} apart, the usual step is {usual_step(encoding):.3g}; "
+        f"{collisions(encoding, distance):,} pairs look the same; the first that looks like an "
+        f"earlier one: {met}."
     )
     pictures = (draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding))
     return found, *map(_as_image, pictures)
 
 
+def _refuse_empty(*values: float | None):
+    # a number that was deleted from its field
+    if None in values:
+        raise ValueError("every slider must have a number, got an empty one.")
+
+
 def _draw_schedule(d_model: float, warmup_steps: float, factor: float, max_steps: float):
+    _refuse_empty(d_model, warmup_steps, factor, max_steps)
     schedule = Schedule(int(d_model), int(warmup_steps), factor, int(max_steps))
     name = f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}"
     return _as_image(draw_schedules({name: schedule}))
@@ -369,6 +389,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
         prog: Name of the command, for its help.
 
     Raises:
+        ValueError: If there is no such port.
         OSError: If the port is taken.
     """
     parser = argparse.ArgumentParser(prog=prog, description="Serve the web page.")
@@ -378,6 +399,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
     parser.add_argument("--host", help="address to listen on; this machine alone if not given")
     parser.add_argument("--port", type=int, help="7860 or the next that is free if not given")
     flags = parser.parse_args(argv)
+    if flags.port is not None and not 0 < flags.port < 65536:
+        raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")
     serve(flags.model, flags.host, flags.port)
 
 

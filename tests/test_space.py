@@ -29,7 +29,7 @@ def run_folder(tmp_path_factory):
     """A model that nobody trained, and its tokenizer."""
     folder = tmp_path_factory.mktemp("run")
     tokenizer = make_tokenizer()
-    model = make_model(tokenizer, decoder_layers=2)
+    model = make_model(tokenizer, encoder_layers=3, decoder_layers=2)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
@@ -81,6 +81,11 @@ def test_a_taken_port_is_said_in_one_sentence(address, capsys):
     taken = str(urlsplit(address).port)
     assert main(["space", "--port", taken]) == 1
     assert taken in capsys.readouterr().err
+
+
+def test_a_port_that_cannot_be_is_refused(capsys):
+    assert main(["space", "--port", "99999"]) == 1
+    assert "port must be from 1 to 65535, got 99999" in capsys.readouterr().err
 
 
 def test_the_page_builds_without_a_model():
@@ -166,7 +171,11 @@ def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded)
     third = picture(page, "attention", other_than=second)
     page.get_by_label("decoder self-attention", exact=True).check()
     fourth = picture(page, "attention", other_than=third)
-    assert len({first, second, third, fourth}) == 4
+    # the encoder has a layer more
+    page.get_by_label("encoder self-attention", exact=True).check()
+    fifth = picture(page, "attention", other_than=fourth)
+    assert page.locator("#layer input").input_value() == "3"
+    assert len({first, second, third, fourth, fifth}) == 5
 
 
 @pytest.mark.browser
@@ -213,8 +222,8 @@ def test_the_findings_on_positions_follow_the_encoding(page):
     page.get_by_role("tab", name="Positions").click()
     page.get_by_text("like an earlier one: none").wait_for()
     choose(page, "encoding", "sine")
-    # the two stand on both sides of the crest
-    page.get_by_text("like an earlier one: 2, like 1").wait_for()
+    # the two stand on both sides of the crest, at 5 and 11 of its 6.28 positions
+    page.get_by_text("like an earlier one: 11, like 5").wait_for()
 
 
 @pytest.mark.browser

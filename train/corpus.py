@@ -23,6 +23,8 @@ SPLITS = ("train", "validation", "test")
 
 WMT14 = "wmt/wmt14"
 # newstest2013 and newstest2014; copies with 2,737 of the latter's lines are about
+# of a text file: its language, perhaps with a script or country, perhaps packed
+TEXT_SUFFIX = re.compile(r"\.[a-z]{2,3}([_-]\w+)?(\.gz)?")
 WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
@@ -121,7 +123,12 @@ def is_local(dataset: str) -> bool:
         False for what can only be on the Hub.
     """
     path = Path(dataset)
-    return dataset == "demo" or path.exists() or any(path.parent.glob(f"{path.name}.*"))
+    # other files may be called like a dataset on the Hub: a recipe, or notes
+    is_prefix = any(
+        TEXT_SUFFIX.fullmatch(file.name.removeprefix(path.name))
+        for file in path.parent.glob(f"{path.name}.*")
+    )
+    return dataset == "demo" or path.exists() or is_prefix
 
 
 def dataset_commit(dataset: str, name: str | None, revision: str | None) -> str | None:
