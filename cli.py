@@ -82,6 +82,11 @@ def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     }
 
 
+def _write_utf_8():
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+
+
 def _demo(arguments: argparse.Namespace, rest: list[str]):
     from vanilla_transformer.train.demo import run_demo
 
@@ -129,8 +134,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]):
 
 def _translate(arguments: argparse.Namespace, rest: list[str]):
     # what is read is UTF-8 whatever the locale, and so is what is written
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(encoding="utf-8", newline="\n")
+    _write_utf_8()
     from vanilla_transformer.train.translate import run
 
     for line in run(rest, "vanilla-transformer translate"):
@@ -138,6 +142,7 @@ def _translate(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _paper(arguments: argparse.Namespace, rest: list[str]):
+    _write_utf_8()
     from vanilla_transformer.paper.__main__ import run
 
     run(rest, "vanilla-transformer paper")

@@ -123,12 +123,14 @@ def _show(sections: Iterable["Section"], title: str, folder: Path):
     from vanilla_transformer.paper.study import PAGE, write_study
     from vanilla_transformer.train.run_folder import environment_facts
 
+    # a folder that cannot be is refused before anything is computed
+    folder.mkdir(parents=True, exist_ok=True)
     done = []
     try:
         for section in sections:
+            done.append(section)
             sys.stdout.write(f"{section.text()}\n")
             sys.stdout.flush()
-            done.append(section)
     finally:
         # what was found before an error or the user stopped it is kept
         if done:

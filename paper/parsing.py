@@ -198,23 +198,26 @@ def prepare_treebank(
     Raises:
         ValueError: If a file cannot be read, holds no tree, or is no treebank.
     """
-    counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in SPLITS}
-    trees = list(_cleaned(train, counts["train"]))
-    if validation:
-        held_out = list(_cleaned(validation, counts["validation"]))
-    else:
-        first = len(trees) - round(VALIDATION_SHARE * len(trees))
-        trees, held_out = trees[:first], trees[first:]
-    splits = {"train": trees, "validation": held_out, "test": _cleaned(test, counts["test"])}
+    read = {
+        split: list(read_trees(paths)) if paths else []
+        for split, paths in zip(SPLITS, (train, validation, test), strict=True)
+    }
+    if not validation:
+        first = len(read["train"]) - round(VALIDATION_SHARE * len(read["train"]))
+        read["train"], read["validation"] = read["train"][:first], read["train"][first:]
+    # a test split is not needed to train
+    wanted = SPLITS if test else SPLITS[:-1]
+    counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in wanted}
+    trees = {split: list(_cleaned(read[split], found)) for split, found in counts.items()}
+    for split, found in trees.items():
+        if not found:
+            raise ValueError(f"{split} must have at least one tree, got none.")
     folder.mkdir(parents=True, exist_ok=True)
-    for split, split_trees in splits.items():
-        found = counts[split]
+    for split, found in counts.items():
         paths = [folder / f"{split}.{language}" for language in (SOURCE_LANG, TARGET_LANG)]
-        if split == "test" and not test:
-            continue
         with ExitStack() as stack:
             files = [stack.enter_context(path.open("w", encoding="utf-8")) for path in paths]
-            for tree in split_trees:
+            for tree in trees[split]:
                 tokens = linearize(tree)
                 for file, parts in zip(files, (tree.words, tokens), strict=True):
                     file.write(" ".join(parts) + "\n")
@@ -223,13 +226,11 @@ def prepare_treebank(
                 found["brackets"] += len(tree.brackets)
                 found["longest sentence"] = max(found["longest sentence"], len(tree.words))
                 found["longest tree"] = max(found["longest tree"], len(tokens))
-        if not found["trees"]:
-            raise ValueError(f"{split} must have at least one tree, got none.")
-    return {split: found for split, found in counts.items() if found["trees"]}
+    return counts
 
 
-def _cleaned(paths: Sequence[str | Path], counts: Counter) -> Iterator[Tree]:
-    for tree in read_trees(paths):
+def _cleaned(trees: Iterable[Tree], counts: Counter) -> Iterator[Tree]:
+    for tree in trees:
         cleaned = clean(tree, counts)
         counts["trees without a word"] += cleaned is None
         if cleaned is not None:

@@ -141,6 +141,8 @@ def _refuse_halves(flags: argparse.Namespace):
         raise ValueError("prepare must be alone, for a model is trained after it, got model too.")
     if flags.num_sentences < 0:
         raise ValueError(f"num_sentences must not be negative, got {flags.num_sentences}.")
+    if flags.batch_size < 1:
+        raise ValueError(f"batch_size must be at least 1, got {flags.batch_size}.")
 
 
 def preparation(
@@ -442,7 +444,8 @@ def _tree_section(
         if SHOWN_WORDS[0] <= len(tree.words) <= SHOWN_WORDS[1] and score.status == "valid"
     ]
     if not fits:
-        fits = [index for index, score in enumerate(scores) if score.status == "valid"]
+        # of punctuation alone there is nothing to score
+        fits = [index for index, score in enumerate(scores) if score.status == "valid"] or [0]
     # neither the best nor the worst, and one to learn from
     fits = [index for index in fits if each[index] < 100] or fits
     index = min(fits, key=lambda place: abs(each[place] - whole))

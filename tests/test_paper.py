@@ -6,6 +6,7 @@ import equations
 import pytest
 
 from vanilla_transformer.cli import main
+from vanilla_transformer.paper import schedule
 from vanilla_transformer.paper.study import Section, markdown_table, text_table, write_study
 
 
@@ -19,8 +20,7 @@ def test_the_studies_are_listed(capsys):
 def test_an_unknown_study_is_named_with_the_closest_one(capsys):
     assert main(["paper", "schedul"]) == 1
     error = capsys.readouterr().err
-    assert "'schedul' is not a study" in error
-    assert "schedule" in error
+    assert "'schedul' is not a study of the paper. Did you mean 'schedule'?" in error
 
 
 def test_numbers_stand_to_the_right_and_texts_to_the_left():
@@ -52,11 +52,30 @@ def test_a_study_is_a_page_its_numbers_and_its_pictures(tmp_path):
     assert written["sections"]["one"]["rows"] == [["inf"]]
 
 
-def test_what_was_found_before_an_error_is_kept(tmp_path, capsys):
+def test_what_was_found_before_an_error_is_kept(tmp_path, capsys, monkeypatch):
+    def break_off(flags):
+        yield Section(name="one", title="First", says="It is so.")
+        raise ValueError("the second section must be there, got none.")
+
+    monkeypatch.setattr(schedule, "sections", break_off)
+    assert main(["paper", "schedule", "--output_dir", str(tmp_path)]) == 1
+    assert "the second section must be there" in capsys.readouterr().err
+    written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
+    assert list(written["sections"]) == ["one"]
+
+
+def test_a_folder_that_cannot_be_is_refused_before_anything_is_computed(tmp_path, capsys):
+    (tmp_path / "file").touch()
+    assert main(["paper", "schedule", "--output_dir", str(tmp_path / "file")]) == 1
+    printed = capsys.readouterr()
+    assert "file" in printed.err
+    assert printed.out == ""
+
+
+def test_an_unknown_recipe_is_refused(tmp_path, capsys):
     command = ["paper", "schedule", "--output_dir", str(tmp_path), "--recipes", "demo", "none"]
     assert main(command) == 1
-    assert "none" in capsys.readouterr().err
-    assert not (tmp_path / "study.json").exists()
+    assert "got 'none'" in capsys.readouterr().err
 
 
 def test_the_schedule_is_equation_3(tmp_path, capsys):

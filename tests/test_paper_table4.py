@@ -12,6 +12,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PYEVALB.parser import create_from_bracket_string
+from PYEVALB.scorer import Scorer
 from train_toys import toy_model, toy_settings
 
 from vanilla_transformer.cli import main
@@ -304,13 +306,11 @@ def test_evalb_as_its_program_goes_through_the_brackets(pair):
 @hundreds
 @given(pair=tree_pairs(labels=["S", "NP", "VP"], tags=["NN"]))
 def test_scores_are_those_of_pyevalb(pair):
-    scorer = pytest.importorskip("PYEVALB.scorer", reason="PYEVALB is not installed")
-    parser = pytest.importorskip("PYEVALB.parser")
     # it knows no punctuation, no TOP and no equal labels, and counts a repeated bracket once
     if any(len(set(tree.brackets)) < len(tree.brackets) for tree in pair):
         return
-    gold, predicted = (parser.create_from_bracket_string(str(tree)) for tree in pair)
-    theirs = scorer.Scorer().score_trees(gold, predicted)
+    gold, predicted = (create_from_bracket_string(str(tree)) for tree in pair)
+    theirs = Scorer().score_trees(gold, predicted)
     ours = score_sentence(*pair)
     assert (ours.matched, ours.gold, ours.predicted, ours.crossing) == (
         theirs.matched_brackets,
@@ -463,6 +463,21 @@ def test_no_tree_to_train_on_is_refused(tmp_path):
     (tmp_path / "empty.mrg").write_text("( (S (-NONE- *)) )")
     with pytest.raises(ValueError, match="train must have at least one tree, got none"):
         prepare_treebank(tmp_path / "data", [tmp_path / "empty.mrg"])
+    # five trees have no twentieth
+    few = write_treebank(tmp_path / "few.mrg", 5, 0)
+    with pytest.raises(ValueError, match="validation must have at least one tree, got none"):
+        prepare_treebank(tmp_path / "data", [few])
+    assert not (tmp_path / "data").exists()
+
+
+def test_what_was_taken_away_is_counted_where_it_was(tmp_path):
+    tagged = tmp_path / "tagged.mrg"
+    tagged.write_text("( (S (NP-SBJ (PRP We)) (VP (VBD saw)) (. .)) )\n" * 40)
+    counts = prepare_treebank(tmp_path / "data", [tagged])
+    assert {split: found["function tags"] for split, found in counts.items()} == {
+        "train": 38,
+        "validation": 2,
+    }
 
 
 def test_a_parser_is_trained_and_scored_by_commands(tmp_path, capsys):

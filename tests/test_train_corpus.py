@@ -13,6 +13,7 @@ import train_toys
 from hub_stand_in import StoredFile, running_hub
 
 from vanilla_transformer.train.corpus import (
+    is_local,
     load_translations,
     read_lines,
     text_hash,
@@ -245,3 +246,14 @@ print(len(list(streamed)), streamed.num_shards)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines == [f"4 {new}", f"3 {old}", f"3 {old}", "3 1"]
+
+
+def test_a_file_that_is_no_text_does_not_make_a_dataset_local(tmp_path):
+    (tmp_path / "books.yaml").touch()
+    (tmp_path / "news.en").touch()
+    (tmp_path / "web.zh-Hant.gz").touch()
+    assert not is_local(str(tmp_path / "books"))
+    assert is_local(str(tmp_path / "news"))
+    assert is_local(str(tmp_path / "web"))
+    assert is_local(str(tmp_path))
+    assert is_local("demo")
