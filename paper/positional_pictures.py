@@ -213,9 +213,9 @@ def draw_candidates(
     Returns:
         The picture.
     """
-    columns = 4
+    columns = 3
     rows = -(-len(encodings) // columns)
-    figure, plots = new_figure(12.0, 2.9 * rows, rows=rows, columns=columns)
+    figure, plots = new_figure(10.0, 2.9 * rows, rows=rows, columns=columns)
     for axes in plots.flat[len(encodings) :]:
         axes.set_visible(False)
     for axes, (name, encoding) in zip(plots.flat, encodings.items(), strict=False):

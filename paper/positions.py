@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import torch
 
 from vanilla_transformer import VanillaTransformerConfig, sinusoidal_encoding
-from vanilla_transformer.hub import load_run
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerEncoder
 from vanilla_transformer.paper import order_task
 from vanilla_transformer.paper import positional_encoding as encodings
@@ -15,13 +14,18 @@ from vanilla_transformer.paper import positional_pictures as pictures
 from vanilla_transformer.paper.order_task import COPYING, WHO_CHASES_WHOM, Training
 from vanilla_transformer.paper.positional_encoding import LEAST_DISTANCE, PAPER_BASE, PROPERTIES
 from vanilla_transformer.paper.study import Section
+from vanilla_transformer.paper.trained import add_model_flag, load_trained
 
 EXAMPLE_WORDS = ("River", "Bank")
 EXAMPLE_WIDTH = 6
+# a word before, one in the middle and one after; a matrix of positions by positions fits a laptop
+LEAST_LENGTH, MOST_LENGTH = 3, 4096
+# four times as many positions, at four times the length, have as many bits as the binary candidate
+MOST_WIDTH = 4096
 # positions of the table of properties, and of the search for repeats
 MANY_POSITIONS = 512
 MOST_POSITIONS = 1024
-NUM_PAIRS = (1, 2, 3, 4, 6, 8)
+NUM_PAIRS = range(1, 9)
 FARTHEST = 20000
 REACH_DISTANCES = (1, 10, 100, 1000)
 OFFSETS = (1, 2, 5, 10, 50)
@@ -60,9 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_positions", type=int, default=64, help="length of the tables (%(default)s)"
     )
-    parser.add_argument(
-        "--model", metavar="RUN", help="a trained model whose words to compare with its positions"
-    )
+    add_model_flag(parser, default=None)
     parser.add_argument("--seed", type=int, default=0, help="of all chance (%(default)s)")
     parser.add_argument(
         "--no_train", action="store_true", help="leave out the sections that train small models"
@@ -85,11 +87,21 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If a size or a base cannot be, or the model cannot be loaded or has no
             positions.
     """
-    if flags.num_positions < 2:
-        raise ValueError(f"num_positions must be at least 2, got {flags.num_positions}.")
-    # refused here, not after minutes
-    sinusoidal_encoding(2, flags.d_model, min(flags.base))
-    model = load_run(flags.model)[0] if flags.model else None
+    # all is refused here, not after minutes
+    if not LEAST_LENGTH <= flags.num_positions <= MOST_LENGTH:
+        raise ValueError(
+            f"num_positions must be between {LEAST_LENGTH} and {MOST_LENGTH}, "
+            f"got {flags.num_positions}."
+        )
+    if flags.d_model > MOST_WIDTH:
+        raise ValueError(f"d_model must be at most {MOST_WIDTH}, got {flags.d_model}.")
+    for base in flags.base:
+        if not math.isfinite(base):
+            raise ValueError(f"base must be finite, got {base}.")
+        sinusoidal_encoding(1, flags.d_model, base)
+    model = None if flags.model is None else load_trained(flags.model)[0]
+    if model is not None:
+        encodings.model_encoding(model, 1)
     base = flags.base[0]
     yield table(flags.num_positions, flags.d_model, base)
     yield worked_example(base)
@@ -213,13 +225,12 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         The section.
     """
     tables = {base: sinusoidal_encoding(num_positions, d_model, base) for base in bases}
-    rows, asymmetry = [], 0.0
+    rows = []
     for base, encoding in tables.items():
         tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
         repeat = encodings.first_repeat(encoding, tolerance)
         similarity = encodings.cosine_similarity_matrix(encoding)
-        asymmetry = max(asymmetry, (similarity - similarity.T).abs().max().item())
-        means, _, _ = encodings.by_offset(similarity)
+        means, lowest, highest = encodings.by_offset(similarity)
         rows.append(
             [
                 f"{base:,g}",
@@ -229,6 +240,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
                 None if repeat is None else f"{repeat.position}, like {repeat.earlier}",
                 means[1].item(),
                 means[num_positions // 2].item(),
+                (highest - lowest).max().item(),
             ]
         )
     unique = [row[0] for row in rows if not row[3]]
@@ -238,11 +250,19 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         title="Why 10000: uniqueness",
         says=f"Positions nearer to each other than {LEAST_DISTANCE:g} of the step to the next "
         "position count as the same. "
-        + (f"With base {_enumerate(unique)} none of {num_positions} are. " if unique else "")
+        "Pairs that all turn at one speed, as with base 1, come back together; pairs of many "
+        "speeds come back at different times. "
+        + (
+            f"With base {_enumerate(unique)} they do not come back together within these "
+            f"{num_positions} positions, and no two of these are the same. "
+            if unique
+            else ""
+        )
         + (f"With base {_enumerate(repeating)} positions repeat. " if repeating else "")
-        + "With base 1 all pairs turn at one speed, so that all of them come back together; with a "
-        "large one they come back at different times, and never together. Similarity is a matter "
-        f"of distance alone, the same both ways: the matrices are symmetric (to {asymmetry:.1g}).",
+        + f"Over all pairs of positions that are equally far apart, similarity varies by "
+        f"{max(row[-1] for row in rows):.0e} at most, which is rounding: it is a matter of "
+        "distance alone. (That the matrices are symmetric does not show it: any matrix of "
+        "similarities is.)",
         columns=(
             "base",
             "step",
@@ -251,6 +271,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
             "first repeat",
             "similarity at 1",
             f"at {num_positions // 2}",
+            "varies at one distance by",
         ),
         rows=rows,
         figure=pictures.draw_bases(tables),
@@ -415,9 +436,9 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
         says=f"{'Only ' if len(all_of_them) == 1 else ''}"
         f"{_enumerate(all_of_them) if all_of_them else 'No candidate'} "
         f"{'has' if len(all_of_them) < 2 else 'have'} every property in {num_positions} positions. "
-        "Beside each yes and no stands the number that decides it, by the rules above. A matrix "
-        "has no constant: with one more feature that is always 1, the integer too would have a "
-        "linear offset.",
+        "Beside each yes and no stands the number that decides it, by the rules above. How many "
+        "pairs it takes until nothing repeats is in the next section. A matrix has no constant: "
+        "with one more feature that is always 1, the integer too would have a linear offset.",
         columns=("candidate", *PROPERTIES),
         rows=rows,
         figure=pictures.draw_properties(measured),
@@ -463,7 +484,7 @@ def more_pairs(base: float) -> Section:
         f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. More waves "
         "push the first repeat out: wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) "
         f"need {enough(1)} for {MOST_POSITIONS:,} positions without one, the paper's geometric "
-        f"wavelengths only {enough(2)}.",
+        f"wavelengths {enough(2)}.",
         columns=("pairs", "first repeat, pos / 1, pos / 2, ...", f"first repeat, base {base:,g}"),
         rows=rows,
     )
@@ -561,7 +582,7 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
     """
     encoding = sinusoidal_encoding(num_positions, d_model, base).double()
     position = num_positions // 2
-    offset = min(DIRECTION, position)
+    offset = min(DIRECTION, num_positions - 1 - position)
     scores = {
         k: encoding @ (encodings.offset_map(k, d_model, base) @ encoding[position])
         for k in (-offset, 0, offset)
@@ -572,7 +593,7 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
             values.argmax().item(),
             values[position - offset].item(),
             values[position].item(),
-            values[min(position + offset, num_positions - 1)].item(),
+            values[position + offset].item(),
         ]
         for k, values in scores.items()
     ]
@@ -901,15 +922,14 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
 
 def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
     """What to call each candidate, its name and its width."""
-    wide = {name: (name, d_model) for name in encodings.CANDIDATES}
-    # two pairs are so few that one sees how they fail
-    return {
-        ("two pairs" if name == "pairs" else name): {
-            "pairs": (name, 4),
-            "binary": (name, WIDEST),
-        }.get(name, one)
-        for name, one in wide.items()
-    }
+    found = {}
+    for name in encodings.CANDIDATES:
+        if name == "pairs":
+            # so few that one sees how they fail, and as many as the sinusoids are
+            found |= {f"{width // 2} pairs": (name, width) for width in (4, max(4, d_model))}
+        else:
+            found[name] = (name, WIDEST if name == "binary" else d_model)
+    return found
 
 
 def _overlap(words: torch.Tensor, positions: torch.Tensor) -> encodings.Overlap:

@@ -21,6 +21,7 @@ from vanilla_transformer.paper.evalb import (
 )
 from vanilla_transformer.paper.parsing import parse, prepare_treebank
 from vanilla_transformer.paper.study import Section
+from vanilla_transformer.paper.trained import add_model_flag, load_trained
 from vanilla_transformer.paper.trees import (
     WORD,
     Bracket,
@@ -34,7 +35,6 @@ from vanilla_transformer.paper.trees import (
     walk,
 )
 from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.translate import load_model
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -94,7 +94,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             help=f"bracketed files or folders {what}",
         )
     group = parser.add_argument_group("parse with a trained model, and score")
-    group.add_argument("--model", metavar="RUN", help="a run folder, model folder or Hub name")
+    add_model_flag(group, default=None)
     group.add_argument(
         "--trees", metavar="TREES", nargs="+", help="bracketed files or folders: the gold trees"
     )
@@ -356,7 +356,7 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
     gold = list(islice(trees, flags.num_sentences or None))
     if not gold:
         raise ValueError(f"trees must hold at least one tree, got none in {flags.trees}.")
-    model, tokenizer = load_model(flags.model)
+    model, tokenizer = load_trained(flags.model)
     search = {"batch_size": flags.batch_size}
     if flags.num_beams is not None:
         search["num_beams"] = flags.num_beams

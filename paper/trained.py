@@ -10,11 +10,13 @@ from vanilla_transformer.train.translate import load_model
 DEMO = "runs/demo"
 
 
-def add_model_flag(parser: argparse.ArgumentParser, default: str | None = DEMO) -> None:
+def add_model_flag(
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup, default: str | None = DEMO
+) -> None:
     """Let a study be asked for a model.
 
     Args:
-        parser: Of the study.
+        parser: Of the study, or a group of its flags.
         default: The model if none is given; None where the study does without.
     """
     parser.add_argument(

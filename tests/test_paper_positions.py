@@ -207,6 +207,34 @@ def test_a_query_that_is_turned_looks_that_many_words_on(written):
     assert [row[:2] for row in written["direction"]["rows"]] == [[-5, 20], [0, 25], [5, 30]]
 
 
+@pytest.mark.parametrize("num_positions", [3, 4, 8, 9])
+def test_a_short_sentence_has_a_score_under_every_head(num_positions):
+    section = positions.direction(num_positions, 16, 10000.0)
+    (_, here, turned), k = section.rows, section.rows[2][0]
+    assert here[1] + k == turned[1] <= num_positions - 1
+    assert list(section.columns[2:]) == [
+        f"score at {here[1] - k}",
+        *(f"at {here[1] + j}" for j in (0, k)),
+    ]
+    # turned by k, the position k on has the score that the position itself had
+    assert turned[4] == pytest.approx(here[3])
+
+
+def test_what_repeats_and_what_is_a_matter_of_distance_is_measured(monkeypatch):
+    says = positions.bases(64, 2, [10000.0, 100.0]).says
+    assert "With base 10,000 (position 44, like 0) and 100 (position 44, like 0) positions" in says
+    assert "not come back together" not in says
+    section = positions.bases(64, 16, [10000.0])
+    assert (
+        "With base 10,000 they do not come back together within these 64 positions" in section.says
+    )
+    assert section.rows[0][-1] < 1e-6
+    # its matrix is as symmetric
+    table = candidate_encoding("learned", 64, 16)
+    monkeypatch.setattr(positions, "sinusoidal_encoding", lambda *sizes: table)
+    assert positions.bases(64, 16, [10000.0]).rows[0][-1] > 0.5
+
+
 def test_the_best_matrix_is_found_where_there_is_one():
     angles = torch.arange(60)[:, None] * torch.tensor([0.3, 1.1])
     turning = torch.cat((angles.sin(), angles.cos()), dim=1)
@@ -235,17 +263,24 @@ def test_every_simple_candidate_fails_for_its_own_reason():
 
 
 def test_the_study_says_which_candidate_has_all(written):
-    assert written["properties"]["says"].startswith("Only sinusoidal has every property")
+    says = written["properties"]["says"]
+    assert says.startswith("16 pairs and sinusoidal have every property in 512 positions.")
+    rows = {row[0]: row[1:] for row in written["properties"]["rows"]}
+    assert [one[:3] for one in rows["2 pairs"]].count("no:") == 1
     fraction = written["properties"]["rows"][1]
     assert fraction[4] == "no: 0.5, 0.25, 0.0156"
 
 
 def test_more_waves_repeat_later(written):
     rows = written["pairs"]["rows"]
+    assert [row[0] for row in rows] == list(range(1, 9))
     assert rows[0] == [1, 44, 44]
     # 7 * 4 pi is nearly 88, 10 * 12 pi nearly 377
     assert [row[1] for row in rows[1:3]] == [88, 377]
     assert rows[2][2] is None
+    # with 6 pairs still 377
+    assert [row[1] for row in rows[5:]] == [377, None, None]
+    assert "need 7 pairs for 1,024 positions" in written["pairs"]["says"]
 
 
 def test_bits_change_half_as_often_from_one_to_the_next():
@@ -415,14 +450,32 @@ def test_the_sections_that_train_say_what_they_found(written, monkeypatch):
     [
         (["--d_model", "7"], "d_model must be even, for sin/cos pairs, and positive, got 7."),
         (["--base", "100", "0"], "base must be positive, got 0.0."),
-        (["--num_positions", "1"], "num_positions must be at least 2, got 1."),
+        (["--base", "100", "nan"], "base must be finite, got nan."),
+        (["--base", "inf"], "base must be finite, got inf."),
+        (["--num_positions", "2"], "num_positions must be between 3 and 4096, got 2."),
+        (["--num_positions", "70000"], "num_positions must be between 3 and 4096, got 70000."),
+        (["--d_model", "4098"], "d_model must be at most 4096, got 4098."),
+        (["--model", "runs/demo"], "`make demo` trains one"),
         (["--model", "nowhere/at/all"], "run must be a run folder"),
     ],
 )
-def test_bad_input_is_one_sentence(flags, sentence, capsys, tmp_path):
+def test_bad_input_is_one_sentence(flags, sentence, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
     assert main(["paper", "positions", *flags, "--output_dir", str(tmp_path / "out")]) == 1
     assert sentence in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_model_without_positions_is_refused_before_anything_is_shown(
+    small_model, monkeypatch, capsys, tmp_path
+):
+    model = small_model(position_encoding="none")
+    monkeypatch.setattr(positions, "load_trained", lambda run: (model, None))
+    command = ["paper", "positions", "--no_train", "--model", "x", "--output_dir", str(tmp_path)]
+    assert main(command) == 1
+    shown = capsys.readouterr()
+    assert "got position_encoding 'none'" in shown.err
+    assert not shown.out
 
 
 def test_the_narrowest_table_is_one_wave():

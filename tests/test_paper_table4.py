@@ -544,6 +544,13 @@ def test_half_a_command_is_refused(flags, message, tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
+def test_without_the_demo_it_says_how_to_make_it(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gold.mrg").write_text("(S (NP (PRP We)) (VP (VBD saw)) (. .))", encoding="utf-8")
+    assert main(["paper", "table4", "--model", "runs/demo", "--trees", "gold.mrg"]) == 1
+    assert "`make demo` trains one" in capsys.readouterr().err
+
+
 def test_the_recipe_is_section_6_3():
     config = load_config("paper-parsing")
     sizes = config.model_config(config.vocab_size)
