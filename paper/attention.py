@@ -157,7 +157,7 @@ def unchanged_words(
 ) -> tuple[int, int]:
     """How many words that are spelled the same in both languages are aligned to themselves.
 
-    Names and numbers tell how good an alignment is where nobody has made a better one.
+    Names, numbers and the like tell how good an alignment is where nobody has made a better one.
 
     Args:
         maps: Of one or more sentences.
@@ -337,8 +337,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     model, tokenizer = load_trained(flags.model)
     weights = attention_weights(model, tokenizer, flags.sentence, flags.translation)
     _refuse_absent(weights, flags.layer, flags.head)
-    maps = _test_maps(flags.model, model, tokenizer, flags.num_sentences) or [weights]
-    measured_on = f"{len(maps)} sentences of its test split" if len(maps) > 1 else "this sentence"
+    measured_on = "this sentence"
+    maps = _test_maps(flags.model, model, tokenizer, flags.num_sentences)
+    if maps:
+        count = f"{len(maps)} sentences" if len(maps) > 1 else "one sentence"
+        measured_on = f"{count} of its test split"
+    maps = maps or [weights]
     for kind in KINDS:
         yield _grid_section(weights, kind)
     yield _head_section(weights, flags.layer, flags.head)
@@ -525,9 +529,9 @@ def _alignment_section(
             f"{right / total:.0%} by layer {i + 1}" for i, (right, _) in enumerate(found)
         )
         says += (
-            f"On {measured_on}, {total} words (names and numbers) are the same in both languages; "
-            f"aligned to themselves are {shares}, and {by_place / total:.0%} if words are "
-            "paired by place alone."
+            f"On {measured_on}, {total} words are spelled alike in both languages, as names and "
+            f"numbers are; aligned to themselves are {shares}, and {by_place / total:.0%} if words "
+            "are paired by place alone."
         )
     return Section(
         name="alignment",

@@ -7,7 +7,7 @@ import argparse
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
-    sinusoidal_encoding,
 )
+from vanilla_transformer.paper.positional_encoding import model_encoding
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.trained import add_model_flag, load_trained
 from vanilla_transformer.pictures import new_figure
@@ -70,14 +70,17 @@ def one_hot_product(ids: Tensor, table: Tensor) -> Tensor:
 
 
 def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -> EmbeddingSize:
-    """Measure the embeddings of a model beside sinusoids of its width.
+    """Measure the embeddings of a model beside what its encoder adds to them.
 
     Args:
         model: Any of ours.
-        num_positions: How many positions to measure.
+        num_positions: How many positions to measure; fewer where a learned table has fewer.
 
     Returns:
         Their sizes.
+
+    Raises:
+        ValueError: If the model has no positions.
     """
     table = model.get_input_embeddings().weight.detach().float()  # [V, d_model]
     d_model = model.config.d_model
@@ -86,7 +89,7 @@ def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -
         d_model=d_model,
         plain=plain,
         scaled=plain * math.sqrt(d_model),
-        positions=_root_mean_square(sinusoidal_encoding(num_positions, d_model)),
+        positions=_root_mean_square(model_encoding(model, num_positions)),
     )
 
 
@@ -141,12 +144,20 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         Three sections.
 
     Raises:
-        ValueError: If there is no such model.
+        ValueError: If there is no such model, or it has no positions.
     """
     torch.manual_seed(flags.seed)
-    trained = None if flags.model is None else load_trained(flags.model)[0]
+    own = {}
+    if flags.model is not None:
+        trained, _ = load_trained(flags.model)
+        # a fresh one of the same sizes, to see what training has made of it
+        fresh = VanillaTransformerForConditionalGeneration(trained.config)
+        own = {
+            "this model, at the start": embedding_size(fresh),
+            "this model, trained": embedding_size(trained),
+        }
     yield _one_hot_section()
-    yield _factor_section(trained, flags.model)
+    yield _factor_section(own, flags.model)
     yield _tie_section()
 
 
@@ -219,7 +230,7 @@ def _rectangle(left: float, top: float, width: float, **style):
     return Rectangle((left, top), width, 1, **style)
 
 
-def _factor_section(trained: PreTrainedModel | None, run: str | None) -> Section:
+def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Section:
     found = {}
     for row in ROWS:
         config = VanillaTransformerConfig.from_paper(
@@ -227,11 +238,7 @@ def _factor_section(trained: PreTrainedModel | None, run: str | None) -> Section
         )
         model = VanillaTransformerForConditionalGeneration(config)
         found[f"{row}, at the start"] = embedding_size(model)
-    if trained is not None:
-        # a fresh one of the same sizes, to see what training has made of it
-        fresh = VanillaTransformerForConditionalGeneration(trained.config)
-        found["this model, at the start"] = embedding_size(fresh)
-        found["this model, trained"] = embedding_size(trained)
+    found |= own
     figure, axes = new_figure(8.0, 0.9 + 0.75 * len(found))
     places = range(len(found))
     for shift, field, label in (
@@ -258,7 +265,7 @@ def _factor_section(trained: PreTrainedModel | None, run: str | None) -> Section
         f"base; times sqrt(d_model) the words are {base.scaled:.2f}, of a size with them whatever "
         "the width."
     )
-    if trained is not None:
+    if own:
         size = found["this model, trained"]
         says += (
             f" In {run}, training has taken them from "

@@ -21,6 +21,7 @@ from vanilla_transformer.paper.order_task import (
     train_small_model,
 )
 from vanilla_transformer.paper.study import Section
+from vanilla_transformer.paper.table3 import PAPER
 from vanilla_transformer.pictures import new_figure
 from vanilla_transformer.train.step import smoothed_loss_sum
 
@@ -31,8 +32,12 @@ SMOOTHINGS = (0.0, 0.1, 0.2)
 BASE_VOCAB = 37_000
 VOCAB_SIZES = (10, BASE_VOCAB)
 NUM_SENTENCES = 512
-# table 3, rows D3, base and D4
-PAPER = {0.0: ("D3", 4.67, 25.3), 0.1: ("base", 4.92, 25.8), 0.2: ("D4", 5.47, 25.7)}
+NUM_POINTS = 200
+HALVINGS = 40
+# of table 3, by their epsilon
+ROWS = {0.0: "D3", 0.1: "base", 0.2: "D4"}
+# of the true token, where the loss is drawn: the least, or less for an epsilon that needs it
+UNSURE, SURE = 0.3, 1 - 1e-6
 GUESSING = Training(steps=400, sentences_per_step=256, warmup_steps=100, learning_rate_factor=0.25)
 
 
@@ -51,8 +56,9 @@ def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tens
     """
     logits = torch.zeros(1, 1, vocab_size, requires_grad=True)
     smoothed_loss_sum(logits, torch.tensor([[label]]), label_smoothing).backward()
-    # what float32 cannot tell from 0 is 0
-    return (logits.softmax(dim=-1) - logits.grad).detach()[0, 0].round(decimals=8)
+    target = (logits.softmax(dim=-1) - logits.grad).detach()[0, 0]  # [V]
+    # what float32 cannot tell from 0, beside the 1 / V that it is the difference of, is 0
+    return target.masked_fill(target.abs() < 1e-6 / vocab_size, 0.0)
 
 
 def least_loss(vocab_size: int, label_smoothing: float) -> float:
@@ -91,6 +97,27 @@ def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Ten
         label = torch.zeros(1, 1, dtype=torch.long)
         losses.append(smoothed_loss_sum(logits[None, None], label, label_smoothing))
     return torch.stack(losses)
+
+
+def lowest_at(vocab_size: int, label_smoothing: float) -> float:
+    """Find the probability at which the package's loss is lowest, by its slope.
+
+    Near there the loss itself, a sum over the vocabulary in float32, is rougher than it is curved.
+
+    Args:
+        vocab_size: V.
+        label_smoothing: epsilon_ls.
+
+    Returns:
+        Of the true token; `SURE` where the loss falls that far.
+    """
+    low, high = 0.0, SURE
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        probability = torch.tensor([middle], dtype=torch.double, requires_grad=True)
+        loss_at(probability, vocab_size, label_smoothing).sum().backward()
+        low, high = (middle, high) if probability.grad < 0 else (low, middle)
+    return high
 
 
 def ambiguous_words(num_words: int = 16) -> Tensor:
@@ -289,24 +316,24 @@ def _target_section(smoothings: Sequence[float]) -> Section:
 
 
 def _loss_section(smoothings: Sequence[float]) -> Section:
-    probability = torch.cat(
-        (torch.linspace(0.3, 0.99, 139), 1 - torch.logspace(-2, -6, 80))
-    ).double()  # [points]
+    bests = [1 - value + value / BASE_VOCAB for value in smoothings]
+    ends = torch.tensor([min(UNSURE, min(bests) / 2), SURE], dtype=torch.double).logit().tolist()
+    probability = torch.linspace(*ends, NUM_POINTS, dtype=torch.double).sigmoid()  # [points]
     figure, axes = new_figure(7.5, 4.4)
     rows = []
-    for value in smoothings:
+    for value, best in zip(smoothings, bests, strict=True):
         losses = loss_at(probability, BASE_VOCAB, value)
-        lowest = int(losses.argmin())
+        lowest = lowest_at(BASE_VOCAB, value)
+        lowest_loss = float(loss_at(torch.tensor([lowest], dtype=torch.double), BASE_VOCAB, value))
         (line,) = axes.plot(probability, losses, label=f"epsilon {value:g}")
         axes.axhline(least_loss(BASE_VOCAB, value), color=line.get_color(), ls=":", linewidth=1)
-        axes.plot(probability[lowest], losses[lowest], "o", color=line.get_color())
-        best = 1 - value + value / BASE_VOCAB
+        axes.plot(lowest, lowest_loss, "o", color=line.get_color())
         rows.append(
             [
                 value,
-                float(probability[lowest]),
+                lowest,
                 best,
-                float(losses[lowest]),
+                lowest_loss,
                 least_loss(BASE_VOCAB, value),
                 float(losses[-1]),
             ]
@@ -317,22 +344,27 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
     axes.grid(alpha=0.3)
     axes.legend(title="dotted: entropy of the target")
     last = rows[-1]
+    says = (
+        "The package's loss of a model that gives the true token some probability and the other "
+        f"{BASE_VOCAB - 1:,} the same. Without smoothing it falls as long as the model gets surer"
+    )
+    if last[0]:
+        says += (
+            f"; with epsilon {last[0]:g} it is lowest at {last[1]:.3f}, where it is the entropy of "
+            f"the target ({last[3]:.3f}, by the formula {last[4]:.3f}), and has risen to "
+            f"{last[5]:.3f} at a probability of {SURE:.6f}. So the logits need not grow without end"
+        )
     return Section(
         name="loss",
         title="The loss punishes certainty",
-        says=f"The package's loss of a model that gives the true token some probability and the "
-        f"other {BASE_VOCAB - 1:,} the same. Without smoothing it falls as long as the model gets "
-        f"surer; with epsilon {last[0]:g} it is lowest at {last[1]:.3f}, where it is the entropy "
-        f"of the target ({last[3]:.3f}, by the formula {last[4]:.3f}), and has risen to "
-        f"{last[5]:.3f} at a probability of {float(probability[-1]):.6f}. So the logits need not "
-        "grow without end.",
+        says=f"{says}.",
         columns=(
             "epsilon",
             "lowest at",
             "by the formula",
             "lowest loss (nats)",
             "entropy of the target",
-            f"loss at {float(probability[-1]):.6f}",
+            f"loss at {SURE:.6f}",
         ),
         rows=rows,
         figure=figure,
@@ -342,7 +374,8 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
 def _confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Section:
     rows = []
     for value, result in found.items():
-        row, perplexity, bleu = PAPER.get(value, (None, None, None))
+        row = ROWS.get(value)
+        perplexity, bleu = (None, None) if row is None else PAPER[row][:2]
         rows.append(
             [
                 value,
@@ -367,7 +400,7 @@ def _confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sec
             f"From epsilon {first[0]:g} to {last[0]:g} its first choice stays as often right "
             f"({first[2]:.1%} and {last[2]:.1%}), but its confidence falls from {first[1]:.1%} to "
             f"{last[1]:.1%}, and the perplexity rises from {first[4]:.3f} to {last[4]:.3f}, near "
-            f"what smoothing alone must cost ({first[5]:.3f} and {last[5]:.3f}). "
+            f"that of the smoothed targets themselves ({first[5]:.3f} and {last[5]:.3f}). "
         )
     says += (
         "The paper saw the perplexity rise in the same way from D3 through base to D4, while BLEU "
@@ -384,7 +417,7 @@ def _confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sec
             "accuracy",
             "calibration error",
             "perplexity",
-            "least possible",
+            "of the smoothed targets",
             "paper's row",
             "its perplexity",
             "its BLEU",

@@ -324,6 +324,8 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
     warmup_steps = flags.warmup_steps
     if warmup_steps is None:
         warmup_steps = max(1, flags.max_steps // 3)
+    if warmup_steps < 1:
+        raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps}.")
     factor = flags.learning_rate_factor
     if factor is None:
         # eq. (3) at its highest is (d_model * warmup_steps)^-0.5
@@ -384,9 +386,9 @@ def _rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> S
     return Section(
         name="rows",
         title="Every row, built",
-        says="Each row changes one thing of the base model, and is built as the package builds any "
-        "model; its weights are counted, not computed from a formula. The embedding is one matrix "
-        f"for source, target and output: with {vocab_size:,} tokens it is from "
+        says="Each row but big changes one thing of the base model. Each is built as the package "
+        "builds any model, and its weights are counted, not computed from a formula. The embedding "
+        f"is one matrix for source, target and output: with {vocab_size:,} tokens it is from "
         f"{shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most}) of the weights. The decoder "
         "has more than the encoder, for each of its layers attends twice. Rows A change the heads "
         "and keep the weights as many; D changes dropout and label smoothing, which have none; E "
@@ -453,15 +455,23 @@ def _parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int
     )
     exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
     # of two counts, each rounded to a million
-    alike = [row for row in rows if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    added = [row for row in rows if row[0] != "base"]
+    alike = [row for row in added if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    says = (
+        f"With {vocab_size:,} tokens, the size of section 5.1, {len(exact)} of {len(rows)} counts "
+        "round to the paper's. "
+    )
+    if added:
+        says += (
+            "What a row adds to base or takes from it, the last two columns, agrees within "
+            f"rounding in {len(alike)} of {len(added)}: the layers are the same, and what is left "
+            "is the embedding, so each count says how many tokens it would take. "
+        )
     return Section(
         name="parameters",
         title="Parameters beside the paper's, and the vocabulary that they imply",
-        says=f"With {vocab_size:,} tokens, the size of section 5.1, {len(exact)} of {len(rows)} "
-        "counts round to the paper's. What a row adds to base or takes from it, the last two "
-        f"columns, agrees within rounding in {len(alike)} of {len(rows)}: the layers are the same, "
-        "and what is left is the embedding, so each count says how many tokens it would take. "
-        f"{fitting[0]:,} to {fitting[-1]:,} tokens give {len(best)} of {len(rows)} rows their "
+        says=says
+        + f"{fitting[0]:,} to {fitting[-1]:,} tokens give {len(best)} of {len(rows)} rows their "
         f"count" + (f"; {others}. No single vocabulary gives all of them" if others else "") + ". "
         "The paper does not say how it counted; a model as described, with "
         f"{vocab_size:,} tokens, has {base:.2f} million parameters as base.",

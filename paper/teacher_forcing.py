@@ -194,10 +194,15 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         Two sections.
 
     Raises:
-        ValueError: If there is no such model, a text without the other, or a length below 1.
+        ValueError: If there is no such model, a text without the other or without a word, or a
+            length below 1.
     """
     if (flags.sentence is None) != (flags.translation is None):
         raise ValueError("sentence and translation must be given together, got one of them.")
+    for name in ("sentence", "translation"):
+        text = getattr(flags, name)
+        if text is not None and not text.strip():
+            raise ValueError(f"{name} must have a word, got {text!r}.")
     if min(flags.lengths) < 1:
         raise ValueError(f"lengths must be at least 1, got {min(flags.lengths)}.")
     pairs = []
@@ -207,7 +212,9 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         model, tokenizer = random_model(pairs, flags.seed)
     else:
         model, tokenizer = load_trained(flags.model)
-    shown = [(flags.sentence, flags.translation)] if flags.sentence else pairs[:NUM_SENTENCES]
+    shown = pairs[:NUM_SENTENCES]
+    if flags.sentence is not None:
+        shown = [(flags.sentence, flags.translation)]
     ids = [
         tuple(torch.tensor([tokenizer(text).input_ids], device=model.device) for text in pair)
         for pair in shown

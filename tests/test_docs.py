@@ -94,6 +94,12 @@ def test_every_link_and_picture_of_a_page_is_there(name):
             ]
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_but_a_row_follows_a_row_of_a_table(name):
+    # GitHub makes a cell of it
+    assert not re.findall(r"^\|.*\n[^|\n].*", without_blocks(PAGES[name]), re.MULTILINE)
+
+
 def test_the_index_leads_to_every_page():
     assert {*PAGES, NOTEBOOK.name} - {"README.md"} <= set(links(PAGES["README.md"]))
 

@@ -310,6 +310,14 @@ def shown(run, *flags):
     return {section.name: section for section in sections(arguments)}
 
 
+def test_one_sentence_of_the_test_split_is_not_the_one_that_is_drawn(run):
+    found = shown(run, "--num_sentences", "1")
+    assert found["tasks"].says.startswith("Measured on one sentence of its test split.")
+    # "ab 3" and "3 ab" share both; "ab 3 c" and "3 d", which are drawn, one
+    assert found["alignment"].numbers["unchanged_words"] == 2
+    assert "2 words are spelled alike in both languages" in found["alignment"].says
+
+
 def test_without_translations_the_heads_are_measured_on_the_sentence(run):
     (run / "hypotheses" / "test.source.txt").unlink()
     found = shown(run, "--layer", "1", "--head", "2")

@@ -33,6 +33,24 @@ def test_a_component_of_a_position_is_one_over_root_two_and_of_a_scaled_embeddin
     assert found.scaled == pytest.approx(1.0, rel=0.02)
 
 
+def test_learned_positions_are_measured_themselves():
+    model = train_toys.toy_model(position_encoding="learned", max_position_embeddings=9)
+    model.get_encoder().positions.table.weight.data.fill_(3.0)
+    assert embedding_size(model).positions == pytest.approx(3.0)
+
+
+def test_a_model_without_positions_is_refused_before_anything_is_shown(tmp_path, capsys):
+    tokenizer = VanillaTransformerTokenizer()
+    model = train_toys.toy_model(vocab_size=len(tokenizer), position_encoding="none")
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    command = ["paper", "embeddings", "--model", str(tmp_path / "run")]
+    assert main([*command, "--output_dir", str(tmp_path / "out")]) == 1
+    shown = capsys.readouterr()
+    assert shown.err == "error: model must have positions, got position_encoding 'none'.\n"
+    assert not shown.out
+
+
 def test_the_gradient_of_the_one_matrix_is_the_sum_over_its_uses():
     model = train_toys.toy_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -28,6 +28,13 @@ def test_the_mass_that_is_taken_is_spread_over_the_whole_vocabulary(label_smooth
     torch.testing.assert_close(target, expected)
 
 
+def test_nothing_is_left_for_the_others_without_smoothing_and_all_is_kept_of_little():
+    assert smoothed_target(3, 10, 0.0).tolist() == [0, 0, 0, 1, 0, 0, 0, 0, 0, 0]
+    assert smoothed_target(0, 37_000, 1e-3)[1:].tolist() == pytest.approx(
+        [1e-3 / 37_000] * 36_999, rel=0.1
+    )
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.3])
 def test_no_loss_is_below_the_entropy_of_the_target(label_smoothing):
     target = smoothed_target(0, 8, label_smoothing).tolist()
@@ -87,23 +94,24 @@ def test_a_model_is_as_sure_as_its_targets_were():
 def study(tmp_path_factory):
     folder = tmp_path_factory.mktemp("smoothing")
     command = ["paper", "smoothing", "--output_dir", str(folder), "--steps", "5"]
-    assert main([*command, "--label_smoothing", "0.2", "0", "0.15"]) == 0
+    assert main([*command, "--label_smoothing", "0.2", "0", "0.15", "0.99999"]) == 0
     return json.loads((folder / "study.json").read_text(encoding="utf-8"))["sections"]
 
 
 def test_the_paper_stands_beside_the_rows_it_has(study):
     assert list(study) == ["target", "loss", "confidence"]
     rows = {row[0]: row[1:] for row in study["confidence"]["rows"]}
-    assert list(rows) == [0.0, 0.15, 0.2]
+    assert list(rows) == [0.0, 0.15, 0.2, 0.99999]
     assert rows[0.0][-3:] == ["D3", 4.67, 25.3]
     assert rows[0.2][-3:] == ["D4", 5.47, 25.7]
+    assert "least possible" not in study["confidence"]["columns"]
     assert rows[0.15][-3:] == [None] * 3
 
 
 def test_the_loss_is_lowest_where_the_model_is_the_target(study):
     for epsilon, found, formula, lowest, entropy, _ in study["loss"]["rows"]:
         assert formula == 1 - epsilon + epsilon / 37_000
-        assert found == pytest.approx(formula, abs=0.01)
+        assert found == pytest.approx(formula, rel=1e-3)
         assert lowest == pytest.approx(entropy, abs=1e-3)
 
 

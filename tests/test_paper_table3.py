@@ -68,6 +68,21 @@ def test_the_vocabulary_that_fits_most_rows_is_where_most_intervals_meet():
     assert table3.vocabularies_that_fit(rows) == (range(5, 6), ["a", "b", "c"])
 
 
+@pytest.mark.parametrize(("rows", "said"), [([], "in 8 of 10:"), (["B1", "C5"], "in 1 of 2:")])
+def test_base_is_not_counted_as_a_row_that_differs_from_base_as_the_papers(rows, said):
+    section = parameters_section(*rows)
+    assert f"agrees within rounding {said}" in section.says
+    assert "agrees within rounding" not in parameters_section("base").says
+
+
+def parameters_section(*rows):
+    """Of the study of these rows, of all if there are none."""
+    parser = argparse.ArgumentParser()
+    table3.add_flags(parser)
+    flags = parser.parse_args(["--rows", *rows] if rows else [])
+    return {section.name: section for section in table3.sections(flags)}["parameters"]
+
+
 def test_a_rank_correlation_with_ties_is_that_of_the_worked_example():
     # places 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, variances 4.5 and 5
     assert table3.ranks([0.1, 7.0, 7.0, 30.0]) == [1, 2.5, 2.5, 4]
@@ -122,6 +137,7 @@ def test_a_short_warmup_ends_at_the_rate_of_the_papers():
         (["--scale", "3"], "scale must divide hidden_size of row base, 512, got 3."),
         (["--layers", "2"], "layers must give row C1 a whole number, 2 / 6 of it, got 2."),
         (["--rows", "C8"], "got 'C8'."),
+        (["--warmup_steps", "-5"], "warmup_steps must be at least 1, got -5."),
         (["--dropout", "0.4", "--rows", "big"], "dropout must be at least 0 and below 1"),
     ],
 )

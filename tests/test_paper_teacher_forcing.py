@@ -88,9 +88,11 @@ def test_the_study_counts_passes_and_positions(tmp_path):
     ("flags", "sentence"),
     [
         (["--sentence", "Anna"], "must be given together"),
+        (["--sentence", "", "--translation", ""], "sentence must have a word, got ''."),
+        (["--sentence", "Anna", "--translation", " "], "translation must have a word, got ' '."),
         (["--lengths", "0"], "lengths must be at least 1, got 0."),
     ],
 )
-def test_half_a_pair_and_no_length_are_refused(flags, sentence, tmp_path, capsys):
+def test_half_a_pair_no_word_and_no_length_are_refused(flags, sentence, tmp_path, capsys):
     assert main(["paper", "teacher-forcing", "--output_dir", str(tmp_path), *flags]) == 1
     assert sentence in capsys.readouterr().err
