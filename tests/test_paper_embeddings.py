@@ -45,6 +45,7 @@ def test_a_model_without_positions_is_refused_before_anything_is_shown(tmp_path,
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
     command = ["paper", "embeddings", "--model", str(tmp_path / "run")]
+    capsys.readouterr()
     assert main([*command, "--output_dir", str(tmp_path / "out")]) == 1
     shown = capsys.readouterr()
     assert shown.err == "error: model must have positions, got position_encoding 'none'.\n"
