@@ -275,7 +275,8 @@ def _target_section(smoothings: Sequence[float]) -> Section:
         for value in smoothings:
             target = smoothed_target(0, vocab_size, value)
             least = least_loss(vocab_size, value)
-            true, other = float(target[0]), float(target[1])
+            # of so small a difference float32 has three digits
+            true, other = float(target[0]), float(f"{float(target[1]):.3g}")
             rows.append([vocab_size, value, true, other, 1 - value, least, math.exp(least)])
     vocab_size, label = VOCAB_SIZES[0], 3
     figure, all_axes = new_figure(10.0, 3.4, 1, len(smoothings))
