@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights
+from vanilla_transformer.paper.inside_head import draw_head_steps, inside_head
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.trained import add_model_flag, load_trained
 from vanilla_transformer.pictures import label_places, new_figure
@@ -323,13 +324,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Three grids of heads, one head and one word in lines, an alignment, and what heads do.
+    """Grids of heads, the inside of one, a head and a word in lines, an alignment, what heads do.
 
     Args:
         flags: As `add_flags` declares them.
 
     Yields:
-        Seven sections.
+        Eight sections.
 
     Raises:
         ValueError: If there is no such model, layer or head, or no sentence.
@@ -345,6 +346,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     maps = maps or [weights]
     for kind in KINDS:
         yield _grid_section(weights, kind)
+    yield _steps_section(model, tokenizer, flags, weights)
     yield _head_section(weights, flags.layer, flags.head)
     yield _word_section(weights, flags.layer)
     yield _alignment_section(weights, maps, flags.layer, measured_on)
@@ -409,6 +411,35 @@ def _grid_section(weights: AttentionWeights, kind: str) -> Section:
 
 def _behind_mask(weights: AttentionWeights) -> float:
     return float(weights.decoder[..., weights.hidden()].max()) if len(weights.inputs) > 1 else 0.0
+
+
+def _steps_section(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    flags: argparse.Namespace,
+    weights: AttentionWeights,
+) -> Section:
+    layer = (flags.layer or len(weights.cross)) - 1
+    statistics = head_statistics([weights], "cross")[layer]
+    focused = min(range(len(statistics)), key=lambda index: statistics[index].entropy)
+    head = focused if flags.head is None else flags.head - 1
+    steps = inside_head(model, tokenizer, flags.sentence, "cross", layer, head, flags.translation)
+    row = int(steps.weights.max(dim=-1).values.argmax())
+    column = int(steps.weights[row].argmax())
+    return Section(
+        name="equation-1",
+        title="Equation (1), inside one head",
+        says=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1}: a query of "
+        f"{steps.query.shape[1]} features for each token that is about to be written, a key and a "
+        f"value for each of the source. Where query and key point the same way the score is high: "
+        f"{steps.scores[row, column]:.2f} for {steps.asking[row]} and {steps.asked[column]}, where "
+        f"the mean of that row is {steps.scores[row].mean():.2f}. The softmax makes it a weight of "
+        f"{steps.weights[row, column]:.2f}, the share that this value has in the row of the "
+        "result. Computed here from Q and K, the weights differ from the model's own by "
+        f"{steps.difference:.1g} at most.",
+        figure=draw_head_steps(steps),
+        numbers={"layer": layer + 1, "head": head + 1, "difference": steps.difference},
+    )
 
 
 def _head_section(weights: AttentionWeights, layer: int | None, head: int | None) -> Section:

@@ -28,6 +28,7 @@ from vanilla_transformer.paper.attention import (
     sections,
     unchanged_words,
 )
+from vanilla_transformer.paper.inside_head import inside_head
 from vanilla_transformer.pictures import new_figure
 
 
@@ -288,7 +289,7 @@ def test_the_study_shows_three_kinds_a_head_a_word_an_alignment_and_tasks(run, t
     written = json.loads((tmp_path / "out" / "study.json").read_text(encoding="utf-8"))
     found = written["sections"]
     kinds = ["encoder", "decoder", "cross"]
-    assert list(found) == [*kinds, "head", "word", "alignment", "tasks"]
+    assert list(found) == [*kinds, "equation-1", "head", "word", "alignment", "tasks"]
     for kind, layers in zip(kinds, (2, 3, 3), strict=True):
         assert len(found[kind]["weights"]) == layers
     assert [row[0] for row in found["alignment"]["rows"]] == ["3", "d"]
@@ -336,4 +337,27 @@ def test_without_a_model_it_says_how_to_make_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "attention"]) == 1
     assert "`make demo` trains one" in capsys.readouterr().err
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
+def test_equation_1_inside_a_head_gives_what_the_model_used(model, tokenizer, kind):
+    steps = inside_head(model, tokenizer, "abc", kind, layer=1, head=1, target="de")
+    found = attention_weights(model, tokenizer, "abc", "de")
+    torch.testing.assert_close(steps.weights, getattr(found, kind)[1, 1])
+    assert steps.difference < 1e-6
+    later = [[key > query for key in range(len(steps.asked))] for query in range(len(steps.asking))]
+    hidden = torch.tensor(later) if kind == "decoder" else torch.zeros(steps.scores.shape).bool()
+    assert torch.equal(steps.scores.isinf(), hidden)
+    expected = equations.attention(
+        steps.query.tolist(),
+        steps.key.tolist(),
+        steps.value.tolist(),
+        lambda query, key: bool(hidden[query, key]),
+    )
+    torch.testing.assert_close(steps.context, torch.tensor(expected), rtol=1e-5, atol=1e-6)
+
+
+def test_a_head_that_was_watched_is_left_as_it_was(model, tokenizer):
+    inside_head(model, tokenizer, "abc", "cross", 0, 0, "de")
+    assert not any(module._forward_hooks for module in model.modules())

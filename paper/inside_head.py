@@ -1,0 +1,177 @@
+"""Equation (1) inside one head of a trained model: its queries, keys and values, and the rest.
+
+Shapes as in the model: Q queries, K keys.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from vanilla_transformer.attention_maps import AttentionWeights, attention_weights
+from vanilla_transformer.modeling_vanilla_transformer import (
+    MultiHeadAttention,
+    scaled_dot_product_attention,
+)
+from vanilla_transformer.pictures import label_places, new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+PROJECTIONS = ("query", "key", "value")
+LOWEST = torch.finfo(torch.float32).min
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadSteps:
+    """What one head computes for a sentence, in the order of equation (1).
+
+    Attributes:
+        asking: The tokens that the queries are of, [Q].
+        asked: The tokens that the keys and values are of, [K].
+        query: [Q, d_k].
+        key: [K, d_k].
+        value: [K, d_v].
+        scores: Of queries and keys, over the root of d_k; -inf where the mask hides, [Q, K].
+        weights: Their softmax, [Q, K].
+        context: The values, weighted, [Q, d_v].
+        difference: Largest between these weights and those that the model itself used.
+    """
+
+    asking: list[str]
+    asked: list[str]
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    scores: Tensor
+    weights: Tensor
+    context: Tensor
+    difference: float
+
+
+def inside_head(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    kind: str,
+    layer: int,
+    head: int,
+    target: str | None = None,
+) -> HeadSteps:
+    """Follow equation (1) through one head. Sections 3.2.1 and 3.2.2.
+
+    Args:
+        model: A trained model.
+        tokenizer: Its tokenizer.
+        source: A sentence.
+        kind: "encoder", "decoder" or "cross".
+        layer: Counted from 0.
+        head: Counted from 0.
+        target: Its translation; the one that the model finds if not given.
+
+    Returns:
+        Every step, on the CPU.
+
+    Raises:
+        ValueError: If a text has no word, or is too long for the model.
+    """
+    stack = model.model.encoder if kind == "encoder" else model.model.decoder
+    block = stack.layers[layer]
+    attention = block.cross_attention if kind == "cross" else block.self_attention
+    with _watched(attention) as projected:
+        found = attention_weights(model, tokenizer, source, target)
+    asking, asked = _tokens(found, kind)
+    widths = (attention.d_k, attention.d_k, attention.d_v)
+    query, key, value = (
+        projected[name][0].view(-1, projected[name].shape[-1] // width, width)[:, head]
+        for name, width in zip(PROJECTIONS, widths, strict=True)
+    )
+    hidden = found.hidden() if kind == "decoder" else torch.zeros(len(asking), len(asked)).bool()
+    mask = torch.zeros(hidden.shape).masked_fill(hidden, LOWEST)
+    context, weights = scaled_dot_product_attention(query, key, value, mask)
+    return HeadSteps(
+        asking=asking,
+        asked=asked,
+        query=query,
+        key=key,
+        value=value,
+        scores=(query @ key.T / attention.d_k**0.5).masked_fill(hidden, -torch.inf),
+        weights=weights,
+        context=context,
+        difference=(weights - getattr(found, kind)[layer, head]).abs().max().item(),
+    )
+
+
+@contextmanager
+def _watched(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
+    """Keep what the last forward pass projects, [1, T, h * width] each."""
+    projected: dict[str, Tensor] = {}
+    layers = (attention.q_proj, attention.k_proj, attention.v_proj)
+
+    def keep(name: str):
+        def hook(module, inputs, output: Tensor):
+            projected[name] = output.detach().float().cpu()
+
+        return hook
+
+    handles = [
+        layer.register_forward_hook(keep(name))
+        for name, layer in zip(PROJECTIONS, layers, strict=True)
+    ]
+    try:
+        yield projected
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tokens(found: AttentionWeights, kind: str) -> tuple[list[str], list[str]]:
+    if kind == "encoder":
+        return found.source, found.source
+    return (found.target, found.source) if kind == "cross" else (found.inputs, found.inputs)
+
+
+def draw_head_steps(steps: HeadSteps) -> "Figure":
+    """Draw equation (1) from left to right: Q, K, V, then scores, weights and what is gathered.
+
+    Args:
+        steps: Of a head.
+
+    Returns:
+        The picture.
+    """
+    height = 1.6 + 0.42 * max(len(steps.asking), len(steps.asked))
+    figure, all_axes = new_figure(12.0, height, 2, 3)
+    asking, asked = steps.asking, steps.asked
+    panels = [
+        ("Q", steps.query, asking, None),
+        ("K", steps.key, asked, None),
+        ("V", steps.value, asked, None),
+        ("Q K^T / sqrt(d_k)", steps.scores, asking, asked),
+        ("softmax of it", steps.weights, asking, asked),
+        ("times V", steps.context, asking, None),
+    ]
+    for axes, (title, values, rows, columns) in zip(all_axes.flat, panels, strict=True):
+        is_weights = values is steps.weights
+        most = values[values.isfinite()].abs().max().item()
+        image = axes.imshow(
+            values.masked_fill(~values.isfinite(), torch.nan).numpy(),
+            cmap="viridis" if is_weights else "RdBu_r",
+            vmin=0 if is_weights else -most,
+            vmax=1 if is_weights else most,
+            aspect="auto",
+        )
+        axes.patch.set(facecolor="0.92", hatch="/////", edgecolor="0.75")
+        axes.set_title(title)
+        if columns is None:
+            label_places(axes, rows, [])
+            axes.set_xlabel("feature")
+        else:
+            label_places(axes, rows, columns)
+        axes.tick_params(labelsize=8, length=2)
+        figure.colorbar(image, ax=axes)
+    return figure
