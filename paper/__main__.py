@@ -124,7 +124,9 @@ def _show(sections: Iterable["Section"], title: str, folder: Path):
     from vanilla_transformer.train.run_folder import environment_facts
 
     # a folder that cannot be is refused before anything is computed
-    folder.mkdir(parents=True, exist_ok=True)
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"output_dir must be a folder, got the file {nearest}.")
     done = []
     try:
         for section in sections:
