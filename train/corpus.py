@@ -23,12 +23,12 @@ SPLITS = ("train", "validation", "test")
 
 WMT14 = "wmt/wmt14"
 # newstest2013 and newstest2014; copies with 2,737 of the latter's lines are about
-# of a text file: its language, perhaps with a script or country, perhaps packed
-TEXT_SUFFIX = re.compile(r"\.[a-z]{2,3}([_-]\w+)?(\.gz)?")
 WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
 }
+# of a text file: its language, perhaps with a script or country, perhaps packed
+TEXT_SUFFIX = re.compile(r"\.[a-z]{2,3}([_-]\w+)?(\.gz)?")
 
 
 def load_translations(
