@@ -1,5 +1,6 @@
 """The tokenizer of section 5.1: what it promises about any text, and that the promise is saved."""
 
+import inspect
 import json
 import subprocess
 import sys
@@ -262,6 +263,13 @@ def test_symbols_are_saved(with_symbols, tmp_path):
         assert loaded(text)["input_ids"] == with_symbols(text)["input_ids"]
         assert back(loaded, text) == text
     assert VanillaTransformerTokenizer.from_pretrained(tmp_path).symbols == SYMBOLS
+
+
+def test_all_that_a_tokenizer_is_made_with_is_saved(tokenizer):
+    parameters = inspect.signature(VanillaTransformerTokenizer.__init__).parameters
+    settings = set(parameters) - {"self", "vocab", "merges", "kwargs"}
+    assert "symbols" in settings
+    assert settings <= set(tokenizer.init_kwargs)
 
 
 def test_symbols_that_cannot_be_are_refused(tokenizer):

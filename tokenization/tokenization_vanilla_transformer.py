@@ -95,8 +95,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             eos_token=eos_token,
             unk_token=unk_token,
             split_special_tokens=split_special_tokens,
-            # a tokenizer without any is saved as it always was
-            **({"symbols": list(symbols)} if symbols else {}),
+            symbols=symbols,
             **kwargs,
         )
         self.symbols = list(symbols or [])
