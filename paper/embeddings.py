@@ -23,9 +23,10 @@ from vanilla_transformer.paper.positional_encoding import model_encoding
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.trained import add_model_flag, load_trained
 from vanilla_transformer.pictures import new_figure
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.step import smoothed_loss_sum
 
-VOCAB_SIZE = 37_000
+VOCAB_SIZE = TrainConfig.vocab_size
 NUM_TOKENS = 64
 NUM_POSITIONS = 64
 ROWS = ("C4", "base", "big")

@@ -23,13 +23,14 @@ from vanilla_transformer.paper.order_task import (
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.table3 import PAPER
 from vanilla_transformer.pictures import new_figure
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.step import smoothed_loss_sum
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SMOOTHINGS = (0.0, 0.1, 0.2)
-BASE_VOCAB = 37_000
+BASE_VOCAB = TrainConfig.vocab_size
 VOCAB_SIZES = (10, BASE_VOCAB)
 NUM_SENTENCES = 512
 NUM_POINTS = 200

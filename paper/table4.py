@@ -2,11 +2,11 @@
 
 import argparse
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -123,11 +123,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     if flags.prepare is not None:
         yield preparation(flags.prepare, flags.train, flags.validation, flags.test)
         return
+    # what cannot be read is refused before anything is shown
+    found = iter(()) if flags.model is None else results(flags)
     yield published()
     yield example(is_all=flags.model is None)
     yield rules()
-    if flags.model is not None:
-        yield from results(flags)
+    yield from found
 
 
 def _refuse_halves(flags: argparse.Namespace):
@@ -346,8 +347,9 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
     Args:
         flags: As `add_flags` declares them.
 
-    Yields:
-        The scores beside the paper's; one tree; F1 by length.
+    Returns:
+        The sections: the scores beside the paper's; one tree; F1 by length. Trees and model are
+        read at once, and searched when the first is asked for.
 
     Raises:
         ValueError: If the model or the trees cannot be read.
@@ -360,12 +362,22 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
     search = {"batch_size": flags.batch_size}
     if flags.num_beams is not None:
         search["num_beams"] = flags.num_beams
+    return _result_sections(Path(flags.model).name, model, tokenizer, gold, search)
+
+
+def _result_sections(
+    run: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    gold: Sequence[Tree],
+    search: Mapping[str, Any],
+) -> Iterator[Section]:
     parsed = {
         name: parse_treebank(model, tokenizer, gold, constrained=constrained, **search)
         for name, constrained in (("free search", False), ("among trees only", True))
     }
     scores = {name: score_treebank(gold, found) for name, found in parsed.items()}
-    yield _scores_section(Path(flags.model).name, parsed, scores)
+    yield _scores_section(run, parsed, scores)
     yield _tree_section(gold, parsed["among trees only"], scores["among trees only"])
     yield _length_section(gold, scores)
 

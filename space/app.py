@@ -100,7 +100,7 @@ def find_hypotheses(
     """
     if not source.strip():
         raise ValueError("the sentence must have words, got only white space.")
-    ids = TranslationPipeline(model, tokenizer).preprocess([source])[0]
+    ids = TranslationPipeline(model, tokenizer, device=model.device).preprocess([source])[0]
     inputs = {"input_ids": torch.tensor([ids], device=model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     found = model.generate(

@@ -1,5 +1,6 @@
 """Table 2, section 6.1: the work of training, counted and as the paper estimates it."""
 
+import argparse
 import json
 
 import pytest
@@ -15,6 +16,7 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.paper.table2 import (
     TRAININGS,
     scored_runs,
+    sections,
     sustained_flops,
     training_flops,
 )
@@ -86,6 +88,24 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_steps_it_made(tmp_path)
     ]
     whole = sum(training_flops(load_config("paper-base", settings), 30).values())
     assert found[0].flops == pytest.approx(whole * 10 / 40)
+
+
+def test_only_bleu_as_the_paper_counted_it_stands_on_its_axis(tmp_path):
+    def marked(**score) -> list[str]:
+        run = tmp_path / "results" / "ours"
+        run.mkdir(parents=True, exist_ok=True)
+        write_recipe(run / "recipe.yaml", toy_settings(tmp_path, run))
+        (run / "metrics.jsonl").write_text('{"step": 5, "loss": 1.0}\n')
+        languages = {"source_lang": "en", "target_lang": "de", "split": "test"}
+        corpus = {"dataset": "wmt/wmt14", "name": "de-en"}
+        scores = {**languages, **corpus, "bleu": 27.0, "bleu_signature": "how", **score}
+        (run / "scores.json").write_text(json.dumps({"test": scores}))
+        flags = argparse.Namespace(results=tmp_path / "results", sentence_length=30)
+        table = next(section for section in sections(flags) if section.name == "table2")
+        return [text.get_text() for axes in table.figure.axes for text in axes.texts]
+
+    assert "ours" not in marked()
+    assert "ours" in marked(compound_bleu=28.0)
 
 
 def test_without_results_the_table_says_that_there_are_none(tmp_path, capsys):

@@ -536,12 +536,15 @@ def test_the_study_shows_table_4_and_two_readings_of_a_sentence(tmp_path, capsys
         (["--trees", "x"], "model and trees must be given together"),
         (["--prepare", "x", "--train", "y", "--model", "x", "--trees", "z"], "prepare must be"),
         (["--num_sentences", "-1"], "num_sentences must not be negative, got -1"),
+        (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
         (["--model", "x", "--trees", "none.mrg"], "none.mrg cannot be read to its end"),
     ],
 )
 def test_half_a_command_is_refused(flags, message, tmp_path, capsys):
     assert main(["paper", "table4", "--output_dir", str(tmp_path), *flags]) == 1
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.out == ""
 
 
 def test_without_the_demo_it_says_how_to_make_it(tmp_path, capsys, monkeypatch):
