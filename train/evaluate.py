@@ -22,7 +22,7 @@ from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
-from vanilla_transformer.train.layout import LONGEST_WAIT
+from vanilla_transformer.train.layout import LONGEST_WAIT, leave_processes
 from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
@@ -354,6 +354,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
     scores = evaluate(**vars(parser.parse_args(argv)))
+    leave_processes()
     return None if scores is None else score_table(scores)
 
 

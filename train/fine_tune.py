@@ -35,6 +35,7 @@ from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.layout import leave_processes
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.step import IGNORED
@@ -396,6 +397,7 @@ def run(argv: list[str]):
     if args.process_index > 0:
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
     scores = fine_tune(ours, args)
+    leave_processes()
     if args.process_index == 0:
         sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))
 

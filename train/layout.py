@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any, NoReturn
 
 import torch
-from accelerate import Accelerator, DistributedType
+from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
@@ -88,6 +88,16 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
     _refuse_precision(config.precision, accelerator.device)
     _warn_of_idle_cores(accelerator)
     return accelerator
+
+
+def leave_processes():
+    """Leave the processes that a launcher started when all have come this far.
+
+    One that ends as a member of their group may be aborted by the threads that serve it.
+    """
+    state = PartialState()
+    state.wait_for_everyone()
+    state.destroy_process_group()
 
 
 def _refuse_layout(kind: str) -> NoReturn:
