@@ -337,7 +337,7 @@ class TrainingSteps(torch.utils.data.Dataset):
     """What one process sees at each step: a function of the step, so that a run can go on anywhere.
 
     Args:
-        pairs: Pairs to train on, corpus after corpus.
+        pairs: Pairs to train on, corpus after corpus, one spelling of all after another.
         collator: Makes a micro-batch.
         tokens_per_step: About how many source tokens, and how many target tokens, a step has.
         length_groups_per_step: As in `plan_steps`.
@@ -348,6 +348,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         block_pairs: About how many pairs are planned into steps together.
         sizes: Rows of each corpus; one if not given.
         weights: As in `shares_of`.
+        num_spellings: How often the same corpora stand in `pairs`; an epoch sees one spelling.
 
     Raises:
         ValueError: If there is no pair, or one does not fit into a step.
@@ -366,6 +367,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         block_pairs: int = 500_000,
         sizes: Sequence[int] | None = None,
         weights: Sequence[float] | None = None,
+        num_spellings: int = 1,
     ):
         self.pairs = pairs
         self.collator = collator
@@ -374,9 +376,14 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
-        self._ends = np.cumsum([0, *(sizes or [len(pairs.rows)])]).tolist()
-        totals = [_totals(pairs, numbers) for numbers in self._corpora()]
-        self._shares = shares_of([total["pairs"] for total in totals], weights)
+        self.num_spellings = num_spellings
+        self._ends = np.cumsum([0, *(sizes or [len(pairs.rows) // num_spellings])]).tolist()
+        parts = [
+            [_totals(pairs, numbers) for numbers in self._corpora(spelling)]
+            for spelling in range(num_spellings)
+        ]
+        self._shares = shares_of([total["pairs"] for total in parts[0]], weights)
+        totals = [_joined(totals) for totals in zip(*parts, strict=True)]
         refuse_longest(max(total["longest"] for total in totals), tokens_per_step)
         expected = [
             total["larger_tokens"] * share / total["pairs"]
@@ -386,7 +393,10 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.steps_per_epoch = steps_for(round(sum(expected)), tokens_per_step)
         self._num_blocks = max(1, min(round(sum(self._shares) / block_pairs), self.steps_per_epoch))
         names = ("pairs", "source_tokens", "target_tokens")
-        self._totals = {name: sum(total[name] for total in totals) for name in names}
+        # of an epoch, which sees one spelling
+        self._totals = {
+            name: sum(total[name] for total in totals) // num_spellings for name in names
+        }
         self._forget()
 
     def _forget(self):
@@ -397,9 +407,10 @@ class TrainingSteps(torch.utils.data.Dataset):
         kept = self.__dict__.copy()
         return kept | dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
 
-    def _corpora(self) -> Iterator[np.ndarray]:
+    def _corpora(self, epoch: int) -> Iterator[np.ndarray]:
+        start = epoch % self.num_spellings * self._ends[-1]
         for first, last in itertools.pairwise(self._ends):
-            yield self.pairs.kept(first, last)
+            yield self.pairs.kept(start + first, start + last)
 
     def fingerprint(self) -> dict[str, int]:
         """What must be the same where a run is resumed.
@@ -450,7 +461,7 @@ class TrainingSteps(torch.utils.data.Dataset):
     def _load_block(self, epoch: int, block: int):
         if epoch != self._epoch:
             self._forget()
-            self._order = epoch_order(list(self._corpora()), self._shares, self.seed, epoch)
+            self._order = epoch_order(list(self._corpora(epoch)), self._shares, self.seed, epoch)
         self._epoch, self._block_index = epoch, block
         first, last = (len(self._order) * end // self._num_blocks for end in (block, block + 1))
         self._block = Block(
@@ -473,6 +484,13 @@ def _totals(pairs: Pairs, numbers: np.ndarray) -> dict[str, int]:
         totals["larger_tokens"] += int(larger.sum())
         totals["longest"] = max(totals["longest"], int(larger.max()))
     return {"pairs": len(numbers), **totals}
+
+
+def _joined(totals: Sequence[dict[str, int]]) -> dict[str, int]:
+    return {
+        name: (max if name == "longest" else sum)(total[name] for total in totals)
+        for name in totals[0]
+    }
 
 
 def evaluation_batches(

@@ -130,6 +130,15 @@ class TrainConfig:
     compile: bool = setting(
         False, "compile the model: the first steps take minutes longer, the others less"
     )
+    bpe_dropout: float = setting(
+        0.0,
+        "chance that a merge is left out, so that the text to train on is spelled in many ways, "
+        "Provilkov et al. 2020",
+        data=True,
+    )
+    num_spellings: int = setting(
+        10, "ways that bpe_dropout spells it: one an epoch, in turn", data=True
+    )
     seed: int = setting(1, "of weights, order of the data and dropout", data=True)
     num_workers: int = setting(0, "processes that prepare batches, for each device")
 
@@ -180,6 +189,13 @@ class TrainConfig:
         for name in ("learning_rate_factor", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
+        if not 0 <= self.bpe_dropout <= 1:
+            raise ValueError(f"bpe_dropout must be from 0 to 1, got {self.bpe_dropout}.")
+        if self.streaming and self.bpe_dropout:
+            raise ValueError(
+                "bpe_dropout must be 0 where text is streamed: its spellings are made beforehand, "
+                f"got {self.bpe_dropout}."
+            )
         if self.max_length_ratio is not None and self.max_length_ratio < 1:
             raise ValueError(f"max_length_ratio must be at least 1, got {self.max_length_ratio}.")
         self.mix = [_checked_corpus(entry) for entry in self.mix]
@@ -260,6 +276,7 @@ _COUNTS = (
     "max_length",
     "block_pairs",
     "vocab_size",
+    "num_spellings",
     "tokens_per_step",
     "length_groups_per_step",
     "tokens_per_micro_batch",

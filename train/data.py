@@ -20,6 +20,7 @@ from vanilla_transformer.train.corpus import (
 from vanilla_transformer.train.pairs import (
     NO_TEXT,
     Pairs,
+    Spelling,
     counts_of,
     encode_pairs,
     judge,
@@ -205,7 +206,12 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         for rows, text_sha256 in zip(texts.train, hashes, strict=True)
     ]
     sizes = [len(part) for part in parts]
-    pairs = prepare_pairs(parts, **_rules(config))
+    spelled = [
+        encode_pairs(rows, "train", tokenizer, *languages, text_sha256, spelling)
+        for spelling in _spellings(config)
+        for rows, text_sha256 in zip(texts.train, hashes, strict=True)
+    ]
+    pairs = prepare_pairs(parts, **_rules(config), spelled=spelled)
     said = []
     ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
     for name, (first, last) in zip(texts.names, ends, strict=True):
@@ -219,6 +225,14 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         "cleaning": "; ".join(said),
     }
     return Data(texts, tokenizer, pairs, sizes, validation, facts)
+
+
+def _spellings(config: TrainConfig) -> list[Spelling]:
+    if not config.bpe_dropout:
+        return []
+    return [
+        Spelling(config.bpe_dropout, config.seed, number) for number in range(config.num_spellings)
+    ]
 
 
 def _rules(config: TrainConfig) -> dict[str, Any]:
@@ -262,7 +276,8 @@ def make_steps(
         "weights": data.texts.weights,
     }
     if data.pairs is not None:
-        return TrainingSteps(data.pairs, sizes=data.sizes, **shared)
+        spellings = {"num_spellings": len(_spellings(config)) or 1}
+        return TrainingSteps(data.pairs, sizes=data.sizes, **spellings, **shared)
     return StreamedSteps(
         data.texts.train,
         tokenizer=data.tokenizer,

@@ -1,11 +1,14 @@
 """Pairs as token ids: made once, cleaned and counted, taken by their numbers. Section 5.1."""
 
+import dataclasses
 import hashlib
 import logging
 import math
 import os
+import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
@@ -15,6 +18,7 @@ import pyarrow as pa
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
 from vanilla_transformer.train.corpus import text_hash, texts_of
 from vanilla_transformer.train.run_folder import tokenizer_hash
 
@@ -43,6 +47,21 @@ FEATURES = datasets.Features(
 CHUNK = 1_000_000
 
 
+@dataclass(frozen=True)
+class Spelling:
+    """One of the ways in which a corpus is spelled.
+
+    Args:
+        dropout: Chance that a merge is left out.
+        seed: Of the run.
+        number: Which of them, from 0.
+    """
+
+    dropout: float
+    seed: int
+    number: int
+
+
 def encode_pairs(
     rows: datasets.Dataset,
     split: str,
@@ -50,8 +69,9 @@ def encode_pairs(
     source_lang: str,
     target_lang: str,
     text_sha256: str | None = None,
+    spelling: Spelling | None = None,
 ) -> datasets.Dataset:
-    """Turn texts into token ids; the result is cached by text, tokenizer and languages.
+    """Turn texts into token ids; the result is cached by text, tokenizer, languages and spelling.
 
     The tokenizer itself computes on all cores.
 
@@ -62,18 +82,23 @@ def encode_pairs(
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         text_sha256: From `text_hash`, where it is known.
+        spelling: How to spell words other than the tokenizer does; each pair has its own chances.
 
     Returns:
         The columns "input_ids" and "labels", and what `judge` wants to know of each pair.
 
     Raises:
         ValueError: If a row is no text; says which.
+        ValueError: If the tokenizer knows no other spelling.
     """
     languages = [source_lang, target_lang]
     # the tokenizer itself would not do: one that was learned is another object than the same loaded
     text_sha256 = text_sha256 or text_hash(rows, languages)
     content = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
+    if spelling is not None:
+        content += dataclasses.astuple(spelling)
     key = Hasher.hash([*content, str(FEATURES), "encode_pairs"])
+    own = {"split": split, "tokenizer": tokenizer, "languages": languages, "spelling": spelling}
     return (
         rows.with_format("arrow")
         .map(
@@ -84,7 +109,7 @@ def encode_pairs(
             with_indices=True,
             remove_columns=rows.column_names,
             features=FEATURES,
-            fn_kwargs={"split": split, "tokenizer": tokenizer, "languages": languages},
+            fn_kwargs=own,
             new_fingerprint=key,
             cache_file_name=str(_cache(f"{key}.arrow")),
             desc=f"tokenizing {split}",
@@ -106,6 +131,7 @@ def encode_table(
     split: str,
     tokenizer: PreTrainedTokenizerBase,
     languages: Sequence[str],
+    spelling: Spelling | None = None,
 ) -> pa.Table:
     """Turn some texts into token ids.
 
@@ -115,6 +141,7 @@ def encode_table(
         split: As in `encode_pairs`.
         tokenizer: As in `encode_pairs`.
         languages: Source and target.
+        spelling: As in `encode_pairs`.
 
     Returns:
         The columns of `FEATURES`.
@@ -126,7 +153,12 @@ def encode_table(
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    source, target = ([text.ids for text in backend.encode_batch_fast(side)] for side in sides)
+    if spelling is None:
+        source, target = ([text.ids for text in backend.encode_batch_fast(side)] for side in sides)
+    else:
+        spell = BpeDropout(tokenizer, spelling.dropout)
+        chances = [random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices]
+        source, target = (list(map(spell, backend.encode_batch(side), chances)) for side in sides)
     verdicts, hashes = [], []
     for pair in zip(*sides, strict=True):
         is_wrong = any(NO_TEXT.search(text) for text in pair)
@@ -370,6 +402,7 @@ def prepare_pairs(
     max_length: int,
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
+    spelled: Sequence[datasets.Dataset] = (),
 ) -> Pairs:
     """Put corpora together and judge their pairs; the judgement is cached by its content.
 
@@ -378,17 +411,29 @@ def prepare_pairs(
         max_length: As in `judge`.
         max_length_ratio: As in `judge`.
         drop_duplicates: As in `judge`, across the corpora.
+        spelled: The same corpora spelled in other ways, one way after another.
 
     Returns:
-        All pairs.
+        All pairs; in the other spellings if there are any, none of which is too long.
     """
     rows = datasets.concatenate_datasets(list(parts))
     rules = (max_length, max_length_ratio, drop_duplicates)
-    key = Hasher.hash([[part._fingerprint for part in parts], rules, "judge"])
+    prints = [[part._fingerprint for part in some] for some in (parts, spelled)]
+    key = Hasher.hash([*prints, rules, "judge"])
     path = _cache(f"{key}.npy")
     if not path.is_file():
         unfinished = path.with_name(f".{key}.{os.getpid()}.unfinished")
+        judged = judge(rows, *rules)
+        if spelled:
+            sides = zip(*map(lengths, spelled), strict=True)
+            sizes = np.stack([np.concatenate(side) for side in sides])  # [2, spellings * pairs]
+            longest = sizes.max(axis=0).reshape(-1, len(rows)).max(axis=0)
+            # a pair must fit however it is spelled
+            judged[2, (judged[2] == KEPT) & (longest > max_length)] = TOO_LONG
+            judged = np.concatenate([sizes, [np.tile(judged[2], len(spelled) // len(parts))]])
         with unfinished.open("wb") as file:
-            np.save(file, judge(rows, *rules))
+            np.save(file, judged)
         unfinished.replace(path)
+    if spelled:
+        rows = datasets.concatenate_datasets(list(spelled))
     return Pairs(rows, np.load(path, mmap_mode="r"))

@@ -1,0 +1,206 @@
+"""Words spelled in many ways, Provilkov et al. 2020."""
+
+import collections
+import itertools
+import math
+import random
+
+import datasets
+import numpy as np
+import pytest
+import train_toys
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
+from vanilla_transformer.tokenization.learning import learn_vocabulary
+from vanilla_transformer.train.batches import Collator
+from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.data import load_texts, make_steps, prepare_data
+from vanilla_transformer.train.pairs import Spelling, encode_pairs
+
+SENTENCES = ["the lower the lowest", "das Haus der Häuser", "newer, slower; 1999 (S (NP"] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return learn_vocabulary(SENTENCES, 300, progress=False)
+
+
+def spelled(tokenizer, text, dropout, seed=0):
+    [encoding] = tokenizer.backend_tokenizer.encode_batch([text])
+    return BpeDropout(tokenizer, dropout)(encoding, random.Random(seed))
+
+
+@given(text=st.text(max_size=40) | st.sampled_from(SENTENCES))
+def test_without_chance_a_text_is_spelled_as_the_tokenizer_spells_it(tokenizer, text):
+    assert spelled(tokenizer, text, 0.0) == tokenizer(text).input_ids
+
+
+@given(
+    text=st.text(max_size=40) | st.sampled_from(SENTENCES),
+    dropout=st.floats(0, 1),
+    seed=st.integers(),
+)
+def test_however_it_is_spelled_a_text_decodes_to_the_same(tokenizer, text, dropout, seed):
+    ids = spelled(tokenizer, text, dropout, seed)
+    plain = tokenizer(text).input_ids
+    assert tokenizer.decode(ids) == tokenizer.decode(plain)
+    assert ids[-1] == tokenizer.eos_token_id
+    assert len(ids) >= len(plain)
+
+
+def test_without_merges_a_text_is_its_bytes(tokenizer):
+    text = "Häuser"
+    assert len(spelled(tokenizer, text, 1.0)) == len(f" {text}".encode()) + 1
+
+
+def chances(pieces, ranks, dropout):
+    """How likely each spelling is, by going through all that can happen."""
+    places = [place for place, pair in enumerate(itertools.pairwise(pieces)) if pair in ranks]
+    # the most urgent one that is left: all before it are left out
+    places.sort(key=lambda place: (ranks[pieces[place], pieces[place + 1]], place))
+    total = collections.Counter({tuple(pieces): dropout ** len(places)})
+    for left_out, place in enumerate(places):
+        joined = (*pieces[:place], pieces[place] + pieces[place + 1], *pieces[place + 2 :])
+        chance = dropout**left_out * (1 - dropout)
+        for spelling, then in chances(joined, ranks, dropout).items():
+            total[spelling] += chance * then
+    return total
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5])
+def test_each_spelling_is_as_likely_as_the_rule_makes_it(tokenizer, dropout):
+    merges = [("a", "b"), ("c", "a"), ("ab", "c"), ("ca", "ab"), ("b", "c")]
+    vocab = dict(tokenizer.get_vocab())
+    for left, right in merges:
+        vocab.setdefault(left + right, len(vocab))
+    known = VanillaTransformerTokenizer(vocab, merges)
+    expected = chances(
+        ("c", "a", "b", "c", "a"), {pair: i for i, pair in enumerate(merges)}, dropout
+    )
+    assert math.isclose(sum(expected.values()), 1)
+    assert len(expected) > 5
+    dropper, chance, draws = BpeDropout(known, dropout), random.Random(7), 20_000
+    seen = collections.Counter(
+        tuple(known.convert_ids_to_tokens(dropper.spell("cabca", chance))) for _ in range(draws)
+    )
+    assert set(seen) <= set(expected)
+    for spelling, share in expected.items():
+        spread = math.sqrt(draws * share * (1 - share))
+        assert abs(seen[spelling] - draws * share) < 5 * spread + 1
+
+
+def test_symbols_and_tokens_that_a_user_added_stay_whole():
+    tokenizer = learn_vocabulary(SENTENCES, 310, symbols=["(S", "(NP"], progress=False)
+    tokenizer.add_tokens(["<2de>"], special_tokens=True)
+    ids = spelled(tokenizer, "<2de> (S (NP lower", 1.0)
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert {"<2de>", "Ġ(S", "Ġ(NP", "</s>"} <= set(tokens)
+    assert "".join(tokens).count("lower") == 1
+    assert "lower" not in tokens
+
+
+def test_a_tokenizer_without_merges_is_refused():
+    words = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(models.WordLevel({"a": 0}, unk_token="a")), eos_token="a"
+    )
+    with pytest.raises(ValueError, match=r"bpe_dropout must be 0 .* got 0.1 and WordLevel"):
+        BpeDropout(words, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"bpe_dropout": 1.5}, "bpe_dropout must be from 0 to 1, got 1.5"),
+        ({"bpe_dropout": 0.1, "num_spellings": 0}, "num_spellings must be at least 1, got 0"),
+        ({"bpe_dropout": 0.1, "streaming": True}, "bpe_dropout must be 0 where text is streamed"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        load_config("demo", settings)
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Training data of a run with three spellings, and the steps it makes of them."""
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=40)
+    other = train_toys.write_corpus(tmp_path / "other", pairs=20, seed=8)
+    config = train_toys.toy_config(
+        corpus,
+        tmp_path / "run",
+        bpe_dropout=0.3,
+        num_spellings=3,
+        mix=[{"dataset": str(other)}],
+        max_length=20,
+        drop_duplicates=True,
+    )
+    texts = load_texts(config)
+    lines = [text for rows in texts.train for pair in rows["translation"] for text in pair.values()]
+    tokenizer = learn_vocabulary(lines, 290, progress=False)
+    data = prepare_data(config, texts, tokenizer)
+    return config, tokenizer, data, make_steps(config, data, Collator(0, 1, 290), 1, 0)
+
+
+def seen_in(steps, epoch):
+    """The sources and targets that an epoch sees, as tokens."""
+    seen = []
+    for index in range(epoch * steps.steps_per_epoch, (epoch + 1) * steps.steps_per_epoch):
+        for batch in steps[index].batches:
+            sources = zip(batch["input_ids"], batch["attention_mask"].bool(), strict=True)
+            targets = zip(batch["labels"], batch["labels"] >= 0, strict=True)
+            seen += [tuple(ids[row].tolist()) for side in (sources, targets) for ids, row in side]
+    return sorted(seen)
+
+
+def test_every_epoch_sees_every_pair_once_in_the_next_spelling(run):
+    config, tokenizer, data, steps = run
+    epochs = [seen_in(steps, epoch) for epoch in range(4)]
+    assert epochs[0] == epochs[3]
+    assert len({tuple(epoch) for epoch in epochs[:3]}) == 3
+
+    verdicts = data.pairs.judged[2].reshape(3, -1)
+    assert (verdicts == verdicts[0]).all()
+    kept = np.flatnonzero(verdicts[0] == 0)
+    longest = data.pairs.judged[:2].max(axis=0).reshape(3, -1).max(axis=0)
+    assert 0 < len(kept) < 60
+    assert longest[kept].max() <= config.max_length
+    assert steps.fingerprint()["pairs"] == len(kept)
+    lines = [
+        tokenizer.decode(tokenizer(pair[language]).input_ids)
+        for number, pair in enumerate(
+            itertools.chain(*(r["translation"] for r in data.texts.train))
+        )
+        for language in ("en", "de")
+        if number in kept
+    ]
+    for epoch in epochs:
+        assert sorted(map(tokenizer.decode, epoch)) == sorted(lines)
+
+
+def test_what_is_watched_and_measured_is_spelled_plainly(run):
+    _, tokenizer, data, _ = run
+    for number, pair in enumerate(data.texts.validation["translation"]):
+        ids = data.validation[np.array([number])]
+        assert ids["input_ids"][0].tolist() == tokenizer(pair["en"]).input_ids
+        assert ids["labels"][0].tolist() == tokenizer(pair["de"]).input_ids
+
+
+def test_a_pairs_spelling_depends_on_seed_and_number_alone(run):
+    _, tokenizer, data, _ = run
+    rows = data.texts.train[0]
+
+    def sources(rows, *spelling):
+        encoded = encode_pairs(rows, "train", tokenizer, "en", "de", spelling=Spelling(*spelling))
+        return encoded["input_ids"]
+
+    first = sources(rows, 0.3, 1, 0)
+    assert sources(rows.select(range(25)), 0.3, 1, 0) == first[:25]
+    others = [sources(rows, *spelling) for spelling in ((0.3, 2, 0), (0.3, 1, 1), (0.2, 1, 0))]
+    assert all(other != first for other in others)
+    assert data.pairs.rows[: len(rows)]["input_ids"] == first

@@ -1,0 +1,78 @@
+"""Words spelled in many ways: BPE that leaves merges out at random, Provilkov et al. 2020."""
+
+import itertools
+import json
+import random
+
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import symbol_token
+
+
+class BpeDropout:
+    """Spells what a tokenizer has read anew, each time by another choice of its merges.
+
+    The library's own `dropout` of BPE takes its chances from where no seed reaches.
+
+    Args:
+        tokenizer: A fast one, with a BPE model.
+        dropout: Chance that a merge is left out, each time that it could be made.
+
+    Raises:
+        ValueError: If its model is no BPE, or marks the pieces inside or at the end of a word.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
+        model = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
+        marks = [model.get(name) for name in ("continuing_subword_prefix", "end_of_word_suffix")]
+        if model["type"] != "BPE" or any(marks):
+            raise ValueError(
+                "bpe_dropout must be 0 for a tokenizer other than BPE without marks on its pieces, "
+                f"got {dropout} and {model['type']} with the marks {marks}."
+            )
+        self.dropout = dropout
+        self._ids = model["vocab"]
+        self._ranks = {tuple(pair): rank for rank, pair in enumerate(model["merges"])}
+        symbols = {symbol_token(symbol) for symbol in getattr(tokenizer, "symbols", [])}
+        self._made = {"".join(pair) for pair in self._ranks} - symbols
+
+    def __call__(self, encoding: Encoding, chance: random.Random) -> list[int]:
+        """Spell a sentence anew.
+
+        Args:
+            encoding: The sentence as the tokenizer has read it.
+            chance: Where the chances come from.
+
+        Returns:
+            Its tokens; symbols, added tokens and the end token as they were.
+        """
+        ids = []
+        words = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
+        for word, group in itertools.groupby(words, key=lambda part: part[0]):
+            _, tokens, plain = zip(*group, strict=True)
+            is_made = word is not None and (len(tokens) > 1 or tokens[0] in self._made)
+            ids += self.spell("".join(tokens), chance) if is_made else plain
+        return ids
+
+    def spell(self, word: str, chance: random.Random) -> list[int]:
+        """Join the characters of a word, of the merges that are left always the most urgent.
+
+        Args:
+            word: In the spelling of the vocabulary.
+            chance: Where the chances come from.
+
+        Returns:
+            Its tokens.
+        """
+        pieces = list(word)
+        while True:
+            merges = [
+                (self._ranks[pair], place)
+                for place, pair in enumerate(itertools.pairwise(pieces))
+                if pair in self._ranks and chance.random() >= self.dropout
+            ]
+            if not merges:
+                return [self._ids[piece] for piece in pieces]
+            _, place = min(merges)
+            pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
