@@ -67,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("space", _space, "serve the web page", takes_more=True)
 
+    verb("export", _export, "write a model for another engine to serve", takes_more=True)
+
     push = verb("push", _push, "publish a model, so that it loads where this package is not")
     push.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
     push.add_argument("repo_id", metavar="USER/NAME", help="the repository on the Hub")
@@ -158,6 +160,12 @@ def _space(arguments: argparse.Namespace, rest: list[str]):
             "the page needs gradio, got none: pip install 'vanilla_transformer[space]'."
         ) from error
     run(rest, "vanilla-transformer space")
+
+
+def _export(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.export.command import run
+
+    print(run(rest, "vanilla-transformer export"))
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):

@@ -3,6 +3,7 @@
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 EXIT_INTERRUPTED = 130
 
@@ -44,6 +45,24 @@ def _log_to_stderr():
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(message)s"))
         logger.addHandler(handler)
+
+
+def empty_folder(path: str | Path) -> Path:
+    """A folder to write into, where nothing can be lost.
+
+    Args:
+        path: Where it is, or is to be.
+
+    Returns:
+        The same.
+
+    Raises:
+        ValueError: If something is there already.
+    """
+    folder = Path(path)
+    if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
+        raise ValueError(f"OUT must be a new or an empty folder, got {folder}.")
+    return folder
 
 
 def sentence_of(error: Exception) -> str | None:

@@ -1,0 +1,1 @@
+"""Models of this package, for the engines that serve: CTranslate2, ONNX Runtime, and Marian's."""

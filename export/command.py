@@ -1,0 +1,69 @@
+"""The command: `vanilla-transformer export KIND RUN OUT`."""
+
+import argparse
+from importlib import import_module
+
+from vanilla_transformer.console import empty_folder
+from vanilla_transformer.hub import load_run
+
+
+def run(argv: list[str], prog: str) -> str:
+    """Export as a command line says.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Returns:
+        What was written, in one sentence.
+
+    Raises:
+        ValueError: If the run cannot be loaded, the folder is in use, the engine's own package is
+            absent, or the model has what the engine does not.
+    """
+    settings = vars(_parser(prog).parse_args(argv))
+    kind, source, folder = settings.pop("kind"), settings.pop("run"), settings.pop("out")
+    folder = empty_folder(folder)
+    try:
+        write = getattr(import_module(f"vanilla_transformer.export.{kind}"), f"to_{kind}")
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"this export needs {error.name}, got none: pip install 'vanilla_transformer[{kind}]'."
+        ) from error
+    model, tokenizer = load_run(source)
+    write(model.eval(), tokenizer, folder, **settings)
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    return f"{size / 1e6:.1f} MB in {folder}"
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        description="Write a model, and its tokenizer, for another engine to serve.",
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    added = {}
+    for kind, help_text in (
+        ("ctranslate2", "for CTranslate2"),
+        ("onnx", "three graphs for ONNX Runtime"),
+        ("marian", "for whatever reads transformers' Marian"),
+    ):
+        added[kind] = kinds.add_parser(
+            kind, help=help_text, description=help_text, allow_abbrev=False
+        )
+        added[kind].add_argument(
+            "run", metavar="RUN", help="a run folder, model folder or Hub name"
+        )
+        added[kind].add_argument("out", metavar="OUT", help="a new folder")
+    added["ctranslate2"].add_argument(
+        "--quantization", default="float32", help="float32, float16 or int8 (%(default)s)"
+    )
+    for kind in ("ctranslate2", "marian"):
+        added[kind].add_argument(
+            "--num_positions",
+            type=int,
+            default=1024,
+            help="tokens of the longest sentence, source or translation (%(default)s)",
+        )
+    return parser

@@ -1,0 +1,196 @@
+"""To CTranslate2, an engine in C++: one file of weights, the vocabulary, and the tokenizer."""
+
+from pathlib import Path
+
+import ctranslate2
+import numpy as np
+import torch
+from ctranslate2.specs import common_spec, transformer_spec
+from torch import nn
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
+from vanilla_transformer.modeling_vanilla_transformer import (
+    DecoderLayer,
+    EncoderLayer,
+    FeedForward,
+    MultiHeadAttention,
+    VanillaTransformerDecoder,
+    VanillaTransformerEncoder,
+    VanillaTransformerForConditionalGeneration,
+)
+
+ACTIVATIONS = {
+    "relu": common_spec.Activation.RELU,
+    "gelu": common_spec.Activation.GELU,
+    "gelu_new": common_spec.Activation.GELUTanh,
+    "silu": common_spec.Activation.SWISH,
+    "swish": common_spec.Activation.SWISH,
+}
+QUANTIZATIONS = ("float32", "float16", "int8")
+
+
+def to_ctranslate2(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    quantization: str = "float32",
+    num_positions: int = 1024,
+):
+    """Write what `ctranslate2.Translator` loads, with the tokenizer beside it.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        folder: Where to write; what is there is replaced.
+        quantization: How weights are stored: one of `QUANTIZATIONS`.
+        num_positions: Length of the longest sentence that is to be read or written, in tokens; the
+            engine has a table of positions. Learned positions have a length of their own.
+
+    Raises:
+        ValueError: If the model has what the engine does not, or a setting is out of range.
+    """
+    if quantization not in QUANTIZATIONS:
+        raise ValueError(
+            f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}."
+        )
+    converter = _Converter(_specification(model, tokenizer, num_positions))
+    converter.convert(str(folder), quantization=quantization, force=True)
+    tokenizer.save_pretrained(folder)
+
+
+class _Converter(ctranslate2.converters.Converter):
+    def __init__(self, specification: transformer_spec.TransformerSpec):
+        self.specification = specification
+
+    def _load(self) -> transformer_spec.TransformerSpec:
+        return self.specification
+
+
+@torch.no_grad()
+def _specification(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    num_positions: int,
+) -> transformer_spec.TransformerSpec:
+    config = model.config
+    shape = {
+        "pre_norm": config.norm_first,
+        "activation": activation_of(config, ACTIVATIONS),
+    }
+    encoder, decoder = model.get_encoder(), model.get_decoder()
+    encoder_spec = transformer_spec.TransformerEncoderSpec(
+        config.encoder_layers,
+        config.encoder_attention_heads,
+        head_dim=_head_width(encoder.layers[0].self_attention),
+        **shape,
+    )
+    decoder_spec = transformer_spec.TransformerDecoderSpec(
+        config.decoder_layers,
+        config.decoder_attention_heads,
+        head_dim=_head_width(decoder.layers[0].self_attention),
+        **shape,
+    )
+    _set_stack(encoder_spec, encoder_spec.embeddings[0], encoder, num_positions)
+    _set_stack(decoder_spec, decoder_spec.embeddings, decoder, num_positions)
+    for layer_spec, layer in zip(encoder_spec.layer, encoder.layers, strict=True):
+        _set_layer(layer_spec, layer)
+    for layer_spec, layer in zip(decoder_spec.layer, decoder.layers, strict=True):
+        _set_layer(layer_spec, layer)
+        _set_attention(layer_spec.attention, layer.cross_attention)
+        _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_norm)
+    _set_linear(decoder_spec.projection, model.lm_head)
+
+    spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
+    tokens = vocabulary(model, tokenizer)
+    spec.register_source_vocabulary(tokens)
+    spec.register_target_vocabulary(tokens)
+    spec.config.bos_token = spec.config.decoder_start_token = tokens[config.decoder_start_token_id]
+    spec.config.eos_token = tokens[config.eos_token_id]
+    spec.config.unk_token = tokenizer.unk_token
+    spec.config.layer_norm_epsilon = config.layer_norm_eps
+    return spec
+
+
+def _set_stack(
+    spec: transformer_spec.TransformerEncoderSpec | transformer_spec.TransformerDecoderSpec,
+    embeddings: common_spec.EmbeddingsSpec,
+    stack: VanillaTransformerEncoder | VanillaTransformerDecoder,
+    num_positions: int,
+):
+    embeddings.weight = _array(stack.embed_tokens.weight)
+    spec.scale_embeddings = True
+    spec.position_encodings.encodings = _array(position_table(stack, num_positions))
+    if stack.config.norm_first:
+        _set_norm(spec.layer_norm, stack.norm)
+
+
+def _set_layer(
+    spec: transformer_spec.TransformerEncoderLayerSpec
+    | transformer_spec.TransformerDecoderLayerSpec,
+    layer: EncoderLayer | DecoderLayer,
+):
+    _set_attention(spec.self_attention, layer.self_attention)
+    _set_norm(spec.self_attention.layer_norm, layer.self_attention_norm)
+    _set_feed_forward(spec.ffn, layer.feed_forward)
+    _set_norm(spec.ffn.layer_norm, layer.feed_forward_norm)
+
+
+def _set_attention(spec, attention: MultiHeadAttention):
+    d_k, d_v, width = attention.d_k, attention.d_v, _head_width(attention)
+    query = _with_wider_heads(attention.q_proj, d_k, width)
+    key = _with_wider_heads(attention.k_proj, d_k, width)
+    value = _with_wider_heads(attention.v_proj, d_v, width)
+    fused = [query, key, value]
+    # in self-attention the three are one matrix, else keys and values are
+    groups = [fused] if len(spec.linear) == 2 else [[query], [key, value]]
+    for linear, group in zip(spec.linear[:-1], groups, strict=True):
+        linear.weight = np.concatenate([weight for weight, _ in group])
+        if attention.q_proj.bias is not None:
+            linear.bias = np.concatenate([bias for _, bias in group])
+    out = attention.out_proj.weight.unflatten(1, (-1, d_v))  # [d_model, h, d_v]
+    out = nn.functional.pad(out, (0, width - d_v)).flatten(1)  # [d_model, h * width]
+    spec.linear[-1].weight = _array(out)
+    if attention.out_proj.bias is not None:
+        spec.linear[-1].bias = _array(attention.out_proj.bias)
+    spec.queries_scale = np.dtype("float32").type(attention.scaling)
+
+
+def _head_width(attention: MultiHeadAttention) -> int:
+    """The engine's keys and values are of one width: the narrower get zeros, which add nothing."""
+    return max(attention.d_k, attention.d_v)
+
+
+def _with_wider_heads(
+    projection: nn.Linear, head: int, width: int
+) -> tuple[np.ndarray, np.ndarray | None]:
+    def widened(rows: torch.Tensor) -> np.ndarray:
+        rows = rows.unflatten(0, (-1, head))  # [h, head, ...]
+        empty = rows.new_zeros(rows.shape[0], width - head, *rows.shape[2:])
+        return _array(torch.cat((rows, empty), dim=1).flatten(0, 1))  # [h * width, ...]
+
+    bias = None if projection.bias is None else widened(projection.bias)
+    return widened(projection.weight), bias
+
+
+def _set_feed_forward(spec: transformer_spec.FeedForwardSpec, feed_forward: FeedForward):
+    _set_linear(spec.linear_0, feed_forward.fc1)
+    _set_linear(spec.linear_1, feed_forward.fc2)
+
+
+def _set_linear(spec: common_spec.LinearSpec, linear: nn.Linear):
+    spec.weight = _array(linear.weight)
+    if linear.bias is not None:
+        spec.bias = _array(linear.bias)
+
+
+def _set_norm(spec: common_spec.LayerNormSpec, norm: nn.LayerNorm):
+    spec.gamma, spec.beta = _array(norm.weight), _array(norm.bias)
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray:
+    # a copy, as the engine's converter quantizes in place
+    return tensor.detach().cpu().float().numpy().copy()
+
+
+__all__ = ["to_ctranslate2"]

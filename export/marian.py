@@ -1,0 +1,184 @@
+"""To transformers' Marian, for tools that know the OPUS-MT models and not this package."""
+
+import json
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import (
+    GenerationConfig,
+    MarianConfig,
+    MarianMTModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.weights import BART_PARTS, SAME_FIELDS, renamed
+from vanilla_transformer.export.parts import position_table
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+
+PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
+# which dimension of a weight belongs to the residual stream, by the end of Marian's name for it
+RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
+RESIDUAL_ROWS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
+# the only sinusoids that Marian makes itself
+OWN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
+
+
+@torch.no_grad()
+def to_marian(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+    num_positions: int = 1024,
+):
+    """Write what `MarianMTModel.from_pretrained` loads, with the tokenizer beside it.
+
+    Marian's sinusoids have all sines first: where ours alternate, the features of the residual
+    stream are put into that order. Positions of another kind are written as the weights that they
+    are in Marian, and stay right for as long as the folder is not saved again from there.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        folder: Where to write.
+        num_positions: Length of the longest sentence that is to be read or written, in tokens;
+            Marian has a table of positions. Learned positions have a length of their own.
+
+    Raises:
+        ValueError: If the model has what Marian does not; the message says what.
+    """
+    ours = model.config
+    check_marian_can(ours)
+    tables = {
+        f"model.{name}.embed_positions.weight": position_table(stack, num_positions)
+        for name, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder()))
+    }
+    config = MarianConfig(
+        **{name: getattr(ours, name) for name in SAME_FIELDS}
+        | {"max_position_embeddings": len(tables["model.encoder.embed_positions.weight"])},
+        d_model=ours.d_model,
+        vocab_size=ours.vocab_size,
+        scale_embedding=True,
+        forced_eos_token_id=None,
+    )
+    theirs = MarianMTModel(config)
+    weights = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
+    table = weights["model.encoder.embed_tokens.weight"]
+    bias = weights.pop("lm_head.bias", torch.zeros(ours.vocab_size))
+    layers = renamed(weights, PARTS)
+    missing_bias = {
+        name: torch.zeros_like(tensor)
+        for name, tensor in theirs.state_dict().items()
+        if name.endswith("_proj.bias")
+    }
+    layers = missing_bias | {name: tensor for name, tensor in layers.items() if ".layers." in name}
+    makes_own = all(getattr(ours, name) == value for name, value in OWN_POSITIONS.items())
+    if makes_own and ours.position_layout == "interleaved":
+        order = torch.cat((torch.arange(0, ours.d_model, 2), torch.arange(1, ours.d_model, 2)))
+        layers = {name: _reordered(name, tensor, order) for name, tensor in layers.items()}
+        table = table[:, order]
+    theirs.load_state_dict(
+        layers
+        | dict.fromkeys(
+            (
+                "model.shared.weight",
+                "model.encoder.embed_tokens.weight",
+                "model.decoder.embed_tokens.weight",
+                "lm_head.weight",
+            ),
+            table,
+        )
+        | {"final_logits_bias": bias[None]},
+        # positions are the one thing left
+        strict=False,
+    )
+    theirs.generation_config = _generation_config(model.generation_config, config)
+    folder = Path(folder)
+    theirs.save_pretrained(folder)
+    if not makes_own:
+        # the library leaves them out, since it makes them anew where they are not in the file
+        path = folder / "model.safetensors"
+        save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
+    _save_tokenizer(tokenizer, folder)
+
+
+def check_marian_can(config: VanillaTransformerConfig):
+    """Refuse what Marian has no name for.
+
+    Args:
+        config: Of the model.
+
+    Raises:
+        ValueError: If there is such a thing; says which.
+    """
+    expected = {"norm_first": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
+    for name, value in expected.items():
+        if getattr(config, name) != value:
+            raise ValueError(
+                f"{name} must be {value} for Marian, which has nothing else, got "
+                f"{getattr(config, name)}."
+            )
+    heads = {config.encoder_attention_heads, config.decoder_attention_heads}
+    for name in ("d_k", "d_v"):
+        width = getattr(config, name)
+        if width is not None and {width * number for number in heads} != {config.d_model}:
+            raise ValueError(
+                f"{name} must be d_model / heads for Marian, got {width} with d_model "
+                f"{config.d_model} and {', '.join(map(str, sorted(heads)))} heads."
+            )
+
+
+def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    if name.endswith(RESIDUAL_COLUMNS):
+        return tensor[:, order]
+    return tensor[order] if name.endswith(RESIDUAL_ROWS) or "norm" in name else tensor
+
+
+def _contiguous(tables: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: table.float().cpu().contiguous() for name, table in tables.items()}
+
+
+def _generation_config(ours: GenerationConfig, theirs: MarianConfig) -> GenerationConfig:
+    # the library's penalty is length ** length_penalty: of one kind with ours, not the same
+    alpha = getattr(ours, "length_penalty_alpha", None)
+    return GenerationConfig(
+        pad_token_id=theirs.pad_token_id,
+        bos_token_id=theirs.bos_token_id,
+        eos_token_id=theirs.eos_token_id,
+        decoder_start_token_id=theirs.decoder_start_token_id,
+        num_beams=ours.num_beams,
+        length_penalty=1.0 if alpha is None else float(alpha),
+        bad_words_ids=ours.bad_words_ids,
+        max_length=theirs.max_position_embeddings,
+    )
+
+
+def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
+    """Save a tokenizer of ours under the class that every version of the library knows."""
+    if not isinstance(tokenizer, VanillaTransformerTokenizer):
+        tokenizer.save_pretrained(folder)
+        return
+    plain = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        pad_token=tokenizer.pad_token,
+        bos_token=tokenizer.bos_token,
+        eos_token=tokenizer.eos_token,
+        unk_token=tokenizer.unk_token,
+        split_special_tokens=tokenizer.split_special_tokens,
+    )
+    plain.save_pretrained(folder)
+    path = folder / "tokenizer_config.json"
+    settings = json.loads(path.read_text(encoding="utf-8"))
+    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
+    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+__all__ = ["check_marian_can", "to_marian"]

@@ -1,0 +1,249 @@
+"""To ONNX: encoder, decoder, and decoder with cache, under the names that optimum's tools look for.
+
+Shapes: B sentences, S source positions, T target positions, P of them seen before, h heads, d_k and
+d_v widths of a head's keys and values, V tokens in the vocabulary.
+"""
+
+import copy
+import logging
+import warnings
+from pathlib import Path
+
+# torch asks for it in the middle of its work only
+import onnxscript  # noqa: F401
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    PreTrainedTokenizerBase,
+)
+
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+
+ENCODER_FILE = "encoder_model.onnx"
+DECODER_FILE = "decoder_model.onnx"
+DECODER_WITH_PAST_FILE = "decoder_with_past_model.onnx"
+# a batch to trace with: its sizes are all different, and none is 1, so that none is taken for fixed
+SIZES = {"sentences": 2, "source": 5, "target": 3}
+
+
+@torch.no_grad()
+def to_onnx(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+):
+    """Write three graphs, with configuration and tokenizer beside them.
+
+    `encoder_model.onnx` reads `input_ids` and `attention_mask` and gives `last_hidden_state`.
+    `decoder_model.onnx` reads `input_ids` [B, T], that and `encoder_attention_mask`, and gives
+    `logits` [B, T, V], and keys and values: `present.0.decoder.key` [B, h, T, d_k] and so on for
+    each layer, of the target as of the source. `decoder_with_past_model.onnx` reads these as
+    `past_key_values.0.decoder.key` [B, h, P, d_k] ... and one more token, and gives those of the
+    target, longer by one.
+
+    Args:
+        model: The model.
+        tokenizer: Its tokenizer.
+        folder: Where to write; made if it does not exist.
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    model = copy.deepcopy(model).eval().float().cpu()
+    sentences, source, target = Dim("batch"), Dim("source"), Dim("target")
+    ids = torch.full((SIZES["sentences"], SIZES["source"]), model.config.eos_token_id)
+    mask = torch.ones_like(ids)
+    mask[1:, -1] = 0
+    encoder = EncoderGraph(model)
+    read = {0: sentences, 1: source}
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    _write(
+        encoder, inputs, folder / ENCODER_FILE, ["last_hidden_state"], dict.fromkeys(inputs, read)
+    )
+
+    decoder = DecoderGraph(model)
+    inputs = {
+        "encoder_attention_mask": mask,
+        "input_ids": ids[:, : SIZES["target"]],
+        "encoder_hidden_states": encoder(ids, mask),
+    }
+    axes = dict.fromkeys(inputs, read) | {"input_ids": {0: sentences, 1: target}}
+    numbers = range(model.config.decoder_layers)
+    kinds = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
+    present = [f"present.{number}.{kind}" for number in numbers for kind in kinds]
+    _write(decoder, inputs, folder / DECODER_FILE, ["logits", *present], axes)
+
+    _, *kept = decoder(**inputs)
+    names = [name.replace("present", "past_key_values") for name in present]
+    longer = {0: sentences, 2: Dim("past")}
+    inputs = {"encoder_attention_mask": mask, "input_ids": ids[:, :1], "past": tuple(kept)}
+    axes = {
+        "encoder_attention_mask": read,
+        "input_ids": {0: sentences},
+        "past": tuple(longer if "decoder" in name else {0: sentences, 2: source} for name in names),
+    }
+    grown = [name for name in present if "decoder" in name]
+    _write(
+        DecoderWithPastGraph(model),
+        inputs,
+        folder / DECODER_WITH_PAST_FILE,
+        ["logits", *grown],
+        axes,
+        ["encoder_attention_mask", "input_ids", *names],
+    )
+    model.config.save_pretrained(folder)
+    model.generation_config.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+class EncoderGraph(nn.Module):
+    """Source tokens to memory.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__()
+        self.encoder = model.get_encoder()
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        """Read the source.
+
+        Args:
+            input_ids: Source tokens, [B, S].
+            attention_mask: 1 for a token, 0 for padding, [B, S].
+
+        Returns:
+            The memory, [B, S, d_model].
+        """
+        return self.encoder(input_ids, attention_mask).last_hidden_state
+
+
+class DecoderGraph(nn.Module):
+    """Target tokens and memory to logits, and to what the next step needs.
+
+    Args:
+        model: The model.
+    """
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__()
+        self.decoder = model.get_decoder()
+        self.lm_head = model.lm_head
+
+    def forward(
+        self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor
+    ) -> tuple[Tensor, ...]:
+        """Write the first tokens.
+
+        Args:
+            encoder_attention_mask: 1 for a token, 0 for padding, [B, S].
+            input_ids: Target tokens so far, [B, T].
+            encoder_hidden_states: The memory, [B, S, d_model].
+
+        Returns:
+            The logits [B, T, V]; for each layer, keys [B, h, T, d_k] and values [B, h, T, d_v] of
+            the target, then [B, h, S, d_k] and [B, h, S, d_v] of the source.
+        """
+        cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
+        logits = self.logits(encoder_attention_mask, input_ids, encoder_hidden_states, cache)
+        stacks = (cache.self_attention_cache.layers, cache.cross_attention_cache.layers)
+        pairs = zip(*stacks, strict=True)
+        return logits, *[
+            tensor for pair in pairs for layer in pair for tensor in (layer.keys, layer.values)
+        ]
+
+    def logits(
+        self, mask: Tensor, input_ids: Tensor, memory: Tensor, cache: EncoderDecoderCache
+    ) -> Tensor:
+        """Go through the decoder once.
+
+        Args:
+            mask: 1 for a token of the source, 0 for padding, [B, S].
+            input_ids: Target tokens that are not in the cache, [B, T].
+            memory: [B, S, d_model].
+            cache: Keys and values of earlier steps; grows.
+
+        Returns:
+            The logits, [B, T, V].
+        """
+        states = self.decoder(
+            input_ids=input_ids,
+            encoder_hidden_states=memory,
+            encoder_attention_mask=mask,
+            past_key_values=cache,
+            use_cache=True,
+        ).last_hidden_state
+        return self.lm_head(states)
+
+
+class DecoderWithPastGraph(DecoderGraph):
+    """One more token, by what earlier steps have left.
+
+    Args:
+        model: The model.
+    """
+
+    def forward(
+        self, encoder_attention_mask: Tensor, input_ids: Tensor, past: tuple[Tensor, ...]
+    ) -> tuple[Tensor, ...]:
+        """Write one more token.
+
+        Args:
+            encoder_attention_mask: 1 for a token, 0 for padding, [B, S].
+            input_ids: The last token, [B, 1].
+            past: For each layer, keys and values of the target, then those of the source.
+
+        Returns:
+            The logits [B, 1, V]; for each layer, keys [B, h, P + 1, d_k] and values
+            [B, h, P + 1, d_v] of the target.
+        """
+        written, read = DynamicCache(), DynamicCache()
+        for number in range(len(past) // 4):
+            keys, values, memory_keys, memory_values = past[4 * number : 4 * number + 4]
+            written.update(keys, values, number)
+            read.update(memory_keys, memory_values, number)
+        # keys and values of the memory are known, so only its size counts
+        memory = past[2].new_zeros(*encoder_attention_mask.shape, self.decoder.config.d_model)
+        cache = EncoderDecoderCache(written, read)
+        logits = self.logits(encoder_attention_mask, input_ids, memory, cache)
+        return logits, *[
+            tensor for layer in written.layers for tensor in (layer.keys, layer.values)
+        ]
+
+
+def _write(
+    graph: nn.Module,
+    inputs: dict[str, Tensor | tuple[Tensor, ...]],
+    path: Path,
+    output_names: list[str],
+    axes: dict,
+    input_names: list[str] | None = None,
+):
+    """Trace a graph and save it, its sizes open where `axes` says so."""
+    # the exporter warns of operators that it does not find in other packages, and of its own names
+    logger = logging.getLogger("torch.onnx._internal.exporter")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                graph.eval(),
+                kwargs=inputs,
+                dynamo=True,
+                input_names=input_names or list(inputs),
+                output_names=output_names,
+                dynamic_shapes=axes,
+                verbose=False,
+            )
+    finally:
+        logger.setLevel(level)
+    program.save(path)
+
+
+__all__ = ["DECODER_FILE", "DECODER_WITH_PAST_FILE", "ENCODER_FILE", "to_onnx"]

@@ -1,0 +1,465 @@
+"""Exported models: in each engine the same probabilities, and the same translations."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
+from translation_toys import TEXTS, make_model, make_tokenizer
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.export.command import run
+
+ctranslate2 = pytest.importorskip("ctranslate2")
+onnxruntime = pytest.importorskip("onnxruntime")
+
+from vanilla_transformer.export.ctranslate2 import to_ctranslate2  # noqa: E402
+from vanilla_transformer.export.marian import to_marian  # noqa: E402
+from vanilla_transformer.export.onnx import (  # noqa: E402
+    DECODER_FILE,
+    DECODER_WITH_PAST_FILE,
+    ENCODER_FILE,
+    to_onnx,
+)
+
+# whatever a model of ours may be that an engine has to follow
+KINDS = {
+    "paper": {},
+    "halves": {"position_layout": "halves"},
+    "biases": {"attention_bias": True, "output_bias": True},
+    "other wavelengths": {
+        "position_base": 300.0,
+        "position_offset": 2,
+        "position_layout": "halves",
+    },
+    "learned positions": {
+        "position_encoding": "learned",
+        "position_offset": 1,
+        "max_position_embeddings": 30,
+    },
+    "no positions": {"position_encoding": "none"},
+    "gelu": {"activation_function": "gelu"},
+    "norm first": {"norm_first": True, "layer_norm_eps": 1e-3},
+    "untied": {"tie_word_embeddings": False},
+    "narrow keys": {"d_k": 3, "d_v": 7},
+    "narrow values": {"d_k": 8, "d_v": 5, "attention_bias": True},
+    "heads of each stack": {"decoder_attention_heads": 3, "d_k": 6, "d_v": 6},
+}
+MARIAN_KINDS = (
+    "paper",
+    "halves",
+    "biases",
+    "other wavelengths",
+    "learned positions",
+    "no positions",
+)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+def model_of(tokenizer, **fields):
+    """A model whose every weight counts, and which may write every token."""
+    model = make_model(tokenizer, **fields)
+    torch.manual_seed(5)
+    for parameter in model.parameters():
+        parameter.data += 0.1 * torch.randn_like(parameter)
+    model.generation_config.suppress_tokens = None
+    model.generation_config.max_extra_tokens = 8
+    return model
+
+
+@pytest.fixture(params=KINDS)
+def model(request, tokenizer):
+    return model_of(tokenizer, **KINDS[request.param])
+
+
+@pytest.fixture
+def source(tokenizer):
+    return tokenizer(TEXTS, padding=True, return_tensors="pt")
+
+
+def written(ids, eos=2):
+    """The tokens of a translation, from its start to its end."""
+    ids = list(ids)[1:]
+    return ids[: ids.index(eos)] if eos in ids else ids
+
+
+def reference(model, source, **search):
+    """Our own translations."""
+    settings = {"max_new_tokens": 12, "max_extra_tokens": None, **search}
+    ids = model.generate(
+        input_ids=source["input_ids"], attention_mask=source["attention_mask"], **settings
+    )
+    return [written(row) for row in ids.tolist()]
+
+
+def gnmt_score(log_probability, length, alpha=0.6):
+    return log_probability / ((5 + length) / 6) ** alpha
+
+
+class InCTranslate2:
+    """A folder in CTranslate2, read and written in token ids."""
+
+    def __init__(self, folder, tokenizer):
+        self.translator = ctranslate2.Translator(str(folder), intra_threads=1)
+        self.tokenizer = tokenizer
+
+    def tokens(self, ids):
+        return self.tokenizer.convert_ids_to_tokens(ids)
+
+    def ids(self, tokens):
+        return self.tokenizer.convert_tokens_to_ids(tokens)
+
+    def translate(self, texts, **search):
+        sources = [self.tokens(ids) for ids in self.tokenizer(texts)["input_ids"]]
+        return self.translator.translate_batch(sources, max_decoding_length=12, **search)
+
+    def paper_search(self, texts):
+        """Section 6.1: every hypothesis that might be best, sorted anew."""
+        found = self.translate(
+            texts,
+            beam_size=4,
+            patience=4,
+            num_hypotheses=16,
+            # 0 would end the search with the first hypothesis
+            length_penalty=1e-6,
+            return_scores=True,
+        )
+        return [
+            max(
+                zip(result.scores, result.hypotheses, strict=True),
+                key=lambda pair: gnmt_score(pair[0], len(pair[1]) + 1),
+            )[1]
+            for result in found
+        ]
+
+
+def our_log_probs(model, source_ids, target_ids):
+    """The log-probability of each token of a target, and of its end."""
+    start, eos = model.config.decoder_start_token_id, model.config.eos_token_id
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor([source_ids]),
+            decoder_input_ids=torch.tensor([[start, *target_ids]]),
+        ).logits[0]
+    return logits.log_softmax(-1)[range(len(target_ids) + 1), [*target_ids, eos]].tolist()
+
+
+def test_ctranslate2_gives_every_token_our_probability(model, tokenizer, tmp_path):
+    to_ctranslate2(model, tokenizer, tmp_path, num_positions=30)
+    engine = InCTranslate2(tmp_path, tokenizer)
+    sources = tokenizer(TEXTS)["input_ids"]
+    targets = [ids[:-1] for ids in reversed(sources)]
+    scores = engine.translator.score_batch(
+        [engine.tokens(ids) for ids in sources], [engine.tokens(ids) for ids in targets]
+    )
+    for source_ids, target_ids, score in zip(sources, targets, scores, strict=True):
+        expected = our_log_probs(model, source_ids, target_ids)
+        np.testing.assert_allclose(score.log_probs, expected, atol=1e-4)
+
+
+def test_ctranslate2_gives_our_translations(tokenizer, source, tmp_path):
+    model = model_of(tokenizer)
+    to_ctranslate2(model, tokenizer, tmp_path)
+    engine = InCTranslate2(tmp_path, tokenizer)
+    greedy = engine.translate(TEXTS, beam_size=1)
+    ours = reference(model, source, num_beams=1)
+    assert [engine.ids(result.hypotheses[0]) for result in greedy] == ours
+    ours = reference(model, source, num_beams=4)
+    assert [engine.ids(tokens) for tokens in engine.paper_search(TEXTS)] == ours
+    assert len({tuple(ids) for ids in ours}) > 2
+
+
+def test_the_penalty_of_ctranslate2_is_another_formula(tokenizer, tmp_path):
+    model = model_of(tokenizer)
+    to_ctranslate2(model, tokenizer, tmp_path)
+    engine = InCTranslate2(tmp_path, tokenizer)
+    settings = {"beam_size": 4, "num_hypotheses": 4, "return_scores": True}
+    plain, penalized = (
+        engine.translate(TEXTS, length_penalty=penalty, **settings) for penalty in (1e-6, 0.6)
+    )
+    compared = 0
+    for result, other in zip(plain, penalized, strict=True):
+        log_probs = dict(zip(map(tuple, result.hypotheses), result.scores, strict=True))
+        for hypothesis, score in zip(other.hypotheses, other.scores, strict=True):
+            log_prob = log_probs.get(tuple(hypothesis))
+            if log_prob is not None and hypothesis:
+                assert score == pytest.approx(log_prob / len(hypothesis) ** 0.6, rel=1e-4)
+                compared += 1
+    assert compared > 5
+
+
+@pytest.mark.parametrize(
+    ("quantization", "error", "most_bytes"), [("float16", 5e-3, 2.4), ("int8", 0.1, 1.7)]
+)
+def test_fewer_bytes_a_weight_change_little(tokenizer, tmp_path, quantization, error, most_bytes):
+    model = model_of(tokenizer, d_model=64, encoder_ffn_dim=256)
+    # logits of the size that training leaves
+    model.get_input_embeddings().weight.data /= 8
+    to_ctranslate2(model, tokenizer, tmp_path, quantization, num_positions=30)
+    size = (tmp_path / "model.bin").stat().st_size
+    assert size < most_bytes * model.num_parameters()
+    engine = InCTranslate2(tmp_path, tokenizer)
+    for ids in tokenizer(TEXTS)["input_ids"]:
+        tokens = engine.tokens(ids)
+        score = engine.translator.score_batch([tokens], [tokens[:-1]])[0]
+        expected = np.array(our_log_probs(model, ids, ids[:-1]))
+        assert 0 < np.abs(np.array(score.log_probs) - expected).mean() < error
+
+
+def test_a_row_that_no_token_has_is_no_hindrance(tokenizer, tmp_path):
+    model = model_of(tokenizer, vocab_size=len(tokenizer) + 3)
+    to_ctranslate2(model, tokenizer, tmp_path)
+    names = json.loads((tmp_path / "shared_vocabulary.json").read_text(encoding="utf-8"))
+    assert len(names) == len(set(names)) == len(tokenizer) + 3
+
+
+class InOnnx:
+    """A folder in ONNX Runtime, read and written in token ids."""
+
+    def __init__(self, folder, start=1, eos=2):
+        self.start, self.eos = start, eos
+        self.encoder, self.decoder, self.decoder_with_past = (
+            onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+            for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
+        )
+
+    def log_probs(self, logits):
+        return torch.from_numpy(logits[:, -1]).log_softmax(-1).numpy()
+
+    def first(self, ids, mask):
+        """The log-probabilities of the first token, and the cache."""
+        memory = self.encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+        logits, *present = self.decoder.run(
+            None,
+            {
+                "encoder_attention_mask": mask,
+                "input_ids": np.full((len(ids), 1), self.start),
+                "encoder_hidden_states": memory,
+            },
+        )
+        names = [one.name for one in self.decoder.get_outputs()[1:]]
+        cache = dict(zip(names, present, strict=True))
+        return self.log_probs(logits), cache
+
+    def next(self, tokens, mask, cache):
+        """The log-probabilities of one more token, and the cache that has grown."""
+        past = {name.replace("present", "past_key_values"): one for name, one in cache.items()}
+        logits, *grown = self.decoder_with_past.run(
+            None,
+            {"encoder_attention_mask": mask, "input_ids": np.array(tokens)[:, None], **past},
+        )
+        names = [one.name for one in self.decoder_with_past.get_outputs()[1:]]
+        return self.log_probs(logits), cache | dict(zip(names, grown, strict=True))
+
+    def greedy(self, ids, mask, steps):
+        log_probs, cache = self.first(ids, mask)
+        sentences = [[self.start] for _ in ids]
+        for _ in range(steps):
+            tokens = log_probs.argmax(-1)
+            for sentence, token in zip(sentences, tokens, strict=True):
+                sentence.append(int(token))
+            log_probs, cache = self.next(tokens, mask, cache)
+        return [written(sentence) for sentence in sentences]
+
+    def beam(self, ids, mask, steps, num_beams=4):
+        """Section 6.1 for one sentence, in lists."""
+        log_probs, cache = self.first(ids, mask)
+        beams, complete = [(0.0, [])], []
+        for step in range(1, steps + 1):
+            candidates = sorted(
+                (
+                    (score + float(row[token]), [*tokens, token], place)
+                    for place, ((score, tokens), row) in enumerate(
+                        zip(beams, log_probs, strict=True)
+                    )
+                    for token in np.argsort(-row)[: 2 * num_beams].tolist()
+                ),
+                reverse=True,
+            )[: 2 * num_beams]
+            complete += [
+                (gnmt_score(score, step), tokens[:-1])
+                for score, tokens, _ in candidates
+                if tokens[-1] == self.eos
+            ]
+            going_on = [one for one in candidates if one[1][-1] != self.eos][:num_beams]
+            beams = [(score, tokens) for score, tokens, _ in going_on]
+            places = [place for _, _, place in going_on]
+            cache = {name: one[places] for name, one in cache.items()}
+            rows = np.repeat(mask, len(beams), axis=0)
+            log_probs, cache = self.next([tokens[-1] for _, tokens in beams], rows, cache)
+        if not complete:
+            return beams[0][1]
+        return max(complete)[1]
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        "narrow keys",
+        # each takes as long as all other tests of this file
+        pytest.param("paper", marks=pytest.mark.slow),
+        pytest.param("learned positions", marks=pytest.mark.slow),
+    ],
+)
+def in_onnx(request, tokenizer, tmp_path_factory):
+    model = model_of(tokenizer, **KINDS[request.param])
+    folder = tmp_path_factory.mktemp("onnx")
+    to_onnx(model, tokenizer, folder)
+    return model, InOnnx(folder)
+
+
+def test_onnx_gives_our_translations(in_onnx, source, tokenizer):
+    model, engine = in_onnx
+    ids, mask = (source[name].numpy() for name in ("input_ids", "attention_mask"))
+    ours = reference(model, source, num_beams=1)
+    assert engine.greedy(ids, mask, 12) == ours
+    found = [
+        engine.beam(np.array([row]), np.ones((1, len(row)), dtype=np.int64), 12)
+        for row in tokenizer(TEXTS)["input_ids"]
+    ]
+    ours = reference(model, source, num_beams=4)
+    assert found == ours
+    assert len({tuple(ids) for ids in ours}) > 2
+
+
+def test_the_graphs_of_onnx_take_any_size(in_onnx):
+    model, engine = in_onnx
+    generator = torch.Generator().manual_seed(1)
+    for sentences, read, wrote in ((1, 1, 1), (3, 28, 7)):
+        ids = torch.randint(4, 290, (sentences, read), generator=generator)
+        target = torch.randint(4, 290, (sentences, wrote), generator=generator)
+        mask = torch.ones_like(ids)
+        mask[-1, read // 2 + 1 :] = 0
+        memory = engine.encoder.run(
+            None, {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        )[0]
+        logits, *_ = engine.decoder.run(
+            None,
+            {
+                "encoder_attention_mask": mask.numpy(),
+                "input_ids": target.numpy(),
+                "encoder_hidden_states": memory,
+            },
+        )
+        with torch.no_grad():
+            expected = model(input_ids=ids, attention_mask=mask, decoder_input_ids=target).logits
+        np.testing.assert_allclose(logits, expected.numpy(), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", MARIAN_KINDS)
+def test_marian_gives_our_logits(kind, tokenizer, source, tmp_path):
+    model = model_of(tokenizer, **KINDS[kind])
+    to_marian(model, tokenizer, tmp_path)
+    theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
+    assert isinstance(theirs, MarianMTModel)
+    inputs = {
+        "input_ids": source["input_ids"],
+        "attention_mask": source["attention_mask"],
+        "decoder_input_ids": source["input_ids"].flip(0),
+    }
+    with torch.no_grad():
+        actual, expected = theirs(**inputs).logits, model(**inputs).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
+    assert ("lm_head.bias" in model.state_dict()) == (theirs.final_logits_bias != 0).any().item()
+
+
+def test_marian_searches_what_we_search_where_neither_has_a_penalty(tokenizer, source, tmp_path):
+    model = model_of(tokenizer)
+    to_marian(model, tokenizer, tmp_path)
+    theirs = MarianMTModel.from_pretrained(tmp_path).eval()
+    read = AutoTokenizer.from_pretrained(tmp_path)(TEXTS, padding=True, return_tensors="pt")
+    assert read["input_ids"].tolist() == source["input_ids"].tolist()
+    search = {"num_beams": 4, "max_new_tokens": 12}
+    ids = theirs.generate(
+        input_ids=read["input_ids"],
+        attention_mask=read["attention_mask"],
+        length_penalty=0.0,
+        early_stopping="never",
+        **search,
+    )
+    assert [written(row) for row in ids.tolist()] == reference(
+        model, source, length_penalty_alpha=0.0, **search
+    )
+    assert theirs.generation_config.num_beams == 4
+    assert theirs.generation_config.length_penalty == 0.6
+
+
+def test_marian_makes_the_papers_positions_itself(tokenizer, tmp_path):
+    to_marian(model_of(tokenizer), tokenizer, tmp_path / "own")
+    assert not [name for name in load_file(tmp_path / "own" / "model.safetensors") if "pos" in name]
+    other = model_of(tokenizer, position_base=300.0)
+    to_marian(other, tokenizer, tmp_path / "table", num_positions=17)
+    tables = load_file(tmp_path / "table" / "model.safetensors")
+    assert tables["model.decoder.embed_positions.weight"].shape == (17, 24)
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("norm first", "norm_first must be False for Marian"),
+        ("untied", "tie_word_embeddings must be True for Marian"),
+        ("narrow keys", "d_k must be d_model / heads for Marian, got 3"),
+        ("heads of each stack", "d_k must be d_model / heads for Marian"),
+    ],
+)
+def test_what_marian_does_not_have_is_named(kind, message, tokenizer, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        to_marian(model_of(tokenizer, **KINDS[kind]), tokenizer, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
+    model = model_of(tokenizer, activation_function="mish")
+    with pytest.raises(ValueError, match=r"activation_function must be one of relu.*got 'mish'"):
+        to_ctranslate2(model, tokenizer, tmp_path / "out")
+    model = model_of(tokenizer)
+    with pytest.raises(ValueError, match=r"quantization must be .*got 'int7'"):
+        to_ctranslate2(model, tokenizer, tmp_path / "out", "int7")
+    with pytest.raises(ValueError, match="num_positions must be at least 1, got 0"):
+        to_ctranslate2(model, tokenizer, tmp_path / "out", num_positions=0)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def saved(tokenizer, tmp_path_factory):
+    """The folder of a model."""
+    folder = tmp_path_factory.mktemp("saved")
+    model_of(tokenizer).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "files"),
+    [
+        (["ctranslate2"], {"model.bin", "shared_vocabulary.json", "tokenizer.json"}),
+        (["marian", "--num_positions", "50"], {"model.safetensors", "tokenizer.json"}),
+    ],
+)
+def test_the_command_writes_the_folder_once(command, files, saved, tmp_path, capsys):
+    kind, *flags = command
+    words = ["export", kind, str(saved), str(tmp_path / "out"), *flags]
+    assert main(words) == 0
+    assert f"MB in {tmp_path / 'out'}" in capsys.readouterr().out
+    assert files < {path.name for path in (tmp_path / "out").iterdir()}
+    assert main(words) == 1
+    assert "OUT must be a new or an empty folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kind", "package"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxscript")]
+)
+def test_an_engine_that_is_absent_is_named(kind, package, saved, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, f"vanilla_transformer.export.{kind}")
+    monkeypatch.setitem(sys.modules, package, None)
+    message = rf"needs {package}, got none: pip install 'vanilla_transformer\[{kind}\]'"
+    with pytest.raises(ValueError, match=message):
+        run([kind, str(saved), str(tmp_path / "out")], "export")
+    assert not (tmp_path / "out").exists()
