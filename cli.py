@@ -67,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("space", _space, "serve the web page", takes_more=True)
 
+    verb("convert", _convert, "make a model of one of another package", takes_more=True)
     verb("export", _export, "write a model for another engine to serve", takes_more=True)
 
     push = verb("push", _push, "publish a model, so that it loads where this package is not")
@@ -160,6 +161,12 @@ def _space(arguments: argparse.Namespace, rest: list[str]):
             "the page needs gradio, got none: pip install 'vanilla_transformer[space]'."
         ) from error
     run(rest, "vanilla-transformer space")
+
+
+def _convert(arguments: argparse.Namespace, rest: list[str]):
+    from vanilla_transformer.conversion.command import run
+
+    print(run(rest, "vanilla-transformer convert"))
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]):

@@ -52,4 +52,4 @@ def from_fsmt(
         "model.decoder.embed_tokens.weight": target_table,
         "lm_head.weight": output_table,
     }
-    return assembled(config, weights)
+    return assembled(config, weights, "an FSMT model")

@@ -39,7 +39,7 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         "lm_head.weight": table,
         "lm_head.bias": model.final_logits_bias[0],
     }
-    ours = assembled(config, weights)
+    ours = assembled(config, weights, "a Marian model")
     # its padding token starts the decoder and was never trained as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
     return ours

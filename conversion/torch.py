@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import assembled, renamed
+from vanilla_transformer.conversion.weights import assembled, renamed, split_projections
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -80,8 +80,8 @@ def from_torch(
     }
     for stack, parts in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
-        weights |= _split_projections(renamed(theirs, parts))
-    return assembled(config, weights)
+        weights |= split_projections(renamed(theirs, parts))
+    return assembled(config, weights, "torch's nn.Transformer")
 
 
 def _activation(activation: Callable | nn.Module) -> str:
@@ -90,16 +90,3 @@ def _activation(activation: Callable | nn.Module) -> str:
     if name is None:
         raise ValueError(f"activation must be ReLU or GELU, got {activation}.")
     return name
-
-
-def _split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take queries, keys and values out of the one matrix [3 d_model, d_model] they are kept in."""
-    split = {}
-    for name, tensor in weights.items():
-        if "in_proj_" not in name:
-            split[name] = tensor
-            continue
-        attention, kind = name.split("in_proj_")
-        for projection, part in zip("qkv", tensor.chunk(3), strict=True):
-            split[f"{attention}{projection}_proj.{kind}"] = part
-    return split

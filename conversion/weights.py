@@ -23,6 +23,27 @@ BART_PARTS = {
 }
 
 
+# what a weight of another architecture is called there, and what it belongs to; first match counts
+FOREIGN_PARTS = {
+    "adapter": "adapters",
+    "lora_": "LoRA, which must be merged first",
+    "layernorm_embedding": "a norm of the embeddings, as in BART and mBART",
+    "project_in_dim": "embeddings of another width than the layers",
+    "project_out_dim": "embeddings of another width than the layers",
+    "adaptive_softmax": "an adaptive softmax",
+    "rotary": "rotary positions (RoPE)",
+    "relative": "relative positions",
+    "embed_positions": "learned positions",
+    "expert": "a mixture of experts",
+    "w_3": "a gated feed-forward (SwiGLU)",
+    "gate_proj": "a gated feed-forward (SwiGLU)",
+    "q_norm": "normalized queries and keys",
+    "k_norm": "normalized queries and keys",
+    "copy": "a copy mechanism",
+    "rnn": "a recurrent network",
+    "conv": "convolutions",
+}
+
 # fields that have one name and meaning in our configuration and in those of Marian and FSMT
 SAME_FIELDS = (
     "encoder_layers",
@@ -107,22 +128,85 @@ def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
     }
 
 
+def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Take queries, keys and values out of the one matrix [3 d_model, d_model] they are kept in.
+
+    Args:
+        weights: Tensors by name, some of them `in_proj_weight` or `in_proj_bias`.
+
+    Returns:
+        The same with three tensors in the place of each of these.
+    """
+    split = {}
+    for name, tensor in weights.items():
+        if "in_proj_" not in name:
+            split[name] = tensor
+            continue
+        attention, kind = name.split("in_proj_")
+        for projection, part in zip("qkv", tensor.chunk(3), strict=True):
+            split[f"{attention}{projection}_proj.{kind}"] = part
+    return split
+
+
+def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
+    """How many layers a stack has.
+
+    Args:
+        weights: Tensors by the other model's names.
+        prefix: What stands before the number of a layer.
+
+    Returns:
+        The number of numbers.
+    """
+    return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
+
+
+def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
+    """Refuse weights of another architecture, and say which one.
+
+    Args:
+        model: With the parameters that there must be.
+        weights: Tensors by our names, or by the other model's where we have none.
+        origin: What the weights are of, for the error.
+
+    Raises:
+        ValueError: If a weight is left over, missing or of another shape.
+    """
+    known = model.state_dict()
+    for name in sorted(weights.keys() - known.keys()):
+        meaning = next((what for part, what in FOREIGN_PARTS.items() if part in name), None)
+        raise ValueError(
+            f"the weights of {origin} must all have a place here, got {name}"
+            + (f": {meaning} is not part of this architecture." if meaning else ".")
+        )
+    for name in sorted(known.keys() - weights.keys()):
+        raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
+    for name, tensor in weights.items():
+        if tensor.shape != known[name].shape:
+            raise ValueError(
+                f"{name} must be of shape {list(known[name].shape)}, got {list(tensor.shape)} in "
+                f"{origin}."
+            )
+
+
 def assembled(
-    config: VanillaTransformerConfig, weights: dict[str, Tensor]
+    config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str
 ) -> VanillaTransformerForConditionalGeneration:
     """A model with these weights, in evaluation mode, that searches as the paper does.
 
     Args:
         config: Sizes of the model.
         weights: Every parameter, by our names.
+        origin: What the weights are of, for an error.
 
     Returns:
         The model; its weights are copies.
 
     Raises:
-        RuntimeError: If a parameter is missing, left over or of another shape.
+        ValueError: If a parameter is missing, left over or of another shape.
     """
     model = VanillaTransformerForConditionalGeneration(config)
+    check_fit(model, weights, origin)
     model.load_state_dict(weights, strict=True)
     set_paper_search(model)
     return model.eval()

@@ -299,17 +299,22 @@ class InOnnx:
         return max(complete)[1]
 
 
+# tracing takes seconds a layer
+ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
+TWO_LAYERS = {"encoder_layers": 1, "decoder_layers": 2}
+
+
 @pytest.fixture(
     scope="module",
     params=[
-        "narrow keys",
-        # each takes as long as all other tests of this file
-        pytest.param("paper", marks=pytest.mark.slow),
-        pytest.param("learned positions", marks=pytest.mark.slow),
+        {**KINDS["narrow keys"], **ONE_LAYER},
+        pytest.param(TWO_LAYERS, marks=pytest.mark.slow),
+        pytest.param({**KINDS["learned positions"], **TWO_LAYERS}, marks=pytest.mark.slow),
     ],
+    ids=["narrow keys", "paper", "learned positions"],
 )
 def in_onnx(request, tokenizer, tmp_path_factory):
-    model = model_of(tokenizer, **KINDS[request.param])
+    model = model_of(tokenizer, **request.param)
     folder = tmp_path_factory.mktemp("onnx")
     to_onnx(model, tokenizer, folder)
     return model, InOnnx(folder)

@@ -1,0 +1,123 @@
+"""The command: `vanilla-transformer convert KIND SOURCE OUT`."""
+
+import argparse
+from pathlib import Path
+
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    FSMTForConditionalGeneration,
+    MarianMTModel,
+    PreTrainedTokenizerBase,
+)
+
+from vanilla_transformer.console import empty_folder
+from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairseq
+from vanilla_transformer.conversion.fsmt import from_fsmt
+from vanilla_transformer.conversion.marian import from_marian
+from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
+from vanilla_transformer.conversion.weights import check_fit
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.pipeline_vanilla_transformer import check_tokenizer
+
+Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
+# the library's own classes, by the name that a configuration has for them
+LIBRARY = {
+    "marian": (MarianMTModel, from_marian),
+    "fsmt": (FSMTForConditionalGeneration, from_fsmt),
+}
+HELP = {
+    "marian": "transformers' Marian, the OPUS-MT models among them",
+    "fsmt": "transformers' FSMT, the WMT19 models of fairseq among them",
+    "fairseq": "a checkpoint of fairseq, with dictionary and BPE codes in its folder",
+    "opennmt": "a checkpoint of OpenNMT-py",
+}
+
+
+def run(argv: list[str], prog: str) -> str:
+    """Convert as a command line says.
+
+    Args:
+        argv: The arguments.
+        prog: Name of the command, for its help.
+
+    Returns:
+        What was written: the model, and one sentence on the tokenizer.
+
+    Raises:
+        ValueError: If the source cannot be read, is outside this architecture, or the folder is in
+            use.
+        OSError: If a file cannot be read.
+    """
+    arguments = _parser(prog).parse_args(argv)
+    folder = empty_folder(arguments.out)
+    source = arguments.source
+    if arguments.kind in LIBRARY:
+        model, tokenizer, sentence = _from_library(arguments.kind, source)
+    elif arguments.kind == "fairseq":
+        languages = (arguments.source_lang, arguments.target_lang)
+        model = from_fairseq(source)
+        tokenizer, sentence = fairseq_tokenizer(source, *languages)
+    else:
+        model = from_opennmt(source)
+        tokenizer, sentence = opennmt_tokenizer(source)
+    if tokenizer is not None:
+        check_tokenizer(model, tokenizer)
+        tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return f"{model.num_parameters():,} parameters in {folder}\n{sentence}"
+
+
+def _from_library(kind: str, source: str) -> Converted:
+    """A model of transformers, with the tokenizer it came with."""
+    model_class, convert = LIBRARY[kind]
+    found = AutoConfig.from_pretrained(source).model_type
+    if found != kind:
+        raise ValueError(f"SOURCE must be of the kind {kind}, got one of {found}: {source}.")
+    theirs, loaded = model_class.from_pretrained(source, output_loading_info=True)
+    # the library would leave out what it has no place for, and make up what is missing
+    weights = {
+        name: tensor
+        for name, tensor in theirs.state_dict().items()
+        if name not in loaded["missing_keys"]
+    }
+    check_fit(theirs, weights | dict.fromkeys(loaded["unexpected_keys"]), source)
+    model = convert(theirs.eval())
+    files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
+    if Path(source).is_dir() and not any(Path(source, name).is_file() for name in files):
+        return model, None, f"No tokenizer: {source} has none."
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except ImportError as error:
+        raise ValueError(
+            "its tokenizer needs sentencepiece, got none: pip install "
+            "'vanilla_transformer[marian]'."
+        ) from error
+    if tokenizer.eos_token is None:
+        # FSMT's calls the token that ends a text a separator
+        tokenizer.eos_token = tokenizer.sep_token
+    return model, tokenizer, f"The tokenizer is a {type(tokenizer).__name__}, as it was."
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        description="Make a model of this package from one of a relative.",
+    )
+    kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
+    for kind, help_text in HELP.items():
+        added = kinds.add_parser(kind, help=help_text, description=help_text, allow_abbrev=False)
+        is_file = kind not in LIBRARY
+        added.add_argument(
+            "source", metavar="SOURCE", help="a file" if is_file else "a folder or a Hub name"
+        )
+        added.add_argument("out", metavar="OUT", help="a new folder")
+        if kind == "fairseq":
+            for side in ("source", "target"):
+                added.add_argument(
+                    f"--{side}_lang", help="for Moses; as the checkpoint says if not given"
+                )
+    return parser

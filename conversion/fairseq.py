@@ -1,0 +1,263 @@
+"""From fairseq: checkpoints of its `transformer` architectures, of one dictionary."""
+
+import json
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import FSMTTokenizer, PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.files import read_checkpoint, token_tokenizer
+from vanilla_transformer.conversion.weights import (
+    BART_PARTS,
+    assembled,
+    number_of_layers,
+    renamed,
+    split_projections,
+)
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+
+# every dictionary begins with these
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+BOS, PAD, EOS = 0, 1, 2
+# settings that make another architecture, and what they bring
+FOREIGN_SETTINGS = {
+    "layernorm_embedding": "a norm of the embeddings, as in BART and mBART",
+    "no_scale_embedding": "embeddings that are not multiplied by sqrt(d_model)",
+    "adaptive_input": "adaptive embeddings",
+    "adaptive_softmax_cutoff": "an adaptive softmax",
+    "char_inputs": "words read by their characters",
+    "no_cross_attention": "a decoder that does not look at the source",
+    "cross_self_attention": "attention to source and target at once",
+    "encoder_layers_to_keep": "layers left out",
+    "decoder_layers_to_keep": "layers left out",
+}
+# copies of a layer's weights that fairseq 0.12 makes for a kernel of torch's, and counters
+UNUSED = re.compile(
+    r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$|\._float_tensor$"
+)
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu"}
+# what a folder may hold beside a checkpoint, by the names that fairseq's hub interface knows
+CODES_FILES = ("bpecodes", "code")
+
+
+def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
+    """The same function of the same tokens, as a model of this package.
+
+    Args:
+        checkpoint: A file that fairseq saved.
+
+    Returns:
+        A model with equal logits, in evaluation mode.
+
+    Raises:
+        ValueError: If the model is outside this architecture; the message says in what.
+        OSError: If the file cannot be read.
+    """
+    content = read_checkpoint(checkpoint)
+    settings, weights = _settings(content), content["model"]
+    arch = settings.get("arch", "fairseq's")
+    if not all(f"{stack}.embed_tokens.weight" in weights for stack in ("encoder", "decoder")):
+        raise ValueError(f"the model must have an encoder and a decoder, got arch {arch}.")
+    for name, meaning in FOREIGN_SETTINGS.items():
+        if settings.get(name):
+            raise ValueError(
+                f"{name} must be off, as {meaning} is not part of this architecture, got "
+                f"{settings[name]} with arch {arch}."
+            )
+    source_table, target_table = (
+        weights[f"{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder")
+    )
+    if source_table.shape != target_table.shape:
+        raise ValueError(
+            "source and target must share one dictionary (--joined-dictionary), got separate "
+            f"vocabularies of {len(source_table)} and {len(target_table)} tokens."
+        )
+    output_table = weights.get("decoder.output_projection.weight", target_table)
+    ours = _stack_weights(weights, settings)
+    ours |= {
+        "model.encoder.embed_tokens.weight": source_table,
+        "model.decoder.embed_tokens.weight": target_table,
+        "lm_head.weight": output_table,
+    }
+    tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
+    config = VanillaTransformerConfig(
+        **_fields(settings, weights), vocab_size=len(target_table), tie_word_embeddings=tied
+    )
+    model = assembled(config, ours, f"arch {arch}")
+    # fairseq's search never writes it
+    model.generation_config.bad_words_ids = [[PAD]]
+    return model
+
+
+def fairseq_tokenizer(
+    checkpoint: str | Path, source_lang: str | None = None, target_lang: str | None = None
+) -> tuple[PreTrainedTokenizerBase | None, str]:
+    """The tokenizer that the files beside a checkpoint describe.
+
+    Args:
+        checkpoint: A file that fairseq saved, with `dict.LANG.txt`, and the BPE codes as `bpecodes`
+            or `code`, in its folder.
+        source_lang: Language to translate from; the checkpoint's own if not given.
+        target_lang: Language to translate into; likewise.
+
+    Returns:
+        With BPE codes, the class that the library has for fairseq's models: words as Moses cuts
+        them, then BPE. Without, one that reads and writes the tokens of the dictionary. None where
+        there is no dictionary. And one sentence that says which.
+
+    Raises:
+        ValueError: If there are two dictionaries, or the languages are not known.
+        OSError: If a file cannot be read.
+    """
+    folder = Path(checkpoint).parent
+    found = sorted(folder.glob("dict.*.txt"))
+    if not found:
+        return None, f"No tokenizer: {folder} has no dict.LANG.txt."
+    tokens = [_read_dictionary(path) for path in found]
+    if any(one != tokens[0] for one in tokens):
+        raise ValueError(
+            "source and target must share one dictionary (--joined-dictionary), got different ones "
+            f"in {', '.join(path.name for path in found)}."
+        )
+    codes = next((folder / name for name in CODES_FILES if (folder / name).is_file()), None)
+    if codes is None:
+        tokenizer = token_tokenizer(tokens[0], "<pad>", "<s>", "</s>", "<unk>", ends=True)
+        return tokenizer, (
+            f"The tokenizer reads and writes tokens with spaces between: {folder} has a dictionary "
+            f"but no BPE codes ({' or '.join(CODES_FILES)})."
+        )
+    settings = _settings(read_checkpoint(checkpoint))
+    langs = [
+        source_lang or settings.get("source_lang"),
+        target_lang or settings.get("target_lang"),
+    ]
+    if None in langs:
+        raise ValueError(
+            "source_lang and target_lang must be given, for Moses to cut words: the checkpoint "
+            "does not know them."
+        )
+    return _moses_and_bpe(tokens[0], codes, langs), f"The tokenizer is that of {codes}."
+
+
+def _settings(content: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a training, in the forms that versions of fairseq have saved them in."""
+    settings = content.get("args") or content.get("cfg", {}).get("model")
+    if settings is None:
+        raise ValueError("the checkpoint must be fairseq's, with args or cfg, got neither.")
+    settings = settings if isinstance(settings, dict) else vars(settings)
+    task = (content.get("cfg") or {}).get("task") or {}
+    return {"source_lang": task.get("source_lang"), "target_lang": task.get("target_lang")} | {
+        name: value for name, value in settings.items() if value is not None
+    }
+
+
+def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
+    """The fields of our configuration, without those of the vocabulary."""
+    for name in ("attention_heads", "normalize_before", "learned_pos"):
+        of_both = [settings.get(f"{stack}_{name}", False) for stack in ("encoder", "decoder")]
+        if of_both[0] != of_both[1]:
+            raise ValueError(
+                f"encoder_{name} and decoder_{name} must be equal, got "
+                f"{of_both[0]} and {of_both[1]}."
+            )
+    activation = settings.get("activation_fn", "relu")
+    if activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation_fn must be one of {', '.join(ACTIVATIONS)}, got {activation!r}."
+        )
+    width = weights["encoder.embed_tokens.weight"].shape[1]
+    encoding = {
+        "position_encoding": "sinusoidal",
+        # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
+        "position_base": 10000.0 ** (width / (width - 2)),
+        "position_layout": "halves",
+    }
+    if settings.get("no_token_positional_embeddings"):
+        encoding = {"position_encoding": "none"}
+    elif settings.get("encoder_learned_pos"):
+        encoding = {
+            "position_encoding": "learned",
+            "max_position_embeddings": _number_of_positions(weights),
+        }
+    sizes = {}
+    for stack in ("encoder", "decoder"):
+        sizes[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
+        sizes[f"{stack}_ffn_dim"] = weights[f"{stack}.layers.0.fc1.weight"].shape[0]
+        sizes[f"{stack}_attention_heads"] = settings[f"{stack}_attention_heads"]
+    return {
+        **sizes,
+        **encoding,
+        "hidden_size": width,
+        # the first token stands after the row of the padding token
+        "position_offset": PAD + 1,
+        "norm_first": bool(settings.get("encoder_normalize_before")),
+        "attention_bias": True,
+        "activation_function": ACTIVATIONS[activation],
+        "dropout": settings.get("dropout", 0.1),
+        "attention_dropout": settings.get("attention_dropout", 0.0),
+        "activation_dropout": settings.get("activation_dropout")
+        or settings.get("relu_dropout", 0.0),
+        "pad_token_id": PAD,
+        "bos_token_id": BOS,
+        "eos_token_id": EOS,
+        "decoder_start_token_id": EOS,
+    }
+
+
+def _number_of_positions(weights: dict[str, Tensor]) -> int:
+    """How many positions both stacks have learned."""
+    tables = (weights[f"{stack}.embed_positions.weight"] for stack in ("encoder", "decoder"))
+    return min(len(table) for table in tables) - PAD - 1
+
+
+def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Tensor]:
+    """All but embeddings, by our names; those that we have no name for stay as they are."""
+    theirs = {
+        f"model.{name}": tensor
+        for name, tensor in split_projections(
+            {name: tensor for name, tensor in weights.items() if not UNUSED.search(name)}
+        ).items()
+        if "embed_tokens" not in name and "output_projection" not in name
+    }
+    parts = {**BART_PARTS, "coder.layer_norm.": "coder.norm."}
+    if settings.get("encoder_learned_pos"):
+        rows = _number_of_positions(weights) + PAD + 1
+        parts[".embed_positions.weight"] = ".positions.table.weight"
+        for stack in ("encoder", "decoder"):
+            name = f"model.{stack}.embed_positions.weight"
+            theirs[name] = theirs[name][:rows]
+    return renamed(theirs, parts)
+
+
+def _read_dictionary(path: Path) -> list[str]:
+    """The tokens of a dictionary, by id: a token and its count on each line."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in lines)]
+
+
+def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTTokenizer:
+    """The library's tokenizer, which marks the end of a word and not, as fairseq, what goes on."""
+    marked = [
+        token.removesuffix("@@") if token.endswith("@@") else f"{token}</w>"
+        for token in tokens[len(SPECIAL_TOKENS) :]
+    ]
+    ids = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *marked])}
+    lines = codes.read_text(encoding="utf-8").splitlines()
+    merges = [" ".join(line.split(" ")[:2]) for line in lines if not line.startswith("#version")]
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary, merges_file = Path(folder, "vocab.json"), Path(folder, "merges.txt")
+        vocabulary.write_text(json.dumps(ids), encoding="utf-8")
+        merges_file.write_text("".join(f"{merge}\n" for merge in merges), encoding="utf-8")
+        return FSMTTokenizer(
+            langs, str(vocabulary), str(vocabulary), str(merges_file), eos_token="</s>"
+        )
+
+
+__all__ = ["fairseq_tokenizer", "from_fairseq"]

@@ -1,0 +1,74 @@
+"""What fairseq and OpenNMT-py keep in files: a checkpoint, read safely, and a list of tokens."""
+
+import argparse
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Read a checkpoint without running code that it may hold.
+
+    Args:
+        path: A file that torch wrote.
+
+    Returns:
+        What is in it; the settings of a training as an `argparse.Namespace`, the one class allowed.
+
+    Raises:
+        ValueError: If it is no checkpoint, or needs another class.
+        OSError: If it cannot be read.
+    """
+    try:
+        with torch.serialization.safe_globals([argparse.Namespace]):
+            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
+        # torch says at length how to trust the file nevertheless
+        needed = re.search(r"GLOBAL (\S+)", str(error))
+        raise ValueError(
+            f"{path} must be a checkpoint of tensors and settings alone, which runs no code, got "
+            + (
+                f"one that needs {needed.group(1)}."
+                if needed
+                else "a file that torch does not read."
+            )
+        ) from error
+    if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
+        raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
+    return checkpoint
+
+
+def token_tokenizer(
+    tokens: list[str], pad: str, bos: str, eos: str, unk: str, ends: bool
+) -> PreTrainedTokenizerFast:
+    """A tokenizer of texts that are cut into tokens already, with spaces between.
+
+    Args:
+        tokens: By id.
+        pad: The token that fills up a batch.
+        bos: The token that begins a sentence.
+        eos: The token that ends a sentence.
+        unk: The token for what is no token.
+        ends: Whether the end token follows every text.
+
+    Returns:
+        The tokenizer, which also gives texts back as tokens.
+    """
+    ids = {token: index for index, token in enumerate(tokens)}
+    backend = Tokenizer(models.WordLevel(ids, unk_token=unk))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if ends:
+        backend.post_processor = processors.TemplateProcessing(
+            single=f"$A {eos}", special_tokens=[(eos, ids[eos])]
+        )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend, pad_token=pad, bos_token=bos, eos_token=eos, unk_token=unk
+    )
+
+
+__all__ = ["read_checkpoint", "token_tokenizer"]

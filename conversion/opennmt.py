@@ -1,0 +1,213 @@
+"""From OpenNMT-py: checkpoints of its Transformer, which normalizes first."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.files import read_checkpoint, token_tokenizer
+from vanilla_transformer.conversion.weights import assembled, number_of_layers, renamed
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+
+PARTS = {
+    "encoder.transformer.": "encoder.layers.",
+    "decoder.transformer_layers.": "decoder.layers.",
+    "coder.layer_norm.": "coder.norm.",
+    ".feed_forward.layer_norm.": ".feed_forward_norm.",
+    ".feed_forward.w_1.": ".feed_forward.fc1.",
+    ".feed_forward.w_2.": ".feed_forward.fc2.",
+    ".self_attn.": ".self_attention.",
+    ".context_attn.": ".cross_attention.",
+    ".layer_norm.": ".self_attention_norm.",
+    ".layer_norm_1.": ".self_attention_norm.",
+    ".layer_norm_2.": ".cross_attention_norm.",
+    ".linear_query.": ".q_proj.",
+    ".linear_keys.": ".k_proj.",
+    ".linear_values.": ".v_proj.",
+    ".final_linear.": ".out_proj.",
+}
+# the only value a setting may have, and what another one makes of the model
+EXPECTED_SETTINGS = {
+    "encoder_type": ("transformer", "another encoder"),
+    "decoder_type": ("transformer", "another decoder"),
+    "position_encoding": (True, "embeddings without positions, which are not scaled"),
+    "relative_positions_buckets": (0, "relative positions, as in T5"),
+    "layer_norm": ("standard", "RMSNorm"),
+    "num_kv": (0, "keys and values shared by heads"),
+    "multiquery": (False, "keys and values shared by heads"),
+    "num_experts": (0, "a mixture of experts"),
+    "parallel_residual": (False, "attention and feed-forward side by side"),
+    "sliding_window": (0, "a window of attention"),
+    "copy_attn": (False, "a copy mechanism"),
+    "lora_layers": ([], "LoRA, which must be merged first"),
+    "lora_embedding": (False, "LoRA, which must be merged first"),
+    "n_src_feats": (0, "features of words"),
+}
+# what the one setting of relative positions means, by its sign
+RELATIVE_POSITIONS = {-1: "rotary positions (RoPE)", -2: "positions as biases (ALiBi)"}
+GATED = {"silu": "a gated feed-forward (SwiGLU)", "gated-gelu": "a gated feed-forward (GEGLU)"}
+POSITIONS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "halves"}
+
+
+def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
+    """The same function of the same tokens, as a model of this package.
+
+    Args:
+        checkpoint: A file that OpenNMT-py saved, version 3, or 2 with a vocabulary of plain tokens.
+
+    Returns:
+        A model with equal logits, in evaluation mode.
+
+    Raises:
+        ValueError: If the model is outside this architecture; the message says in what.
+        OSError: If the file cannot be read.
+    """
+    content = read_checkpoint(checkpoint)
+    settings, tokens = _settings(content), _vocabulary(content)
+    weights = content["model"]
+    source_table, target_table = (
+        weights[f"{stack}.embeddings.make_embedding.emb_luts.0.weight"]
+        for stack in ("encoder", "decoder")
+    )
+    # earlier versions had the layer in a sequence
+    generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
+    output_table = generator["weight"]
+    tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
+    config = VanillaTransformerConfig(
+        **_fields(settings, weights),
+        **_token_ids(tokens, content["vocab"]),
+        vocab_size=len(tokens),
+        tie_word_embeddings=tied,
+        output_bias="bias" in generator,
+    )
+    layers = {
+        f"model.{name}": tensor for name, tensor in weights.items() if "make_embedding" not in name
+    }
+    ours = _with_biases(renamed(layers, PARTS))
+    ours |= {
+        "model.encoder.embed_tokens.weight": source_table,
+        "model.decoder.embed_tokens.weight": target_table,
+        **{f"lm_head.{name}": tensor for name, tensor in generator.items()},
+    }
+    return assembled(config, ours, "an OpenNMT-py model")
+
+
+def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
+    """The tokenizer that a checkpoint describes: OpenNMT-py's own commands read tokens too.
+
+    Args:
+        checkpoint: A file that OpenNMT-py saved.
+
+    Returns:
+        A tokenizer that reads and writes tokens with spaces between, and one sentence that says so.
+
+    Raises:
+        ValueError: If source and target have separate vocabularies.
+        OSError: If the file cannot be read.
+    """
+    content = read_checkpoint(checkpoint)
+    tokens = _vocabulary(content)
+    # nothing ends a source there
+    tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", ends=False)
+    return tokenizer, (
+        "The tokenizer reads and writes tokens with spaces between: the checkpoint has the "
+        "vocabulary, but not the BPE codes or SentencePiece model that cut texts for it."
+    )
+
+
+def _settings(content: dict[str, Any]) -> dict[str, Any]:
+    if not all(part in content for part in ("opt", "vocab")) or not content.get("generator"):
+        raise ValueError(
+            "the checkpoint must be OpenNMT-py's, with model, generator, vocab and opt, got "
+            f"{', '.join(content)}."
+        )
+    settings = vars(content["opt"])
+    for name, (expected, meaning) in EXPECTED_SETTINGS.items():
+        if settings.get(name, expected) != expected:
+            raise ValueError(
+                f"{name} must be {expected}, as {meaning} is not part of this architecture, got "
+                f"{settings[name]}."
+            )
+    relative = settings.get("max_relative_positions", 0)
+    if relative:
+        meaning = RELATIVE_POSITIONS.get(relative, "relative positions")
+        raise ValueError(
+            f"max_relative_positions must be 0, as {meaning} are not part of this architecture, "
+            f"got {relative}."
+        )
+    activation = settings.get("pos_ffn_activation_fn", "relu")
+    if activation in GATED:
+        raise ValueError(
+            "pos_ffn_activation_fn must be relu or gelu, as "
+            f"{GATED[activation]} is not part of this architecture, got {activation}."
+        )
+    return settings
+
+
+def _vocabulary(content: dict[str, Any]) -> list[str]:
+    source, target = content["vocab"]["src"], content["vocab"]["tgt"]
+    if source != target:
+        raise ValueError(
+            "source and target must share one vocabulary (-share_vocab), got separate "
+            f"vocabularies of {len(source)} and {len(target)} tokens."
+        )
+    return target
+
+
+def _token_ids(tokens: list[str], vocabulary: dict[str, Any]) -> dict[str, int]:
+    names = {
+        "pad_token_id": "<blank>",
+        "bos_token_id": "<s>",
+        "eos_token_id": "</s>",
+        "decoder_start_token_id": vocabulary.get("decoder_start_token", "<s>"),
+    }
+    return {field: tokens.index(token) for field, token in names.items()}
+
+
+def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
+    width = weights["encoder.layer_norm.weight"].shape[0]
+    layout = POSITIONS[settings.get("position_encoding_type", "SinusoidalInterleaved")]
+    # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
+    base = 10000.0 if layout == "interleaved" else 10000.0 ** (width / (width - 2))
+    names = {"encoder": "encoder.transformer.", "decoder": "decoder.transformer_layers."}
+    sizes = {}
+    for stack, prefix in names.items():
+        sizes[f"{stack}_layers"] = number_of_layers(weights, prefix)
+        sizes[f"{stack}_ffn_dim"] = weights[f"{prefix}0.feed_forward.w_1.weight"].shape[0]
+        sizes[f"{stack}_attention_heads"] = settings.get("heads", 8)
+    return {
+        **sizes,
+        "hidden_size": width,
+        "position_layout": layout,
+        "position_base": base,
+        "norm_first": True,
+        "attention_bias": "encoder.transformer.0.self_attn.linear_query.bias" in weights,
+        "activation_function": settings.get("pos_ffn_activation_fn", "relu"),
+        "dropout": _first(settings.get("dropout", 0.1)),
+        "attention_dropout": _first(settings.get("attention_dropout", 0.0)),
+        "activation_dropout": _first(settings.get("dropout", 0.1)),
+        "layer_norm_eps": settings.get("norm_eps", 1e-6),
+    }
+
+
+def _first(dropout: float | list[float]) -> float:
+    """The dropout that a training began with."""
+    return dropout[0] if isinstance(dropout, list) else dropout
+
+
+def _with_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Equation (2) has biases: zeros where there are none."""
+    zeros = {
+        name.replace("weight", "bias"): tensor.new_zeros(tensor.shape[0])
+        for name, tensor in weights.items()
+        if name.endswith(("fc1.weight", "fc2.weight"))
+    }
+    return zeros | weights
+
+
+__all__ = ["from_opennmt", "opennmt_tokenizer"]

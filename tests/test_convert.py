@@ -1,0 +1,347 @@
+"""Checkpoints in files, converted: the logits, tokens and translations of those who made them.
+
+`tests/peers` was made by `make_peer_checkpoints.py`, with fairseq's and OpenNMT-py's own code.
+"""
+
+import json
+import os
+import shutil
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from test_conversion import fsmt, marian
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    FSMTTokenizer,
+    MarianTokenizer,
+    pipeline,
+)
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.cli import main
+from vanilla_transformer.conversion import from_fairseq, from_opennmt
+from vanilla_transformer.conversion.fairseq import fairseq_tokenizer
+
+PEERS = Path(__file__).parent / "peers"
+CONVERT = {"fairseq": from_fairseq, "opennmt": from_opennmt}
+NAMES = ("fairseq-post", "fairseq-pre", "opennmt", "opennmt-concat")
+# the library's own search, which theirs is compared with
+NO_PAPER = {"length_penalty_alpha": None, "max_extra_tokens": None}
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    """The folder that the command makes of each peer's checkpoint."""
+    folder = tmp_path_factory.mktemp("converted")
+    for name in NAMES:
+        kind = name.partition("-")[0]
+        assert main(["convert", kind, str(PEERS / name / "model.pt"), str(folder / name)]) == 0
+    return folder
+
+
+def peer(name):
+    return json.loads((PEERS / name / "expected.json").read_text(encoding="utf-8"))
+
+
+def loaded(folder):
+    model = AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
+    assert isinstance(model, VanillaTransformerForConditionalGeneration)
+    return model, AutoTokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_logits_are_the_peers(name, converted):
+    model, _ = loaded(converted / name)
+    expected = peer(name)
+    with torch.no_grad():
+        logits = model(
+            input_ids=torch.tensor(expected["source"]),
+            decoder_input_ids=torch.tensor(expected["target"]),
+        ).logits
+    torch.testing.assert_close(logits, torch.tensor(expected["logits"]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["fairseq-post", "fairseq-pre"])
+@pytest.mark.parametrize(
+    ("found", "search"),
+    [
+        ("greedy", {"num_beams": 1}),
+        # fairseq divides by the length, and stops when as many as the beams have ended
+        ("beam5", {"num_beams": 5, "length_penalty": 1.0, "early_stopping": True}),
+    ],
+)
+def test_fairseqs_texts_get_fairseqs_tokens_and_translations(name, found, search, converted):
+    model, tokenizer = loaded(converted / name)
+    assert isinstance(tokenizer, FSMTTokenizer)
+    expected = peer(name)
+    ids = tokenizer(expected["texts"])["input_ids"]
+    assert ids == expected["text_ids"]
+    search = {**search, **NO_PAPER, "max_new_tokens": 40}
+    written = [model.generate(torch.tensor([row]), **search)[0, 1:].tolist() for row in ids]
+    assert written == expected[found]
+    assert len({len(row) for row in written}) > 1
+
+
+def test_the_pipeline_gives_fairseqs_texts(converted):
+    translate = pipeline("translation", model=str(converted / "fairseq-post"))
+    expected = peer("fairseq-post")
+    search = {"num_beams": 5, "early_stopping": True, "max_new_tokens": 40, **NO_PAPER}
+    found = translate(expected["texts"], **search)
+    assert [one["translation_text"] for one in found] == expected["beam5_texts"]
+
+
+@pytest.mark.parametrize("name", ["opennmt", "opennmt-concat"])
+def test_the_command_gives_opennmts_translations(name, converted, tmp_path, capsys):
+    expected = peer(name)
+    (tmp_path / "lines").write_text("".join(f"{text}\n" for text in expected["texts"]))
+    words = ["translate", str(converted / name), str(tmp_path / "lines"), "--num_beams", "1"]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines() == expected["greedy_texts"]
+
+
+def test_a_converted_checkpoint_searches_as_the_paper_does(converted):
+    for name in NAMES:
+        config = loaded(converted / name)[0].generation_config
+        settings = config.num_beams, config.length_penalty_alpha, config.max_extra_tokens
+        assert settings == (4, 0.6, 50)
+
+
+def test_what_fairseq_never_writes_is_not_written(converted):
+    model, tokenizer = loaded(converted / "fairseq-post")
+    ids = tokenizer(peer("fairseq-post")["texts"][0], return_tensors="pt")["input_ids"]
+    raised = {"sequence_bias": {(1,): 99.0}, "max_new_tokens": 3}
+    assert 1 not in model.generate(ids, **raised)[0]
+    assert 1 in model.generate(ids, **raised, bad_words_ids=[[0]])[0]
+
+
+def test_without_codes_tokens_are_read_and_written(tmp_path, capsys):
+    source = PEERS / "fairseq-post"
+    for name in ("model.pt", "dict.en.txt", "dict.de.txt"):
+        shutil.copy(source / name, tmp_path)
+    words = ["convert", "fairseq", str(tmp_path / "model.pt"), str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "but no BPE codes (bpecodes or code)" in capsys.readouterr().out
+    _, tokenizer = loaded(tmp_path / "out")
+    assert tokenizer("The mole L@@ xyz")["input_ids"] == [
+        tokenizer.convert_tokens_to_ids(token) for token in ("The", "mole", "L@@", "<unk>", "</s>")
+    ]
+    assert tokenizer.decode(tokenizer("C@@ at mole")["input_ids"][:-1]) == "C@@ at mole"
+
+
+def test_without_a_dictionary_there_is_no_tokenizer(tmp_path, capsys):
+    shutil.copy(PEERS / "fairseq-post" / "model.pt", tmp_path)
+    words = ["convert", "fairseq", str(tmp_path / "model.pt"), str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "No tokenizer" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+
+
+def test_two_dictionaries_are_refused(tmp_path):
+    for path in (PEERS / "fairseq-post").iterdir():
+        shutil.copy(path, tmp_path)
+    with (tmp_path / "dict.de.txt").open("a") as dictionary:
+        dictionary.write("wort 1\n")
+    with pytest.raises(ValueError, match=r"different ones in dict\.de\.txt, dict\.en\.txt"):
+        fairseq_tokenizer(tmp_path / "model.pt")
+
+
+def checkpoint_of(name):
+    with torch.serialization.safe_globals([Namespace]):
+        return torch.load(PEERS / name / "model.pt", weights_only=True)
+
+
+def setting(**settings):
+    def change(checkpoint):
+        options = checkpoint.get("opt") or checkpoint["cfg"]["model"]
+        vars(options).update(settings)
+
+    return change
+
+
+def weight(name, *shape):
+    def change(checkpoint):
+        checkpoint["model"][name] = torch.zeros(*shape)
+
+    return change
+
+
+def without(name):
+    def change(checkpoint):
+        del checkpoint["model"][name]
+
+    return change
+
+
+def other_vocabulary(checkpoint):
+    checkpoint["vocab"]["tgt"] = [*checkpoint["vocab"]["tgt"], "another"]
+
+
+LAYER = "decoder.layers.0"
+OPENNMT_LAYER = "decoder.transformer_layers.0"
+FOREIGN = [
+    # of fairseq's architectures
+    ("fairseq-post", setting(layernorm_embedding=True), "layernorm_embedding must be off"),
+    ("fairseq-post", setting(no_scale_embedding=True), r"not multiplied by sqrt\(d_model\)"),
+    ("fairseq-post", setting(adaptive_softmax_cutoff=[9]), "an adaptive softmax is not part"),
+    ("fairseq-post", setting(cross_self_attention=True), "source and target at once"),
+    ("fairseq-post", setting(activation_fn="tanh"), "activation_fn must be one of relu"),
+    ("fairseq-post", setting(decoder_attention_heads=4), "must be equal, got 2 and 4"),
+    ("fairseq-post", setting(decoder_normalize_before=True), "must be equal, got False and True"),
+    (
+        "fairseq-post",
+        weight("decoder.embed_tokens.weight", 70, 16),
+        r"\(--joined-dictionary\), got separate vocabularies of 64 and 70",
+    ),
+    ("fairseq-post", weight(f"{LAYER}.adapter.fc.weight", 3, 3), "adapters is not part"),
+    (
+        "fairseq-post",
+        weight("encoder.layernorm_embedding.weight", 16),
+        "as in BART and mBART is not part",
+    ),
+    ("fairseq-post", weight("encoder.embed_positions.weight", 9, 16), "learned positions is not"),
+    (
+        "fairseq-post",
+        weight(f"{LAYER}.self_attn.rotary_emb.inv_freq", 4),
+        r"rotary positions \(RoPE\) is not part",
+    ),
+    ("fairseq-post", weight(f"{LAYER}.fc2.bias", 3), r"of shape \[16\], got \[3\] in arch trans"),
+    ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, got none for model.decoder"),
+    ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
+    # of OpenNMT-py's
+    ("opennmt", setting(decoder_type="rnn"), "decoder_type must be transformer"),
+    ("opennmt", setting(max_relative_positions=-1), r"rotary positions \(RoPE\) are not part"),
+    ("opennmt", setting(max_relative_positions=-2), r"\(ALiBi\) are not part"),
+    ("opennmt", setting(max_relative_positions=20), "as relative positions are not part"),
+    ("opennmt", setting(pos_ffn_activation_fn="silu"), r"\(SwiGLU\) is not part"),
+    ("opennmt", setting(layer_norm="rms"), "as RMSNorm is not part"),
+    ("opennmt", setting(num_experts=8), "a mixture of experts is not part"),
+    ("opennmt", setting(copy_attn=True), "a copy mechanism is not part"),
+    ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
+    ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
+    ("opennmt", weight(f"{OPENNMT_LAYER}.odd.weight", 2), r"a place here, got model\.decoder"),
+]
+
+
+@pytest.mark.parametrize(("name", "change", "message"), FOREIGN)
+def test_another_architecture_is_named(name, change, message, tmp_path):
+    checkpoint = checkpoint_of(name)
+    change(checkpoint)
+    torch.save(checkpoint, tmp_path / "model.pt")
+    with pytest.raises(ValueError, match=message):
+        CONVERT[name.partition("-")[0]](tmp_path / "model.pt")
+
+
+def test_the_kinds_are_not_confused(tmp_path):
+    with pytest.raises(ValueError, match=r"must be OpenNMT-py's.* got args, cfg"):
+        from_opennmt(PEERS / "fairseq-post" / "model.pt")
+    with pytest.raises(ValueError, match="must be fairseq's, with args or cfg, got neither"):
+        from_fairseq(PEERS / "opennmt" / "model.pt")
+
+
+class Code:
+    """What a checkpoint must not make us run."""
+
+    def __reduce__(self):
+        return (os.mkdir, ("made",))
+
+
+def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({**checkpoint_of("fairseq-post"), "extra_state": Code()}, "model.pt")
+    with pytest.raises(ValueError, match=r"which runs no code, got one that needs .*mkdir"):
+        from_fairseq("model.pt")
+    assert not Path("made").exists()
+    Path("model.pt").write_text("a text")
+    with pytest.raises(ValueError, match="got a file that torch does not read"):
+        from_fairseq("model.pt")
+
+
+def test_marian_keeps_its_tokenizer(tmp_path):
+    sentencepiece = pytest.importorskip("sentencepiece")
+    texts = ["the small cat sleeps", "dogs", "the cat and the small dog", "a house"]
+    (tmp_path / "texts").write_text("\n".join(texts * 3))
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(tmp_path / "texts"),
+        model_prefix=str(tmp_path / "spm"),
+        vocab_size=40,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
+    spm = sentencepiece.SentencePieceProcessor(str(tmp_path / "spm.model"))
+    pieces = [spm.id_to_piece(index) for index in range(3, spm.get_piece_size())]
+    ids = {token: index for index, token in enumerate(["</s>", "<unk>", *pieces, "<pad>"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(ids))
+    own = MarianTokenizer(
+        str(tmp_path / "spm.model"), str(tmp_path / "spm.model"), str(tmp_path / "vocab.json")
+    )
+    pad = len(ids) - 1
+    theirs = marian(
+        vocab_size=len(ids), pad_token_id=pad, decoder_start_token_id=pad, eos_token_id=0
+    )
+    theirs.generation_config.bad_words_ids = [[pad]]
+    theirs.save_pretrained(tmp_path / "theirs")
+    own.save_pretrained(tmp_path / "theirs")
+    words = ["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]
+    assert main(words) == 0
+    inputs = own(texts, padding=True, return_tensors="pt")
+    search = {"num_beams": 4, "max_new_tokens": 12}
+    expected = own.batch_decode(theirs.generate(**inputs, **search), skip_special_tokens=True)
+    translate = pipeline("translation", model=str(tmp_path / "out"))
+    found = translate(texts, **search, **NO_PAPER)
+    assert [one["translation_text"] for one in found] == expected
+    assert len(set(expected)) > 1
+
+
+def test_fsmt_keeps_its_tokenizer(tmp_path):
+    own, _ = fairseq_tokenizer(PEERS / "fairseq-post" / "model.pt")
+    theirs = fsmt(tied=True, src_vocab_size=len(own), tgt_vocab_size=len(own))
+    # each matrix stands in the file, as in those of WMT19
+    for module in (theirs.model.encoder.embed_tokens, theirs.model.decoder.output_projection):
+        module.weight = torch.nn.Parameter(module.weight.detach().clone())
+    theirs.save_pretrained(tmp_path / "theirs")
+    own.eos_token = None
+    own.save_pretrained(tmp_path / "theirs")
+    words = ["convert", "fsmt", str(tmp_path / "theirs"), str(tmp_path / "out")]
+    assert main(words) == 0
+    texts = peer("fairseq-post")["texts"]
+    search = {"num_beams": 3, "max_new_tokens": 9, "suppress_tokens": [0, 1]}
+    translate = pipeline("translation", model=str(tmp_path / "out"))
+    found = translate(texts, **search, **NO_PAPER)
+    for text, one in zip(texts, found, strict=True):
+        inputs = own(text, return_tensors="pt")
+        ids = theirs.generate(inputs["input_ids"], **search)[0]
+        assert one["translation_text"] == own.decode(ids, skip_special_tokens=True)
+
+
+def test_a_model_without_tokenizer_is_converted_alone(tmp_path, capsys):
+    marian().save_pretrained(tmp_path / "theirs")
+    words = ["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]
+    assert main(words) == 0
+    assert "No tokenizer" in capsys.readouterr().out
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path, capsys):
+    folder = tmp_path / "theirs"
+    marian().save_pretrained(folder)
+    assert main(["convert", "fsmt", str(folder), str(tmp_path / "out")]) == 1
+    assert "SOURCE must be of the kind fsmt, got one of marian" in capsys.readouterr().err
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    more = {**weights, "model.encoder.layernorm_embedding.weight": torch.zeros(48)}
+    save_file(more, path, metadata={"format": "pt"})
+    assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
+    assert "as in BART and mBART is not part" in capsys.readouterr().err
+    del weights["model.encoder.layers.0.fc1.bias"]
+    save_file(weights, path, metadata={"format": "pt"})
+    assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
+    assert "must be complete, got none for model.encoder.layers.0.fc1" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
