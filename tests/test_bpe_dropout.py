@@ -116,6 +116,7 @@ def test_a_tokenizer_without_merges_is_refused():
     ("settings", "message"),
     [
         ({"bpe_dropout": 1.5}, "bpe_dropout must be from 0 to 1, got 1.5"),
+        ({"bpe_dropout_target": -0.5}, "bpe_dropout_target must be from 0 to 1, got -0.5"),
         ({"bpe_dropout": 0.1, "num_spellings": 0}, "num_spellings must be at least 1, got 0"),
         ({"bpe_dropout": 0.1, "streaming": True}, "bpe_dropout must be 0 where text is streamed"),
     ],
@@ -199,8 +200,23 @@ def test_a_pairs_spelling_depends_on_seed_and_number_alone(run):
         encoded = encode_pairs(rows, "train", tokenizer, "en", "de", spelling=Spelling(*spelling))
         return encoded["input_ids"]
 
-    first = sources(rows, 0.3, 1, 0)
-    assert sources(rows.select(range(25)), 0.3, 1, 0) == first[:25]
-    others = [sources(rows, *spelling) for spelling in ((0.3, 2, 0), (0.3, 1, 1), (0.2, 1, 0))]
+    both, other = (0.3, 0.3), (0.2, 0.3)
+    first = sources(rows, both, 1, 0)
+    assert sources(rows.select(range(25)), both, 1, 0) == first[:25]
+    others = [sources(rows, *spelling) for spelling in ((both, 2, 0), (both, 1, 1), (other, 1, 0))]
     assert all(other != first for other in others)
     assert data.pairs.rows[: len(rows)]["input_ids"] == first
+
+
+@pytest.mark.parametrize(("source", "target"), [(0.0, 0.4), (0.4, 0.0)])
+def test_one_side_alone_can_be_spelled_otherwise(tmp_path, source, target):
+    corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=30)
+    dropout = {"bpe_dropout": source, "bpe_dropout_target": target, "num_spellings": 1}
+    config = train_toys.toy_config(corpus, tmp_path / "run", **dropout)
+    texts = load_texts(config)
+    lines = [text for pair in texts.train[0]["translation"] for text in pair.values()]
+    tokenizer = learn_vocabulary(lines, 290, progress=False)
+    pairs = prepare_data(config, texts, tokenizer).pairs
+    plain = encode_pairs(texts.train[0], "train", tokenizer, "en", "de")
+    for column, chance in (("input_ids", source), ("labels", target)):
+        assert (pairs.rows[column][:] != plain[column][:]) == (chance > 0)

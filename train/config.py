@@ -136,6 +136,9 @@ class TrainConfig:
         "Provilkov et al. 2020",
         data=True,
     )
+    bpe_dropout_target: float | None = setting(
+        None, "that chance for targets; as for sources if not given", data=True
+    )
     num_spellings: int = setting(
         10, "ways that bpe_dropout spells it: one an epoch, in turn", data=True
     )
@@ -189,13 +192,15 @@ class TrainConfig:
         for name in ("learning_rate_factor", "adam_epsilon"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
-        if not 0 <= self.bpe_dropout <= 1:
-            raise ValueError(f"bpe_dropout must be from 0 to 1, got {self.bpe_dropout}.")
-        if self.streaming and self.bpe_dropout:
-            raise ValueError(
-                "bpe_dropout must be 0 where text is streamed: its spellings are made beforehand, "
-                f"got {self.bpe_dropout}."
-            )
+        for name in ("bpe_dropout", "bpe_dropout_target"):
+            dropout = getattr(self, name) or 0.0
+            if not 0 <= dropout <= 1:
+                raise ValueError(f"{name} must be from 0 to 1, got {dropout}.")
+            if self.streaming and dropout:
+                raise ValueError(
+                    f"{name} must be 0 where text is streamed: its spellings are made beforehand, "
+                    f"got {dropout}."
+                )
         if self.max_length_ratio is not None and self.max_length_ratio < 1:
             raise ValueError(f"max_length_ratio must be at least 1, got {self.max_length_ratio}.")
         self.mix = [_checked_corpus(entry) for entry in self.mix]

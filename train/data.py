@@ -228,11 +228,11 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
 
 
 def _spellings(config: TrainConfig) -> list[Spelling]:
-    if not config.bpe_dropout:
+    source, target = config.bpe_dropout, config.bpe_dropout_target
+    dropout = (source, source if target is None else target)
+    if not any(dropout):
         return []
-    return [
-        Spelling(config.bpe_dropout, config.seed, number) for number in range(config.num_spellings)
-    ]
+    return [Spelling(dropout, config.seed, number) for number in range(config.num_spellings)]
 
 
 def _rules(config: TrainConfig) -> dict[str, Any]:

@@ -52,12 +52,12 @@ class Spelling:
     """One of the ways in which a corpus is spelled.
 
     Args:
-        dropout: Chance that a merge is left out.
+        dropout: Chance that a merge is left out, of sources and of targets.
         seed: Of the run.
         number: Which of them, from 0.
     """
 
-    dropout: float
+    dropout: tuple[float, float]
     seed: int
     number: int
 
@@ -153,12 +153,14 @@ def encode_table(
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
     backend.no_padding()
-    if spelling is None:
-        source, target = ([text.ids for text in backend.encode_batch_fast(side)] for side in sides)
-    else:
-        spell = BpeDropout(tokenizer, spelling.dropout)
+    sentences = [[text.ids for text in backend.encode_batch_fast(side)] for side in sides]
+    if spelling is not None:
         chances = [random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices]
-        source, target = (list(map(spell, backend.encode_batch(side), chances)) for side in sides)
+        for number, (side, dropout) in enumerate(zip(sides, spelling.dropout, strict=True)):
+            if dropout:
+                spell = BpeDropout(tokenizer, dropout)
+                sentences[number] = list(map(spell, backend.encode_batch(side), chances))
+    source, target = sentences
     verdicts, hashes = [], []
     for pair in zip(*sides, strict=True):
         is_wrong = any(NO_TEXT.search(text) for text in pair)
