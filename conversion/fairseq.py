@@ -28,7 +28,7 @@ SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS = 0, 1, 2
 # settings that make another architecture, and what they bring
 FOREIGN_SETTINGS = {
-    "layernorm_embedding": "a norm of the embeddings, as in BART and mBART",
+    "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
     "no_scale_embedding": "embeddings that are not multiplied by sqrt(d_model)",
     "adaptive_input": "adaptive embeddings",
     "adaptive_softmax_cutoff": "an adaptive softmax",
@@ -68,8 +68,8 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     for name, meaning in FOREIGN_SETTINGS.items():
         if settings.get(name):
             raise ValueError(
-                f"{name} must be off, as {meaning} is not part of this architecture, got "
-                f"{settings[name]} with arch {arch}."
+                f"{name} must be off, got {settings[name]} with arch {arch}: that is {meaning}, "
+                "outside this architecture."
             )
     source_table, target_table = (
         weights[f"{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder")

@@ -130,21 +130,21 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
     for name, (expected, meaning) in EXPECTED_SETTINGS.items():
         if settings.get(name, expected) != expected:
             raise ValueError(
-                f"{name} must be {expected}, as {meaning} is not part of this architecture, got "
-                f"{settings[name]}."
+                f"{name} must be {expected}, got {settings[name]}: that is {meaning}, outside "
+                "this architecture."
             )
     relative = settings.get("max_relative_positions", 0)
     if relative:
         meaning = RELATIVE_POSITIONS.get(relative, "relative positions")
         raise ValueError(
-            f"max_relative_positions must be 0, as {meaning} are not part of this architecture, "
-            f"got {relative}."
+            f"max_relative_positions must be 0, got {relative}: that is {meaning}, outside this "
+            "architecture."
         )
     activation = settings.get("pos_ffn_activation_fn", "relu")
     if activation in GATED:
         raise ValueError(
-            "pos_ffn_activation_fn must be relu or gelu, as "
-            f"{GATED[activation]} is not part of this architecture, got {activation}."
+            f"pos_ffn_activation_fn must be relu or gelu, got {activation}: that is "
+            f"{GATED[activation]}, outside this architecture."
         )
     return settings
 

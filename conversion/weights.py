@@ -27,7 +27,7 @@ BART_PARTS = {
 FOREIGN_PARTS = {
     "adapter": "adapters",
     "lora_": "LoRA, which must be merged first",
-    "layernorm_embedding": "a norm of the embeddings, as in BART and mBART",
+    "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
     "project_in_dim": "embeddings of another width than the layers",
     "project_out_dim": "embeddings of another width than the layers",
     "adaptive_softmax": "an adaptive softmax",
@@ -177,7 +177,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
         meaning = next((what for part, what in FOREIGN_PARTS.items() if part in name), None)
         raise ValueError(
             f"the weights of {origin} must all have a place here, got {name}"
-            + (f": {meaning} is not part of this architecture." if meaning else ".")
+            + (f", which belongs to {meaning}." if meaning else ".")
         )
     for name in sorted(known.keys() - weights.keys()):
         raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")

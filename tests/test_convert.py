@@ -190,7 +190,7 @@ FOREIGN = [
     # of fairseq's architectures
     ("fairseq-post", setting(layernorm_embedding=True), "layernorm_embedding must be off"),
     ("fairseq-post", setting(no_scale_embedding=True), r"not multiplied by sqrt\(d_model\)"),
-    ("fairseq-post", setting(adaptive_softmax_cutoff=[9]), "an adaptive softmax is not part"),
+    ("fairseq-post", setting(adaptive_softmax_cutoff=[9]), "that is an adaptive softmax, outside"),
     ("fairseq-post", setting(cross_self_attention=True), "source and target at once"),
     ("fairseq-post", setting(activation_fn="tanh"), "activation_fn must be one of relu"),
     ("fairseq-post", setting(decoder_attention_heads=4), "must be equal, got 2 and 4"),
@@ -200,30 +200,38 @@ FOREIGN = [
         weight("decoder.embed_tokens.weight", 70, 16),
         r"\(--joined-dictionary\), got separate vocabularies of 64 and 70",
     ),
-    ("fairseq-post", weight(f"{LAYER}.adapter.fc.weight", 3, 3), "adapters is not part"),
+    (
+        "fairseq-post",
+        weight(f"{LAYER}.adapter.fc.weight", 3, 3),
+        "adapter.fc.weight, which belongs to adapters",
+    ),
     (
         "fairseq-post",
         weight("encoder.layernorm_embedding.weight", 16),
-        "as in BART and mBART is not part",
+        r"belongs to a norm of the embeddings \(BART",
     ),
-    ("fairseq-post", weight("encoder.embed_positions.weight", 9, 16), "learned positions is not"),
+    (
+        "fairseq-post",
+        weight("encoder.embed_positions.weight", 9, 16),
+        "belongs to learned positions",
+    ),
     (
         "fairseq-post",
         weight(f"{LAYER}.self_attn.rotary_emb.inv_freq", 4),
-        r"rotary positions \(RoPE\) is not part",
+        r"belongs to rotary positions \(RoPE\)",
     ),
     ("fairseq-post", weight(f"{LAYER}.fc2.bias", 3), r"of shape \[16\], got \[3\] in arch trans"),
     ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, got none for model.decoder"),
     ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
     # of OpenNMT-py's
     ("opennmt", setting(decoder_type="rnn"), "decoder_type must be transformer"),
-    ("opennmt", setting(max_relative_positions=-1), r"rotary positions \(RoPE\) are not part"),
-    ("opennmt", setting(max_relative_positions=-2), r"\(ALiBi\) are not part"),
-    ("opennmt", setting(max_relative_positions=20), "as relative positions are not part"),
-    ("opennmt", setting(pos_ffn_activation_fn="silu"), r"\(SwiGLU\) is not part"),
-    ("opennmt", setting(layer_norm="rms"), "as RMSNorm is not part"),
-    ("opennmt", setting(num_experts=8), "a mixture of experts is not part"),
-    ("opennmt", setting(copy_attn=True), "a copy mechanism is not part"),
+    ("opennmt", setting(max_relative_positions=-1), r"got -1: that is rotary positions \(RoPE\)"),
+    ("opennmt", setting(max_relative_positions=-2), r"\(ALiBi\), outside"),
+    ("opennmt", setting(max_relative_positions=20), "got 20: that is relative positions"),
+    ("opennmt", setting(pos_ffn_activation_fn="silu"), r"got silu: .*\(SwiGLU\)"),
+    ("opennmt", setting(layer_norm="rms"), "got rms: that is RMSNorm"),
+    ("opennmt", setting(num_experts=8), "got 8: that is a mixture of experts"),
+    ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.odd.weight", 2), r"a place here, got model\.decoder"),
@@ -339,7 +347,7 @@ def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path
     more = {**weights, "model.encoder.layernorm_embedding.weight": torch.zeros(48)}
     save_file(more, path, metadata={"format": "pt"})
     assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
-    assert "as in BART and mBART is not part" in capsys.readouterr().err
+    assert "belongs to a norm of the embeddings (BART and mBART)" in capsys.readouterr().err
     del weights["model.encoder.layers.0.fc1.bias"]
     save_file(weights, path, metadata={"format": "pt"})
     assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1

@@ -7,17 +7,28 @@ import sys
 from pathlib import Path
 
 import pytest
+from test_export import InCTranslate2
+from transformers import AutoTokenizer
 
+from vanilla_transformer.cli import main
 from vanilla_transformer.train.demo import run_demo
 
 
-@pytest.mark.slow
-def test_the_demo_translates_what_it_has_not_seen(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())}
-    command = [Path(sys.executable).with_name("vanilla-transformer"), "demo"]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+def demo(folder):
+    """Run the demo in a folder, or go on with it."""
+    return subprocess.run(
+        [Path(sys.executable).with_name("vanilla-transformer"), "demo"],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": str(os.cpu_count())},
+        capture_output=True,
+        text=True,
+        check=True,
     )
+
+
+@pytest.mark.slow
+def test_the_demo_translates_what_it_has_not_seen_and_so_does_ctranslate2(tmp_path):
+    done = demo(tmp_path)
     run = tmp_path / "runs" / "demo"
     scores = json.loads((run / "scores.json").read_text())["test"]
     assert scores["sentences"] == 500
@@ -27,11 +38,20 @@ def test_the_demo_translates_what_it_has_not_seen(tmp_path):
         assert (run / name).stat().st_size > 500
     # what is finished is only evaluated again
     metrics = (run / "metrics.jsonl").read_text()
-    again = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
-    )
+    again = demo(tmp_path)
     assert (run / "metrics.jsonl").read_text() == metrics
     assert again.stdout.split("data  ")[0] == done.stdout.split("data  ")[0]
+    # the same search in the other engine writes the same
+    exported = tmp_path / "exported"
+    assert main(["export", "ctranslate2", str(run), str(exported)]) == 0
+    sources, ours = (
+        (run / "hypotheses" / f"test.{side}.txt").read_text(encoding="utf-8").splitlines()
+        for side in ("source", "translation")
+    )
+    engine = InCTranslate2(exported, AutoTokenizer.from_pretrained(run), longest=100)
+    theirs = [engine.tokenizer.decode(engine.ids(found)) for found in engine.paper_search(sources)]
+    assert len(theirs) == 500
+    assert theirs == ours
 
 
 def test_a_training_that_fails_is_not_evaluated(tmp_path, capfd):

@@ -106,7 +106,8 @@ def gnmt_score(log_probability, length, alpha=0.6):
 class InCTranslate2:
     """A folder in CTranslate2, read and written in token ids."""
 
-    def __init__(self, folder, tokenizer):
+    def __init__(self, folder, tokenizer, longest=12):
+        self.longest = longest
         self.translator = ctranslate2.Translator(str(folder), intra_threads=1)
         self.tokenizer = tokenizer
 
@@ -118,7 +119,9 @@ class InCTranslate2:
 
     def translate(self, texts, **search):
         sources = [self.tokens(ids) for ids in self.tokenizer(texts)["input_ids"]]
-        return self.translator.translate_batch(sources, max_decoding_length=12, **search)
+        return self.translator.translate_batch(
+            sources, max_decoding_length=self.longest, max_batch_size=32, **search
+        )
 
     def paper_search(self, texts):
         """Section 6.1: every hypothesis that might be best, sorted anew."""
