@@ -9,15 +9,43 @@ the longest allowed target with its start token.
 """
 
 import math
+import weakref
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
-from transformers.generation import EosTokenCriteria, MaxLengthCriteria
+from transformers import (
+    DynamicCache,
+    EncoderDecoderCache,
+    GenerationConfig,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+from transformers.generation import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+from transformers.modeling_outputs import BaseModelOutput
 
-SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens")
+from .engine_vanilla_transformer import (
+    Decoding,
+    SearchEngine,
+    engine_for,
+    forget_engine,
+    why_not,
+)
+
+SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8")
+# what an engine knows of what the library gives the model, beside what says nothing
+ENGINE_ARGUMENTS = ("encoder_outputs", "attention_mask", "past_key_values", "decoder_input_ids")
+SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
+# how many of the sentences must be done before an engine's caches are copied without them
+SHARE_THAT_LEAVES = 0.1
 
 
 def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
@@ -146,7 +174,54 @@ class PaperSearchMixin:
         wished = [kwargs.get("max_length"), getattr(generation_config, "max_length", None)]
         default = prepared._get_default_generation_params()["max_length"]
         prepared._max_length_is_default = wished == [None, None] and prepared.max_length == default
+        prepared._engine = None
         return prepared, model_kwargs
+
+    def train(self, mode: bool = True):
+        """As every module's; what a search packed of weights that are to change is given back.
+
+        Args:
+            mode: Whether to train.
+
+        Returns:
+            The model.
+        """
+        if mode:
+            forget_engine(self)
+        return super().train(mode)
+
+    def _maybe_prepare_encoder_kwargs_for_generation(
+        self, inputs_tensor, model_kwargs, model_input_name, generation_config
+    ):
+        is_encoded = model_kwargs.get("encoder_outputs") is not None
+        # an assistant's configuration is not prepared
+        is_search = "_engine" in vars(generation_config)
+        if is_search and model_input_name == "input_ids" and not is_encoded:
+            engine = self._engine(generation_config, model_kwargs)
+            if engine is not None:
+                memory = engine.encode(inputs_tensor, model_kwargs.get("attention_mask"))
+                model_kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+                return model_kwargs
+        return super()._maybe_prepare_encoder_kwargs_for_generation(
+            inputs_tensor, model_kwargs, model_input_name, generation_config
+        )
+
+    def _engine(
+        self, generation_config, model_kwargs, only_modules_can: str | None = None
+    ) -> SearchEngine | None:
+        """What computes this search; None where that are the model's own modules."""
+        config = generation_config
+        only_modules_can = only_modules_can or needs_modules(config, model_kwargs) or why_not(self)
+        if only_modules_can is None:
+            # the encoder has asked before the search does; configurations are copied on the way
+            engine = config._engine and config._engine()
+            if engine is None:
+                engine = engine_for(self, bool(config.int8))
+                config._engine = weakref.ref(engine)
+            return engine
+        if config.int8:
+            raise ValueError(f"int8 must be used with {only_modules_can}.")
+        return None
 
     def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
         prepared = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
@@ -200,6 +275,18 @@ class PaperSearchMixin:
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
+        streamer, synced_gpus = kwargs.pop("streamer", None), kwargs.pop("synced_gpus", False)
+        only_modules_can = None
+        if streamer is not None or synced_gpus:
+            only_modules_can = "no streamer in one process, got another search"
+        elif generation_config.eos_token_id is None:
+            only_modules_can = "eos_token_id, got None"
+        engine = self._engine(generation_config, kwargs, only_modules_can)
+        if engine is not None:
+            return greedy_search(
+                engine, input_ids, logits_processor, limited, generation_config, **kwargs
+            )
+        kwargs |= {"streamer": streamer, "synced_gpus": synced_gpus}
         return super()._sample(
             input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
         )
@@ -208,6 +295,8 @@ class PaperSearchMixin:
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
+        if generation_config.int8:
+            raise ValueError("int8 must be used with no assistant, got one.")
         return super()._assisted_decoding(
             input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
         )
@@ -216,12 +305,26 @@ class PaperSearchMixin:
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         if generation_config.length_penalty_alpha is None or generation_config.do_sample:
+            self._engine(generation_config, kwargs)
             limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
             return super()._beam_search(
                 input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
             )
+        synced_gpus = kwargs.pop("synced_gpus", False)
+        engine = self._engine(
+            generation_config,
+            kwargs,
+            "one process, got several in step" if synced_gpus else None,
+        )
         search = PaperBeamSearch(
-            self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+            self,
+            input_ids,
+            logits_processor,
+            stopping_criteria,
+            generation_config,
+            synced_gpus,
+            engine,
+            **kwargs,
         )
         return search.run()
 
@@ -242,6 +345,7 @@ class PaperBeamSearch:
         stopping_criteria: End a hypothesis beside the end token.
         generation_config: Prepared by `generate`.
         synced_gpus: Go on with empty steps until every process is done.
+        engine: Computes in place of the model's modules, where given.
         model_kwargs: For the model: encoder's outputs, mask and cache.
     """
 
@@ -253,9 +357,11 @@ class PaperBeamSearch:
         stopping_criteria: StoppingCriteriaList,
         generation_config: GenerationConfig,
         synced_gpus: bool = False,
+        engine: SearchEngine | None = None,
         **model_kwargs,
     ):
         self.model = model
+        self.engine = engine
         self.config = generation_config
         self.synced_gpus = synced_gpus
         self.model_kwargs = model_kwargs
@@ -272,6 +378,8 @@ class PaperBeamSearch:
         self.end_tokens = generation_config._eos_token_tensor
         pad = generation_config._pad_token_tensor
         self.fill = int(self.end_tokens[0] if pad is None else pad)
+        # what ends a sentence may be among the likeliest for every beam, and as many go on
+        self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
         self.num_sentences = input_ids.shape[0] // self.num_beams
         self.prompt_length = input_ids.shape[1]
         self.limits = new_token_limits(input_ids, generation_config, model_kwargs, self.num_beams)
@@ -292,6 +400,9 @@ class PaperBeamSearch:
         self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
         self.record = {"scores": [], "logits": [], "decoder_attentions": []}
         self.record |= {"cross_attentions": [], "decoder_hidden_states": []}
+        self.decoding = None
+        if engine is not None:
+            self.decoding = begin_decoding(engine, input_ids, self.num_beams, model_kwargs)
 
     def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
         """Search until every sentence is done.
@@ -305,13 +416,34 @@ class PaperBeamSearch:
             finished_here, self.synced_gpus, device=self.places.device
         ):
             step += not finished_here
-            log_probs = self._next_log_probs(step)
+            scored = self._next_scores(step)
             if finished_here:
                 continue
-            done = self._advance(log_probs, step)
+            done = self._advance(scored, step)
             finished_here = bool(done.all())
             self._leave(done, finished_here)
         return self._output()
+
+    def _next_scores(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Score tokens after every open hypothesis, [B, K, C], and name them.
+
+        All tokens, C = V, have no names. At first an engine has one hypothesis of each sentence.
+        """
+        if self.decoding is None:
+            return self._next_log_probs(step), None
+        length = self.prompt_length + step - 1
+        is_first = step == 1
+        rows = 1 if is_first else self.num_beams
+        states = self.decoding.step(self.open.ids[:, :rows, length - 1])  # [B * K, d_model]
+        suppressed = suppressed_tokens(self.logits_processor, length)
+        if suppressed is not None and self.num_candidates <= self.model.config.vocab_size:
+            found = self.engine.likeliest(states, self.num_candidates, suppressed)
+            return tuple(part.view(-1, rows, self.num_candidates) for part in found)
+        log_probs = self.engine.logits(states).log_softmax(dim=-1)
+        if is_first:
+            log_probs = log_probs.repeat_interleave(self.num_beams, dim=0)
+        log_probs = self._processed(self.open.ids[:, :, :length].flatten(0, 1), log_probs)
+        return log_probs.view(-1, self.num_beams, log_probs.shape[-1]), None
 
     def _next_log_probs(self, step: int) -> Tensor:
         """Score every token after every open hypothesis, [B, K, V]."""
@@ -352,9 +484,9 @@ class PaperBeamSearch:
         all_log_probs[rows] = log_probs
         return self.logits_processor(all_ids, all_log_probs)[rows]
 
-    def _advance(self, log_probs: Tensor, step: int) -> Tensor:
+    def _advance(self, scored: tuple[Tensor, Tensor | None], step: int) -> Tensor:
         """Take one step, and tell which sentences are done, [B]."""
-        candidates, beams = self._candidates(log_probs, step)
+        candidates, beams = self._candidates(*scored, step)
         ends = self._ends(candidates, step)  # [B, C]
 
         ended = candidates.scores / gnmt_length_penalty(step, self.alpha)
@@ -379,17 +511,18 @@ class PaperBeamSearch:
         worst_returned = self.complete.scores[:, self.num_returned - 1]
         return at_limit | (worst_returned >= attainable)
 
-    def _candidates(self, log_probs: Tensor, step: int) -> tuple[Hypotheses, Tensor]:
+    def _candidates(
+        self, log_probs: Tensor, tokens: Tensor | None, step: int
+    ) -> tuple[Hypotheses, Tensor]:
         """The likeliest continuations of each sentence, [B, C], and the beams they continue."""
-        num_tokens = log_probs.shape[-1]
-        # were every beam's end token among the best, as many others would still be left to go on
-        count = max(2, 1 + len(self.end_tokens)) * self.num_beams
-        totals = (log_probs + self.open.scores[:, :, None]).flatten(1)  # [B, K * V]
-        scores, index = totals.topk(min(count, totals.shape[1]), dim=1)
+        rows, num_tokens = log_probs.shape[1:]
+        totals = (log_probs + self.open.scores[:, :rows, None]).flatten(1)  # [B, K * V]
+        scores, index = totals.topk(min(self.num_candidates, totals.shape[1]), dim=1)
         beams = index // num_tokens
+        tokens = index % num_tokens if tokens is None else tokens.flatten(1).gather(1, index)
         candidates = self.open.pick(beams)
         candidates.scores = scores
-        candidates.ids[:, :, self.prompt_length + step - 1] = index % num_tokens
+        candidates.ids[:, :, self.prompt_length + step - 1] = tokens
         candidates.origins[:, :, step - 1] = self.places[:, None] * self.num_beams + beams
         return candidates, beams
 
@@ -426,6 +559,9 @@ class PaperBeamSearch:
         self.results.scores[places] = self.complete.scores[newly_done]
         if all_done:
             return
+        if self.decoding is not None:
+            self._leave_engine(done)
+            return
         cache = self.model_kwargs.get("past_key_values")
         fixed_size = cache is not None and cache.is_compileable
         stays = torch.arange(len(self.places), device=done.device)
@@ -434,9 +570,7 @@ class PaperBeamSearch:
             stays = stays[~done]
         rows = (stays[:, None] * self.num_beams + self.chosen_beams[stays]).flatten()
         if len(stays) < len(self.places):
-            self.open = self.open.of_sentences(stays)
-            self.complete = self.complete.of_sentences(stays)
-            self.limits, self.places = self.limits[stays], self.places[stays]
+            self._keep(stays)
             self.model_kwargs = {
                 name: select_rows(value, rows, len(done) * self.num_beams)
                 for name, value in self.model_kwargs.items()
@@ -446,6 +580,19 @@ class PaperBeamSearch:
         elif cache is not None:
             # all beams of a sentence share its memory: only what they wrote themselves moves
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
+
+    def _leave_engine(self, done: Tensor):
+        stays = None
+        if int(done.sum()) >= max(1, SHARE_THAT_LEAVES * len(done)):
+            stays = (~done).nonzero()[:, 0]
+            self._keep(stays)
+            self.chosen_beams = self.chosen_beams[stays]
+        self.decoding.follow(self.chosen_beams, stays)
+
+    def _keep(self, stays: Tensor):
+        self.open = self.open.of_sentences(stays)
+        self.complete = self.complete.of_sentences(stays)
+        self.limits, self.places = self.limits[stays], self.places[stays]
 
     def _record(self, outputs, logits: Tensor, log_probs: Tensor):
         config, record = self.config, self.record
@@ -484,6 +631,141 @@ class PaperBeamSearch:
         )
 
 
+def greedy_search(
+    engine: SearchEngine,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    **model_kwargs,
+) -> Tensor:
+    """The library's greedy search by an engine; finished sentences leave the batch.
+
+    Args:
+        engine: Computes in place of the model's modules.
+        input_ids: The decoder's prompt, [B, prompt].
+        logits_processor: Changes the logits of each step.
+        stopping_criteria: End a sentence.
+        config: Prepared by `generate`.
+        model_kwargs: With the encoder's outputs and the source's mask.
+
+    Returns:
+        Prompts and translations, [B, T].
+    """
+    decoding = begin_decoding(engine, input_ids, 1, model_kwargs)
+    num_sentences, length = input_ids.shape
+    pad = int(config._pad_token_tensor)
+    ids = input_ids.new_full((num_sentences, config.max_length), pad)
+    ids[:, :length] = input_ids
+    # where each searched sentence stands in the batch as it was given
+    places = torch.arange(num_sentences, device=ids.device)
+    is_done = torch.zeros_like(places, dtype=torch.bool)
+    while not is_done.all():
+        logits = engine.logits(decoding.step(ids[places, length - 1, None]))  # [rows, V]
+        suppressed = suppressed_tokens(logits_processor, length)
+        if suppressed is None:
+            # a processor may know each row by its place in the whole batch
+            whole = logits.new_zeros(num_sentences, logits.shape[1]).index_copy_(0, places, logits)
+            logits = logits_processor(ids[:, :length], whole)[places]
+        else:
+            logits[:, suppressed] = -torch.inf
+        ids[places, length] = logits.argmax(dim=-1).masked_fill_(is_done[places], pad)
+        length += 1
+        is_done |= stopping_criteria(ids[:, :length], None)
+        goes_on = ~is_done[places]
+        stays = None
+        if int(goes_on.sum()) <= (1 - SHARE_THAT_LEAVES) * len(places):
+            stays = goes_on.nonzero()[:, 0]
+            places = places[stays]
+        decoding.follow(torch.zeros_like(places)[:, None], stays)
+    return ids[:, :length]
+
+
+def begin_decoding(
+    engine: SearchEngine, input_ids: Tensor, num_beams: int, model_kwargs: dict
+) -> Decoding:
+    """Give an engine the memory and all of the prompt but its last token.
+
+    Args:
+        engine: Computes in place of the model's modules.
+        input_ids: The decoder's prompt, once for each beam, [B * K, prompt].
+        num_beams: K.
+        model_kwargs: With the encoder's outputs and the source's mask.
+
+    Returns:
+        A state with one row a sentence.
+    """
+    memory = model_kwargs["encoder_outputs"].last_hidden_state
+    mask = model_kwargs.get("attention_mask")
+    decoding = engine.begin(memory[::num_beams], None if mask is None else mask[::num_beams])
+    for tokens in input_ids[::num_beams, :-1].T:
+        decoding.step(tokens[:, None])
+    return decoding
+
+
+def suppressed_tokens(processors: LogitsProcessorList, length: int) -> list[int] | None:
+    """What the processors of a step forbid, where they do nothing else.
+
+    Args:
+        processors: Those `generate` prepared.
+        length: Target tokens so far, the prompt's too.
+
+    Returns:
+        The tokens; None where a processor is of another kind.
+    """
+    suppressed: set[int] = set()
+    for processor in processors:
+        if type(processor) is SuppressTokensLogitsProcessor:
+            suppressed.update(processor.suppress_tokens.tolist())
+        elif type(processor) is MinLengthLogitsProcessor:
+            if length < processor.min_length:
+                suppressed.update(processor.eos_token_id.tolist())
+        elif type(processor) is MinNewTokensLengthLogitsProcessor:
+            if length - processor.prompt_length_to_skip < processor.min_new_tokens:
+                suppressed.update(processor.eos_token_id.tolist())
+        else:
+            return None
+    return sorted(suppressed)
+
+
+def needs_modules(config: GenerationConfig, model_kwargs: dict) -> str | None:
+    """What about a search only the model's own modules can do.
+
+    Args:
+        config: Prepared by `generate`.
+        model_kwargs: For the model, as far as they are prepared.
+
+    Returns:
+        What should be, and what is; None where there is nothing.
+    """
+    if config.do_sample:
+        return "do_sample=False, got True"
+    if config.num_beams > 1 and config.length_penalty_alpha is None:
+        return "length_penalty_alpha, as all beams are, got None"
+    if config.return_dict_in_generate:
+        return "return_dict_in_generate=False, got True"
+    if config.use_cache is False or model_kwargs.get("use_cache") is False:
+        return "use_cache=True, got False"
+    if config.cache_implementation is not None:
+        return f"no cache_implementation, got {config.cache_implementation}"
+    cache = model_kwargs.get("past_key_values")
+    if cache is not None and (
+        type(cache) is not EncoderDecoderCache
+        or type(cache.self_attention_cache) is not DynamicCache
+        or cache.get_seq_length() > 0
+    ):
+        return "no past_key_values, got some"
+    mask = model_kwargs.get("attention_mask")
+    if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
+        return "an attention_mask of [B, S] with a token in each row, got another"
+    for name, value in model_kwargs.items():
+        if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not (
+            value is None or value is False
+        ):
+            return f"no {name}, got one"
+    return None
+
+
 def check_search_settings(config: GenerationConfig):
     """Refuse settings that contradict each other.
 
@@ -494,6 +776,8 @@ def check_search_settings(config: GenerationConfig):
         ValueError: If two length penalties are given, or a value is out of range.
     """
     extra, alpha = config.max_extra_tokens, config.length_penalty_alpha
+    if config.int8 not in (None, True, False):
+        raise ValueError(f"int8 must be True or False, got {config.int8!r}.")
     if not isinstance(config.num_beams, int) or config.num_beams < 1:
         raise ValueError(f"num_beams must be a whole number of at least 1, got {config.num_beams}.")
     if extra is not None and (not isinstance(extra, int) or extra < 0):

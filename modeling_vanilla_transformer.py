@@ -778,7 +778,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 # trf-ignore: TRF057
 class VanillaTransformerForConditionalGeneration(
-    VanillaTransformerPreTrainedModel, PaperSearchMixin, GenerationMixin
+    PaperSearchMixin, VanillaTransformerPreTrainedModel, GenerationMixin
 ):
     """The whole of figure 1: probabilities of the next target token, and search. Sections 3, 6.1.
 

@@ -24,6 +24,11 @@ from vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.engine_vanilla_transformer import (
+    FloatProduct,
+    Int8Product,
+    SearchEngine,
+)
 from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW, batches_by_length
 
 
@@ -164,6 +169,21 @@ def test_a_setting_of_the_call_wins_over_one_of_the_pipeline(model, tokenizer, t
     greedy = TranslationPipeline(model, tokenizer, device="cpu", num_beams=1)
     assert greedy(TEXTS) != translate(TEXTS)
     assert greedy(TEXTS, num_beams=4) == translate(TEXTS)
+
+
+def test_whole_numbers_are_a_setting_of_the_search(translate, model, tokenizer, monkeypatch):
+    kinds = []
+    begin = SearchEngine.begin
+
+    def recording(self, *args):
+        kinds.append(type(self.vocabulary))
+        return begin(self, *args)
+
+    monkeypatch.setattr(SearchEngine, "begin", recording)
+    translate(TEXTS[0], int8=True)
+    TranslationPipeline(model, tokenizer, device="cpu", int8=True)(TEXTS[0])
+    translate(TEXTS[0])
+    assert kinds == [Int8Product, Int8Product, FloatProduct]
 
 
 def test_a_misspelt_setting_is_refused(translate):

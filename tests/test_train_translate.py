@@ -8,7 +8,9 @@ import threading
 import pytest
 import train_toys
 
+from vanilla_transformer import engine_vanilla_transformer
 from vanilla_transformer.hub import load_run
+from vanilla_transformer.train import translate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.translate import lines_as_they_come, translate_lines
 
@@ -31,6 +33,23 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
     assert together == alone
     assert together[2] == ""
     assert len(set(together)) > 3
+
+
+@pytest.mark.parametrize("flags", [[], ["--int8"], ["--int8", "--num_beams", "1"]])
+def test_whole_numbers_are_a_flag(run, tmp_path, monkeypatch, flags):
+    kinds = []
+    begin = engine_vanilla_transformer.SearchEngine.begin
+
+    def recording(self, *args):
+        kinds.append(type(self.vocabulary))
+        return begin(self, *args)
+
+    monkeypatch.setattr(engine_vanilla_transformer.SearchEngine, "begin", recording)
+    (tmp_path / "lines.txt").write_text("ant bee cat\n")
+    lines = list(translate.run([str(run), str(tmp_path / "lines.txt"), *flags], "translate"))
+    assert len(lines) == 1
+    int8, float32 = engine_vanilla_transformer.Int8Product, engine_vanilla_transformer.FloatProduct
+    assert kinds == [int8 if flags else float32]
 
 
 def test_lines_are_read_as_they_come():

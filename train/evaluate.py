@@ -190,8 +190,8 @@ def evaluate(
         "target_lang": target_lang,
         **score_translations(translations, references, bleu_tokenizer, target_lang),
         "search": {
-            field: search.get(field, getattr(model.generation_config, field, None))
-            for field in SEARCH
+            **{field: getattr(model.generation_config, field, None) for field in SEARCH},
+            **search,
         },
         "seconds": seconds,
         "processes": state.num_processes,

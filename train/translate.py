@@ -110,6 +110,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "the model's own settings where not given")
     for name, (kind, help_text) in SEARCH.items():
         group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=help_text)
+    group.add_argument(
+        "--int8",
+        action="store_true",
+        default=argparse.SUPPRESS,
+        help="multiply in whole numbers of 8 bits: faster on a CPU, nearly the same",
+    )
 
 
 def run(argv: list[str], prog: str) -> Iterator[str]:

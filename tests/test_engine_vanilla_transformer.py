@@ -1,0 +1,425 @@
+"""The engine of the search: what it finds is what the model's own modules find."""
+
+import copy
+import gc
+import weakref
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from peft import LoraConfig, get_peft_model
+
+from vanilla_transformer import engine_vanilla_transformer as engine
+from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer.generation_vanilla_transformer import PaperBeamSearch
+
+PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}
+GREEDY = {"num_beams": 1, "max_extra_tokens": 6}
+
+
+@pytest.fixture
+def lively_model(small_model):
+    """A function from fields to a model whose translations are various."""
+
+    def build(**fields):
+        model = small_model(**{"hidden_size": 48, "dropout": 0.0, **fields})
+        for name, parameter in model.named_parameters():
+            if "_proj.weight" in name:
+                parameter.data.normal_(std=0.3)
+            elif "embed_tokens" in name or "table" in name:
+                parameter.data.normal_(std=0.2)
+        return model
+
+    return build
+
+
+@pytest.fixture
+def source(batch):
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """How often an engine began to write."""
+    calls = []
+    begin = engine.SearchEngine.begin
+
+    def counting(self, *args):
+        calls.append(self)
+        return begin(self, *args)
+
+    monkeypatch.setattr(engine.SearchEngine, "begin", counting)
+    return calls
+
+
+@pytest.fixture
+def scores(monkeypatch):
+    """The scores of each beam search, in order."""
+    found = []
+    run = PaperBeamSearch.run
+
+    def recording(self):
+        ids = run(self)
+        found.append(self.results.scores)
+        return ids
+
+    monkeypatch.setattr(PaperBeamSearch, "run", recording)
+    return found
+
+
+@pytest.fixture
+def by_modules(monkeypatch):
+    """A function that generates with the model's own modules."""
+
+    def generate(model, **inputs):
+        with monkeypatch.context() as patch:
+            patch.setattr(generation, "why_not", lambda model: "the engine of no test, got one")
+            return model.generate(**inputs)
+
+    return generate
+
+
+MODELS = [
+    {},
+    {"norm_first": True},
+    {"attention_bias": True, "output_bias": True},
+    {"d_k": 7, "d_v": 5},
+    {"position_encoding": "learned", "max_position_embeddings": 40, "position_offset": 2},
+    {"position_encoding": "none"},
+    {"position_layout": "halves", "position_offset": 3},
+    {"encoder_attention_heads": 3, "decoder_attention_heads": 4, "d_k": 6, "d_v": 6},
+    {"tie_word_embeddings": False},
+    {"activation_function": "gelu"},
+    {"vocab_size": 5003},
+]
+SEARCHES = [
+    GREEDY,
+    PAPER,
+    {**PAPER, "num_beams": 3, "num_return_sequences": 2, "length_penalty_alpha": 0.0},
+    {**PAPER, "length_penalty_alpha": -0.7, "min_new_tokens": 5, "suppress_tokens": [4, 9]},
+    {**PAPER, "num_beams": 7, "decoder_input_ids": torch.tensor([[1, 9, 8, 5]]).expand(4, -1)},
+    {**GREEDY, "decoder_input_ids": torch.tensor([[1, 9]]).expand(4, -1), "min_new_tokens": 3},
+    {**PAPER, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+    {**GREEDY, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3},
+]
+
+
+@pytest.mark.parametrize("fields", MODELS, ids=str)
+def test_every_model_is_searched_alike(lively_model, source, by_modules, searched, scores, fields):
+    model = lively_model(**fields)
+    for search in SEARCHES:
+        expected = by_modules(model, **source, **search)
+        assert not searched
+        found = model.generate(**source, **search)
+        assert found.tolist() == expected.tolist(), search
+        assert len(searched) == 1
+        searched.clear()
+    assert len(scores) == 2 * len([search for search in SEARCHES if search["num_beams"] > 1])
+    for expected, found in zip(scores[::2], scores[1::2], strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("search", [GREEDY, PAPER, {**PAPER, "num_beams": 9}])
+def test_long_translations_outgrow_the_first_slots(
+    lively_model, source, by_modules, searched, scores, search
+):
+    model = lively_model()
+    search = {**search, "max_extra_tokens": 90, "min_new_tokens": 75}
+    expected = by_modules(model, **source, **search)
+    assert expected.shape[1] > engine.FIRST_SLOTS
+    assert model.generate(**source, **search).tolist() == expected.tolist()
+    assert searched
+    if scores:
+        torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("search", [GREEDY, PAPER])
+def test_many_sentences_of_many_lengths_in_any_order(lively_model, by_modules, searched, search):
+    model = lively_model(norm_first=True)
+    lengths = torch.randint(2, 12, (40,))
+    mask = (torch.arange(12) < lengths[:, None]).long()
+    ids = torch.randint(3, 23, (40, 12)) * mask
+    expected = by_modules(model, input_ids=ids, attention_mask=mask, **search)
+    # some end by their end token, some at their bounds
+    assert 0 < (expected == 2).any(dim=1).sum() < 40
+    assert len(set((expected != 0).sum(dim=1).tolist())) > 3
+    found = model.generate(ids, attention_mask=mask, **search)
+    assert found.tolist() == expected.tolist()
+    # padding on the left is at other positions, for both
+    left, left_mask = ids.flip(1), mask.flip(1)
+    expected = by_modules(model, input_ids=left, attention_mask=left_mask, **search)
+    assert model.generate(left, attention_mask=left_mask, **search).tolist() == expected.tolist()
+    assert len(searched) == 2
+
+
+@pytest.mark.parametrize("search", [GREEDY, PAPER])
+def test_sentences_leave_the_engine_when_some_are_done(lively_model, source, monkeypatch, search):
+    rows = []
+    step = engine.Decoding.step
+
+    def counting(self, tokens):
+        rows.append(tokens.numel())
+        return step(self, tokens)
+
+    monkeypatch.setattr(engine.Decoding, "step", counting)
+    lively_model().generate(**source, **search)
+    # all beams are one at first
+    assert rows[0] == 4
+    assert rows[1] == 4 * search["num_beams"]
+    assert rows[1:] == sorted(rows[1:], reverse=True)
+    assert rows[-1] < rows[1]
+
+
+def test_what_the_encoder_gave_is_taken(lively_model, source, by_modules, searched):
+    model = lively_model()
+    encoded = model.get_encoder()(**source)
+    given = {"encoder_outputs": encoded, "attention_mask": source["attention_mask"]}
+    expected = by_modules(model, **source, **PAPER)
+    assert model.generate(**given, **PAPER).tolist() == expected.tolist()
+    assert len(searched) == 1
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(4090, 4300), st.integers(0, 999))
+def test_the_largest_are_those_of_a_full_search(rows, count, size, seed):
+    scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    expected = scores.topk(count, dim=1)
+    values, places = engine.largest(scores, count)
+    assert values.tolist() == expected.values.tolist()
+    assert places.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize("shift", [0.0, 50.0, 500.0, -500.0])
+def test_a_sum_of_exponentials_stands_any_size(shift):
+    logits = torch.randn(3, 50) + shift
+    expected = logits.logsumexp(dim=1, keepdim=True)
+    highest = logits.amax(dim=1, keepdim=True)
+    torch.testing.assert_close(engine.log_sum_exp_(logits, highest), expected)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 31, 129, 300])
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_rows, is_packed):
+    if not is_packed:
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    elif not torch.backends.mkl.is_available():
+        pytest.skip("this torch has no kernels for packed weights")
+    for inputs, outputs, bias in ((40, 70, True), (600, 90, False)):
+        layers = [torch.nn.Linear(inputs, outputs + more, bias=bias) for more in (0, 3)]
+        x = torch.randn(num_rows, inputs)
+        with torch.no_grad():
+            expected = torch.cat([layer(x) for layer in layers], dim=1)
+            found = engine.FloatProduct(layers)(x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            rectified = engine.FloatProduct(layers[:1], then_relu=True)(x)
+            torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
+
+
+def train_a_step(model):
+    model.train()
+    source = torch.tensor([[5, 6, 2]])
+    torch.optim.SGD(model.parameters(), lr=3.0).zero_grad()
+    model(input_ids=source, labels=source).loss.backward()
+    torch.optim.SGD(model.parameters(), lr=3.0).step()
+    model.eval()
+
+
+def load_others(model):
+    others = {name: weight.flip(0) for name, weight in model.state_dict().items()}
+    model.load_state_dict(others)
+
+
+def write_one_number_of_data(model):
+    model.model.decoder.layers[1].feed_forward.fc2.weight.data[2, 3] += 9.0
+
+
+def exchange_rows_of_data(model):
+    weight = model.lm_head.weight.data
+    weight.copy_(weight.flip(0))
+
+
+def exchange_columns_of_data(model):
+    weight = model.model.encoder.layers[0].feed_forward.fc1.weight.data
+    weight.copy_(weight.flip(1))
+
+
+def write_through_numpy(model):
+    model.model.decoder.layers[0].cross_attention.k_proj.weight.detach().numpy()[:] *= -2.0
+
+
+def move_a_norm(model):
+    model.model.decoder.layers[0].feed_forward_norm.bias.data += torch.randn(48)
+
+
+def replace_a_layer(model):
+    layer = model.model.decoder.layers[2].self_attention
+    layer.v_proj = torch.nn.Linear(48, 48, bias=False)
+
+
+def replace_data(model):
+    weight = model.model.encoder.layers[1].self_attention.out_proj.weight
+    weight.data = torch.randn(48, 48)
+
+
+def merge_adapters(model):
+    adapted = get_peft_model(model, LoraConfig(target_modules=["v_proj"], r=4))
+    for name, weight in adapted.named_parameters():
+        if "lora" in name:
+            weight.data.normal_(std=2.0)
+    adapted.merge_and_unload()
+
+
+CHANGES = [
+    train_a_step,
+    load_others,
+    write_one_number_of_data,
+    exchange_rows_of_data,
+    exchange_columns_of_data,
+    write_through_numpy,
+    move_a_norm,
+    replace_a_layer,
+    replace_data,
+    merge_adapters,
+]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_changed_weights_are_seen(lively_model, source, by_modules, searched, scores, change):
+    model = lively_model()
+    model.generate(**source, **PAPER)
+    change(model)
+    found = model.generate(**source, **PAPER)
+    assert len(searched) == 2
+    assert found.tolist() == by_modules(model, **source, **PAPER).tolist()
+    before, after, expected = scores
+    torch.testing.assert_close(after, expected, rtol=1e-4, atol=1e-4)
+    assert (before - after).abs().max() > 1e-3
+
+
+def test_weights_that_stay_are_packed_once(lively_model, source, searched):
+    model = lively_model()
+    for search in (PAPER, GREEDY, PAPER):
+        model.generate(**source, **search)
+    assert searched[0] is searched[1] is searched[2]
+
+
+def test_packed_weights_go_with_the_model_and_with_its_training(lively_model, source, searched):
+    model = lively_model()
+    model.generate(**source, **PAPER)
+    packed = weakref.ref(searched.pop())
+    model.train()
+    gc.collect()
+    assert packed() is None
+    model.eval().generate(**source, **PAPER)
+    packed = weakref.ref(searched.pop())
+    copied = copy.deepcopy(model)
+    del model
+    gc.collect()
+    assert packed() is None
+    copied.generate(**source, **PAPER)
+    assert searched
+
+
+def add_hook(model):
+    model.model.decoder.layers[0].register_forward_hook(lambda module, args, output: output * 0.5)
+
+
+def add_adapters(model):
+    get_peft_model(model, LoraConfig(target_modules=["v_proj"], r=2))
+
+
+def wrap_forward(model):
+    feed_forward = model.model.encoder.layers[0].feed_forward
+    feed_forward.forward = lambda x: -x
+
+
+def add_parametrization(model):
+    class Doubled(torch.nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    linear = model.model.decoder.layers[0].feed_forward.fc1
+    torch.nn.utils.parametrize.register_parametrization(linear, "weight", Doubled())
+
+
+OBSTACLES = [
+    (lambda model: model.train(), "a model in evaluation mode, got one in training"),
+    (lambda model: model.double(), "plain weights in float32, got torch.float64"),
+    (add_hook, "no hooks on modules, got one"),
+    (add_adapters, "plain modules, got Linear of peft"),
+    (wrap_forward, "no hooks on modules, got one"),
+    (add_parametrization, "plain modules, got ParametrizedLinear"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), OBSTACLES)
+def test_what_only_modules_can_do_is_left_to_them(lively_model, source, searched, change, message):
+    model = lively_model()
+    change(model)
+    for search in (PAPER, GREEDY):
+        model.generate(**source, **search)
+        with pytest.raises(ValueError, match=f"int8 must be used with {message}"):
+            model.generate(**source, **search, int8=True)
+    assert not searched
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"do_sample": True}, "do_sample=False, got True"),
+        ({"length_penalty_alpha": None}, "length_penalty_alpha, as all beams are, got None"),
+        ({"return_dict_in_generate": True}, "return_dict_in_generate=False, got True"),
+        ({"use_cache": False}, "use_cache=True, got False"),
+        ({"cache_implementation": "static"}, "no cache_implementation, got static"),
+        ({"decoder_attention_mask": torch.ones(4, 1)}, "no decoder_attention_mask, got one"),
+    ],
+)
+def test_settings_that_only_modules_know_are_left_to_them(
+    lively_model, source, searched, settings, message
+):
+    model = lively_model()
+    model.generate(**source, **{**PAPER, **settings})
+    with pytest.raises(ValueError, match=f"int8 must be used with {message}"):
+        model.generate(**source, **{**PAPER, **settings}, int8=True)
+    assert not searched
+
+
+def test_outputs_once_asked_for_do_not_slow_what_comes_after(lively_model, source, searched):
+    model = lively_model()
+    model.set_attn_implementation("eager")
+    asked = {"return_dict_in_generate": True, "output_attentions": True}
+    assert model.generate(**source, **PAPER, **asked).cross_attentions
+    assert not searched
+    model.generate(**source, **PAPER)
+    assert len(searched) == 1
+
+
+@pytest.mark.parametrize("fields", [{}, {"norm_first": True, "output_bias": True}])
+def test_whole_numbers_are_near(lively_model, source, searched, scores, fields):
+    model = lively_model(**fields, vocab_size=5003)
+    search = {**PAPER, "min_new_tokens": 6, "max_new_tokens": 6}
+    model.generate(**source, **search)
+    model.generate(**source, **search, int8=True)
+    exact, rounded = scores
+    torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
+    assert not torch.equal(rounded, exact)
+    for product in (searched[1].vocabulary, searched[1].memory_projection):
+        assert isinstance(product, engine.Int8Product)
+
+
+def test_whole_numbers_are_a_setting_that_is_kept(lively_model, source, searched, tmp_path):
+    model = lively_model()
+    generation.set_paper_search(model)
+    model.generation_config.int8 = True
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path)
+    expected = model.generate(**source)
+    assert again.generate(**source).tolist() == expected.tolist()
+    again.generate(**source, int8=False)
+    kinds = [type(search.vocabulary) for search in searched]
+    assert kinds == [engine.Int8Product, engine.Int8Product, engine.FloatProduct]
+
+
+def test_whole_numbers_are_asked_for_by_true_or_false(lively_model, source):
+    with pytest.raises(ValueError, match="int8 must be True or False, got 'yes'"):
+        lively_model().generate(**source, **PAPER, int8="yes")
