@@ -15,6 +15,7 @@ from vanilla_transformer.conversion.files import read_checkpoint, token_tokenize
 from vanilla_transformer.conversion.weights import (
     BART_PARTS,
     assembled,
+    needed,
     number_of_layers,
     renamed,
     split_projections,
@@ -189,8 +190,9 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack in ("encoder", "decoder"):
         sizes[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
-        sizes[f"{stack}_ffn_dim"] = weights[f"{stack}.layers.0.fc1.weight"].shape[0]
-        sizes[f"{stack}_attention_heads"] = settings[f"{stack}_attention_heads"]
+        inner = needed(weights, f"{stack}.layers.0.fc1.weight", "fairseq's transformer")
+        sizes[f"{stack}_ffn_dim"] = inner.shape[0]
+        sizes[f"{stack}_attention_heads"] = settings.get(f"{stack}_attention_heads", 8)
     return {
         **sizes,
         **encoding,
@@ -213,7 +215,10 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
 
 def _number_of_positions(weights: dict[str, Tensor]) -> int:
     """How many positions both stacks have learned."""
-    tables = (weights[f"{stack}.embed_positions.weight"] for stack in ("encoder", "decoder"))
+    tables = (
+        needed(weights, f"{stack}.embed_positions.weight", "learned positions")
+        for stack in ("encoder", "decoder")
+    )
     return min(len(table) for table in tables) - PAD - 1
 
 

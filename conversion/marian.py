@@ -1,11 +1,13 @@
 """From transformers' Marian, the family of the OPUS-MT models."""
 
+import torch
 from transformers import MarianMTModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.weights import assembled, bart_fields, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
+    sinusoidal_encoding,
 )
 
 
@@ -27,8 +29,20 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
             "share_encoder_decoder_embeddings and tie_word_embeddings must be true: source, "
             "target and output share one matrix here, got a Marian model with several."
         )
+    positions = {
+        f"model.{name}.positions.table.weight": stack.embed_positions.weight
+        for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
+    }
+    sinusoids = sinusoidal_encoding(theirs.max_position_embeddings, theirs.d_model, layout="halves")
+    # they are weights there, and may have been given other values
+    are_sinusoids = all(
+        torch.allclose(table, sinusoids.to(table), atol=1e-4) for table in positions.values()
+    )
     config = VanillaTransformerConfig(
-        **bart_fields(theirs), vocab_size=theirs.vocab_size, output_bias=True
+        **bart_fields(theirs),
+        vocab_size=theirs.vocab_size,
+        output_bias=True,
+        position_encoding="sinusoidal" if are_sinusoids else "learned",
     )
     table = model.model.shared.weight
     weights = {
@@ -38,6 +52,7 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         "model.decoder.embed_tokens.weight": table,
         "lm_head.weight": table,
         "lm_head.bias": model.final_logits_bias[0],
+        **({} if are_sinusoids else positions),
     }
     ours = assembled(config, weights, "a Marian model")
     # its padding token starts the decoder and was never trained as an output

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.files import read_checkpoint, token_tokenizer
-from vanilla_transformer.conversion.weights import assembled, number_of_layers, renamed
+from vanilla_transformer.conversion.weights import assembled, needed, number_of_layers, renamed
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -171,14 +171,20 @@ def _token_ids(tokens: list[str], vocabulary: dict[str, Any]) -> dict[str, int]:
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
     width = weights["encoder.layer_norm.weight"].shape[0]
-    layout = POSITIONS[settings.get("position_encoding_type", "SinusoidalInterleaved")]
+    kind = settings.get("position_encoding_type", "SinusoidalInterleaved")
+    if kind not in POSITIONS:
+        raise ValueError(
+            f"position_encoding_type must be one of {', '.join(POSITIONS)}, got {kind}."
+        )
+    layout = POSITIONS[kind]
     # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
     base = 10000.0 if layout == "interleaved" else 10000.0 ** (width / (width - 2))
     names = {"encoder": "encoder.transformer.", "decoder": "decoder.transformer_layers."}
     sizes = {}
     for stack, prefix in names.items():
         sizes[f"{stack}_layers"] = number_of_layers(weights, prefix)
-        sizes[f"{stack}_ffn_dim"] = weights[f"{prefix}0.feed_forward.w_1.weight"].shape[0]
+        inner = needed(weights, f"{prefix}0.feed_forward.w_1.weight", "OpenNMT-py's Transformer")
+        sizes[f"{stack}_ffn_dim"] = inner.shape[0]
         sizes[f"{stack}_attention_heads"] = settings.get("heads", 8)
     return {
         **sizes,

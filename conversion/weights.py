@@ -161,6 +161,25 @@ def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 
+def needed(weights: dict[str, Tensor], name: str, origin: str) -> Tensor:
+    """A weight that every model of a kind has, to read a size from.
+
+    Args:
+        weights: Tensors by the other model's names.
+        name: Which.
+        origin: What the weights are of, for the error.
+
+    Returns:
+        The weight.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name not in weights:
+        raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
+    return weights[name]
+
+
 def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
     """Refuse weights of another architecture, and say which one.
 

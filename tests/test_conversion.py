@@ -209,6 +209,16 @@ def test_the_activation_of_a_torch_module_may_be_a_module():
     assert from_torch(module, torch.zeros(9, 12)).config.activation_function == "gelu"
 
 
+def test_positions_that_are_no_sinusoids_stay_what_they_are_in_marian(batch):
+    theirs = marian(max_position_embeddings=30)
+    theirs.model.encoder.embed_positions.weight.data.normal_()
+    ours = from_marian(theirs)
+    assert ours.config.position_encoding == "learned"
+    with torch.no_grad():
+        torch.testing.assert_close(ours(**batch).logits, theirs(**batch, use_cache=False).logits)
+    assert from_marian(marian()).config.position_encoding == "sinusoidal"
+
+
 def test_converted_embeddings_are_tied_where_the_peers_were():
     assert from_fsmt(fsmt(tied=True)).config.tie_word_embeddings
     assert not from_fsmt(fsmt(tied=False)).config.tie_word_embeddings

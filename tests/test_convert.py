@@ -223,6 +223,8 @@ FOREIGN = [
     ("fairseq-post", weight(f"{LAYER}.fc2.bias", 3), r"of shape \[16\], got \[3\] in arch trans"),
     ("fairseq-post", without(f"{LAYER}.fc1.bias"), "must be complete, got none for model.decoder"),
     ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
+    ("fairseq-post", without("encoder.layers.0.fc1.weight"), "got none for encoder.layers.0.fc1"),
+    ("fairseq-pre", without("decoder.embed_positions.weight"), "got none for decoder.embed_pos"),
     # of OpenNMT-py's
     ("opennmt", setting(decoder_type="rnn"), "decoder_type must be transformer"),
     ("opennmt", setting(max_relative_positions=-1), r"got -1: that is rotary positions \(RoPE\)"),
@@ -231,6 +233,8 @@ FOREIGN = [
     ("opennmt", setting(pos_ffn_activation_fn="silu"), r"got silu: .*\(SwiGLU\)"),
     ("opennmt", setting(layer_norm="rms"), "got rms: that is RMSNorm"),
     ("opennmt", setting(num_experts=8), "got 8: that is a mixture of experts"),
+    ("opennmt", setting(position_encoding_type="Other"), "SinusoidalConcat, got Other"),
+    ("opennmt", without(f"{OPENNMT_LAYER}.feed_forward.w_1.weight"), "got none for decoder.tran"),
     ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
