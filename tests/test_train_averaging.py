@@ -183,13 +183,11 @@ def test_a_run_goes_on_with_its_moving_average_or_without_one(corpus, tmp_path):
 
 
 def test_a_skipped_step_leaves_the_moving_average(corpus, tmp_path, monkeypatch):
-    real_step, real_loss = loop.training_step, loop_step.smoothed_loss_sum
+    real_step, real_loss = loop.training_step, loop_step.batch_loss_sum
 
     def third_step_without_a_loss(accelerator, model, optimizer, scheduler, *rest):
         factor = math.inf if scheduler.last_epoch == 2 else 1.0
-        monkeypatch.setattr(
-            loop_step, "smoothed_loss_sum", lambda *given: factor * real_loss(*given)
-        )
+        monkeypatch.setattr(loop_step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
         return real_step(accelerator, model, optimizer, scheduler, *rest)
 
     monkeypatch.setattr(loop, "training_step", third_step_without_a_loss)

@@ -26,6 +26,8 @@ pytestmark = pytest.mark.usefixtures("new_process")
 # the rate is one at which a run is stable: one that is not multiplies each rounding
 SETTINGS = {
     "model": {"dropout": 0.0},
+    # with seed 1 an activation comes within rounding of the kink of max(0, x), and goes either way
+    "seed": 2,
     "max_steps": 50,
     "warmup_steps": 100,
     "max_grad_norm": 1.0,

@@ -217,11 +217,11 @@ def test_a_loss_that_stays_infinite_ends_the_run_with_advice(corpus, tmp_path):
 
 
 def test_a_skipped_step_is_counted(corpus, tmp_path, monkeypatch):
-    real_step, real_loss = loop.training_step, step.smoothed_loss_sum
+    real_step, real_loss = loop.training_step, step.batch_loss_sum
 
     def third_step_without_a_loss(accelerator, model, optimizer, scheduler, *rest):
         factor = math.inf if scheduler.last_epoch == 2 else 1.0
-        monkeypatch.setattr(step, "smoothed_loss_sum", lambda *given: factor * real_loss(*given))
+        monkeypatch.setattr(step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
         return real_step(accelerator, model, optimizer, scheduler, *rest)
 
     monkeypatch.setattr(loop, "training_step", third_step_without_a_loss)

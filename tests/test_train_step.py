@@ -103,10 +103,10 @@ def test_a_step_without_a_finite_loss_changes_nothing(model, batch, monkeypatch)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01, fused=True)
     scheduler = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0)
     prepared = accelerator.prepare(model, optimizer)
-    real_loss = step.smoothed_loss_sum
+    real_loss = step.batch_loss_sum
 
     def take_step(factor):
-        monkeypatch.setattr(step, "smoothed_loss_sum", lambda *given: factor * real_loss(*given))
+        monkeypatch.setattr(step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
         return training_step(accelerator, *prepared, scheduler, [batch], label_smoothing=0.1)
 
     assert not take_step(1.0).is_skipped

@@ -13,7 +13,12 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
-from vanilla_transformer.train.memory import CPU_TOKENS, bytes_per_token, state_bytes
+from vanilla_transformer.train.memory import (
+    CPU_TOKENS,
+    bytes_per_token,
+    loss_bytes,
+    state_bytes,
+)
 from vanilla_transformer.train.schedule import learning_rate
 
 
@@ -66,8 +71,9 @@ def describe(config: TrainConfig, recipe: str) -> str:
 def _memory(
     config: TrainConfig, model: VanillaTransformerForConditionalGeneration
 ) -> dict[str, str]:
-    parts = state_bytes(config, model.num_parameters())
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    parts = state_bytes(config, model.num_parameters())
+    parts["the loss"] = loss_bytes(model.config, device)
     each = bytes_per_token(model.config, config.precision, config.max_length, device)
     sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:

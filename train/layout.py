@@ -24,6 +24,8 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.fused import use_cheap_dropout
+from vanilla_transformer.train.memory import keep_memory
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +47,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         ValueError: If the launcher was told of a layout that is not supported, or the device does
             not have the precision.
     """
+    keep_memory()
     asked = {
         name
         for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
@@ -193,6 +196,8 @@ def prepare(
     if accelerator.distributed_type == DistributedType.DEEPSPEED and config.precision == "bf16":
         autocast = torch.autocast(accelerator.device.type, torch.bfloat16)
         model.forward = autocast(model.forward)
+    if accelerator.device.type == "cpu":
+        use_cheap_dropout(model)
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=1.0,

@@ -66,6 +66,7 @@ from vanilla_transformer.train.run_folder import (
 )
 from vanilla_transformer.train.schedule import learning_rate, paper_schedule
 from vanilla_transformer.train.step import (
+    REPLICATED,
     StepResult,
     mask_for_sdpa,
     training_step,
@@ -366,6 +367,7 @@ def _with_micro_batch(
         model.num_parameters(),
         accelerator.device,
         accelerator.num_processes,
+        accelerator.distributed_type in REPLICATED,
     )
     fitting = accelerator.gather(torch.full((1,), fitting, device=accelerator.device)).min()
     return dataclasses.replace(config, tokens_per_micro_batch=int(fitting))

@@ -1,5 +1,6 @@
 """How much memory training takes, and how large a micro-batch fits into what there is."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import torch
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.fused import block_bytes
 
 # bytes of a float32
 FULL = 4
-# logits, their log-probabilities, and the gradient of one of them
+# scores of the vocabulary, their log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3
 # what is kept of the attention weights where they are not computed piece by piece: themselves;
 # with dropout on them its mask and what it left as well
@@ -23,6 +25,11 @@ USABLE = 0.9
 # more of them at once is no faster on a processor
 CPU_TOKENS = 4096
 CGROUP = Path("/sys/fs/cgroup")
+# parameters of glibc's mallopt, as malloc.h numbers them
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+# larger tensors come from the system and go back to it
+LARGEST_KEPT = 2**30
+MOST_KEPT = 2**31 - 1
 
 
 def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
@@ -48,8 +55,26 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
     return parts
 
 
+def loss_bytes(config: VanillaTransformerConfig, device: str) -> int:
+    """Memory that the loss takes, however large the batch.
+
+    Args:
+        config: Sizes of the model.
+        device: "cuda", "cpu" and so on.
+
+    Returns:
+        Bytes: some scores of the vocabulary, and a gradient of the embedding beside that of the
+        micro-batches before.
+    """
+    return block_bytes(device) + FULL * config.vocab_size * config.d_model
+
+
 def bytes_per_token(
-    config: VanillaTransformerConfig, precision: str, max_length: int, device: str
+    config: VanillaTransformerConfig,
+    precision: str,
+    max_length: int,
+    device: str,
+    is_whole: bool = True,
 ) -> int:
     """Memory that one source and one target token of a micro-batch take until backward is through.
 
@@ -58,6 +83,7 @@ def bytes_per_token(
         precision: One of `config.PRECISIONS`.
         max_length: The longest sentence, in tokens; decides only where attention is not fused.
         device: "cuda", "cpu" and so on.
+        is_whole: Whether a process has all weights; if not, it keeps the scores of all tokens.
 
     Returns:
         Bytes, more rather than fewer.
@@ -89,7 +115,7 @@ def bytes_per_token(
     )
     # embedding with position, and dropout on it
     embeddings = 2 * 3 * d_model * FULL
-    vocabulary = VOCABULARY_COPIES * FULL * config.vocab_size
+    vocabulary = 0 if is_whole else VOCABULARY_COPIES * FULL * config.vocab_size
     layers = config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
     return int(SLACK * (layers + embeddings + vocabulary))
 
@@ -123,6 +149,7 @@ def tokens_that_fit(
     num_parameters: int,
     device: torch.device,
     num_processes: int,
+    is_whole: bool = True,
 ) -> int:
     """How large a micro-batch can be, when the weights are in memory and nothing else yet.
 
@@ -132,6 +159,7 @@ def tokens_that_fit(
         num_parameters: Of the model, or of the part of it that this process holds.
         device: Where this process trains.
         num_processes: Processes that share a step.
+        is_whole: As in `bytes_per_token`.
 
     Returns:
         Source or target tokens, padding included; never more than one process has of a step.
@@ -140,10 +168,10 @@ def tokens_that_fit(
         ValueError: If the longest sentence does not fit.
     """
     parts = state_bytes(config, num_parameters)
-    to_come = sum(parts.values()) - parts["weights"]
+    to_come = sum(parts.values()) - parts["weights"] + loss_bytes(model_config, device.type)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     free = free_bytes(device, processes_here)
-    each = bytes_per_token(model_config, config.precision, config.max_length, device.type)
+    each = bytes_per_token(model_config, config.precision, config.max_length, device.type, is_whole)
     fitting = (int(USABLE * free) - to_come) // each
     if fitting < config.max_length:
         needed = (to_come + config.max_length * each) / USABLE
@@ -154,3 +182,15 @@ def tokens_that_fit(
     share = -(-config.tokens_per_step // num_processes)
     most = share if device.type == "cuda" else min(CPU_TOKENS, share)
     return min(fitting, max(most, config.max_length))
+
+
+def keep_memory() -> None:
+    """Let the C library keep what a step of training frees, for the next step.
+
+    It would give large tensors back to the system, which makes them anew of empty pages: an eighth
+    of the time of a step. Where there is no such library, nothing changes.
+    """
+    allocator = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
+    if allocator is not None:
+        allocator(M_MMAP_THRESHOLD, LARGEST_KEPT)
+        allocator(M_TRIM_THRESHOLD, MOST_KEPT)

@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -11,10 +12,17 @@ import torch.nn.functional as F
 from accelerate import Accelerator, DistributedType
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.train.fused import fused_loss_sum
+
 IGNORED = -100
+# every process has all weights
+REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 @dataclass
@@ -54,6 +62,39 @@ def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
         reduction="sum",
         label_smoothing=label_smoothing,
     )
+
+
+def batch_loss_sum(
+    accelerator: Accelerator, model: nn.Module, inputs: dict[str, Tensor], label_smoothing: float
+) -> Tensor:
+    """The smoothed loss of a batch, in the way that its layout on the processes allows.
+
+    Args:
+        accelerator: Knows the layout and the precision.
+        model: A model that `accelerator` prepared.
+        inputs: A batch on the device, with `places`, where in [B * T] labels count.
+        label_smoothing: epsilon_ls.
+
+    Returns:
+        The sum, a scalar in float32.
+    """
+    ours = VanillaTransformerForConditionalGeneration
+    if accelerator.distributed_type == DistributedType.NO and isinstance(model, ours):
+        with accelerator.autocast():
+            return fused_loss_sum(model, **inputs, label_smoothing=label_smoothing)
+    if isinstance(model, DistributedDataParallel) and isinstance(model.module, ours):
+        # its gradients are summed over processes only after a forward of its own
+        plain, model.module.forward = model.module.forward, partial(fused_loss_sum, model.module)
+        try:
+            with accelerator.autocast():
+                return model(**inputs, label_smoothing=label_smoothing)
+        finally:
+            model.module.forward = plain
+    # where each process has a part of the weights, only a module has all of its own; and what a
+    # launcher's compiler has made is one function of the inputs
+    others = {name: inputs[name] for name in inputs if name not in ("labels", "places")}
+    logits = model(**others, use_cache=False).logits
+    return smoothed_loss_sum(logits, inputs["labels"], label_smoothing)
 
 
 def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -115,16 +156,20 @@ def training_step(
         # DeepSpeed takes its step at the end of the backward pass that is to sum over processes
         accelerator.sync_gradients = is_last
         with nullcontext() if is_last else accelerator.no_sync(model):
+            places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
             inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-            labels = inputs.pop("labels")
-            logits = model(**inputs, use_cache=False).logits
-            loss_sum = smoothed_loss_sum(logits, labels, label_smoothing)
+            inputs["places"] = torch.from_numpy(places).to(device, non_blocking=True)
+            loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
             # data-parallel training averages gradients over processes; undo it to get a sum
             accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
         step_loss += loss_sum.detach()
     step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
-    # the paper does not clip; with an infinite bound this only measures
-    grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
+    if max_grad_norm is None and accelerator.distributed_type in REPLICATED:
+        # the paper does not clip; with an infinite bound the gradient would be written anew
+        accelerator.unscale_gradients(optimizer)
+        grad_norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    else:
+        grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
         # it clips by its own setting, and has looked for itself whether the gradient is finite
         grad_norm = torch.full((), float(grad_norm), device=device)

@@ -1,0 +1,188 @@
+"""What training does in fewer passes is what the plain model does: losses and gradients."""
+
+import pytest
+import torch
+import train_toys
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from vanilla_transformer.train import fused
+from vanilla_transformer.train.fused import CheapDropout, fused_loss_sum, use_cheap_dropout
+from vanilla_transformer.train.step import IGNORED, mask_for_sdpa, smoothed_loss_sum
+
+MODELS = {
+    "the paper's": {},
+    "with biases": {"output_bias": True, "attention_bias": True},
+    "untied": {"tie_word_embeddings": False, "output_bias": True},
+    "normalized first": {"norm_first": True},
+    "learned positions": {"position_encoding": "learned", "max_position_embeddings": 9},
+}
+
+
+@pytest.fixture
+def batch():
+    torch.manual_seed(1)
+    labels = torch.randint(3, 19, (4, 6))
+    labels[1, 2:] = IGNORED
+    labels[3, 1:] = IGNORED
+    mask = torch.ones(4, 5, dtype=torch.long)
+    mask[2, 3:] = 0
+    return {
+        "input_ids": torch.randint(3, 19, (4, 5)),
+        "attention_mask": mask,
+        "decoder_input_ids": torch.randint(3, 19, (4, 6)),
+        "labels": labels,
+    }
+
+
+def places_of(labels):
+    return (labels.flatten() != IGNORED).nonzero()[:, 0]
+
+
+def taken(model, loss):
+    model.zero_grad()
+    loss.backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def plain(model, batch, smoothing):
+    inputs = {name: tensor for name, tensor in batch.items() if name != "labels"}
+    return smoothed_loss_sum(model(**inputs).logits, batch["labels"], smoothing)
+
+
+def quick(model, batch, smoothing):
+    return fused_loss_sum(
+        model,
+        **mask_for_sdpa(batch),
+        places=places_of(batch["labels"]),
+        label_smoothing=smoothing,
+    )
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("rows", [1, 4, 1000])
+def test_loss_and_gradients_are_those_of_the_plain_model(kind, rows, batch, monkeypatch):
+    # so many tokens at a time of the 15 that count
+    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * rows)
+    model = train_toys.toy_model(seed=2, dropout=0.0, **MODELS[kind]).train()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            parameter.data.normal_()
+    for smoothing in (0.0, 0.1):
+        expected, actual = plain(model, batch, smoothing), quick(model, batch, smoothing)
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+        gradients = taken(model, expected / 7), taken(model, actual / 7)
+        assert len(gradients[0]) > 20
+        torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-5, atol=1e-6)
+
+
+def test_where_nothing_is_padded_the_states_are_taken_as_they_are(batch):
+    batch["labels"] = torch.randint(3, 19, (4, 6))
+    model = train_toys.toy_model(seed=2, dropout=0.0).train()
+    expected, actual = (taken(model, loss(model, batch, 0.1)) for loss in (plain, quick))
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_scores_that_differ_by_hundreds_overflow_nowhere():
+    torch.manual_seed(0)
+    states = torch.randn(5, 8, requires_grad=True)
+    weight = (300 * torch.randn(19, 8)).requires_grad_()
+    labels = torch.tensor([3, 0, 18, 7, 7])
+    expected = smoothed_loss_sum((states @ weight.T)[None], labels[None], 0.1)
+    expected_gradients = torch.autograd.grad(expected, (states, weight))
+    actual = fused.LossOfStates.apply(states, weight, None, labels, 0.1, None)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad(actual, (states, weight))
+    # sums of scores in the thousands, in another order
+    torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-4)
+
+
+def test_half_precision_is_as_near_as_the_plain_models(batch):
+    model = train_toys.toy_model(seed=2, dropout=0.0).train()
+    exact = taken(model, plain(model, batch, 0.1))
+    distances = []
+    for loss in (plain, quick):
+        with torch.autocast("cpu", torch.bfloat16):
+            value = loss(model, batch, 0.1)
+        found = taken(model, value)
+        distances.append(sum(float((found[name] - exact[name]).norm()) for name in exact))
+    assert 0 < distances[1] < 1.5 * distances[0]
+
+
+def test_a_loss_that_is_not_a_number_stays_one(batch):
+    model = train_toys.toy_model(seed=2)
+    model.lm_head.weight.data[5, 1] = torch.inf
+    assert not torch.isfinite(quick(model, batch, 0.1))
+
+
+def test_a_gradient_is_taken_once(batch):
+    loss = quick(train_toys.toy_model(), batch, 0.1)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="only once"):
+        loss.backward()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the largest tensor that is made of the whole vocabulary."""
+
+    def __init__(self, vocab_size):
+        super().__init__()
+        self.vocab_size, self.tokens = vocab_size, 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.shape[-1:] == (self.vocab_size,):
+            self.tokens = max(self.tokens, result.numel() // self.vocab_size)
+        return result
+
+
+def test_scores_of_all_tokens_are_never_in_memory(batch, monkeypatch):
+    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * 5)
+    model = train_toys.toy_model(seed=2)
+    with Largest(19) as plainly:
+        plain(model, batch, 0.1).backward()
+    # transposed weights have the width of the vocabulary too, and d_model rows
+    assert plainly.tokens == 24
+    with Largest(19) as fusedly:
+        quick(model, batch, 0.1).backward()
+    assert fusedly.tokens == 8 == model.config.d_model
+
+
+def test_dropout_drops_its_share_and_keeps_the_mean():
+    torch.manual_seed(3)
+    dropout, x = CheapDropout(0.1), torch.full((1000, 1001), 2.0, requires_grad=True)
+    y = dropout(x)
+    share = float((y == 0).float().mean())
+    # a million draws: three standard deviations
+    assert share == pytest.approx(0.1, abs=0.001)
+    kept = y[y != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 2 / 0.9), rtol=1e-4, atol=0)
+    y.sum().backward()
+    torch.testing.assert_close(x.grad, y.detach() / 2)
+    rows = (y == 0).float().mean(1)
+    assert 0.06 < float(rows.min()) < float(rows.max()) < 0.14
+    assert torch.equal(dropout.eval()(x), x)
+
+
+def test_what_is_dropped_is_a_function_of_the_seed():
+    dropout, x = CheapDropout(0.5), torch.ones(40)
+
+    def drawn(seed):
+        torch.manual_seed(seed)
+        return dropout(x), dropout(x)
+
+    (first, second), (again, _), (other, _) = drawn(1), drawn(1), drawn(2)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first, other)
+
+
+def test_a_models_dropout_is_exchanged_and_its_weights_are_not():
+    model = train_toys.toy_model(dropout=0.3).train()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    use_cheap_dropout(model)
+    changed = [module for module in model.modules() if isinstance(module, CheapDropout)]
+    # one for each stack's embeddings and one for each layer; the feed-forward's has nothing to drop
+    assert len(changed) == 2 + 3
+    assert {module.p for module in changed} == {0.3}
+    assert all(module.training for module in changed)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)

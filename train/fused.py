@@ -1,0 +1,279 @@
+"""What the plain model does in training, in fewer passes over memory; tests prove it equal.
+
+Between the products with weights a step only moves numbers to and from memory. Here the scores of
+all tokens of the vocabulary are never kept, the embedding has one gradient instead of three that
+are added up, and dropout draws four decisions from one random number.
+"""
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+
+# scores in memory at a time; each block but the first reads and writes the embedding's gradient
+CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
+# a decision of dropout has 16 random bits
+LANES = 2**16
+
+
+def block_bytes(device: str) -> int:
+    """How much of the scores of the vocabulary is in memory at a time.
+
+    Args:
+        device: "cuda", "cpu" and so on.
+
+    Returns:
+        Bytes.
+    """
+    return CPU_BLOCK_BYTES if device == "cpu" else BLOCK_BYTES
+
+
+class LossOfStates(torch.autograd.Function):
+    """The smoothed loss of section 5.4, summed, from states and output embedding.
+
+    Loss and gradients are computed together, some tokens at a time; backward only scales them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        states: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        labels: Tensor,
+        label_smoothing: float,
+        table: "Table | None",
+    ) -> Tensor:
+        """Compute the sum.
+
+        Args:
+            ctx: Keeps the gradients.
+            states: Of the decoder, [tokens, d_model].
+            weight: Of the output projection, [V, d_model].
+            bias: Of the output projection, [V], or None.
+            labels: The next tokens, [tokens].
+            label_smoothing: epsilon_ls.
+            table: Where the weight's gradient goes, in place of the weight; None where it is tied
+                to nothing.
+
+        Returns:
+            The sum, a scalar in float32.
+        """
+        device = states.device.type
+        kind = states.dtype
+        if torch.is_autocast_enabled(device):
+            kind = torch.get_autocast_dtype(device)
+        factors = weight.to(kind)
+        size = weight.shape[0]
+        spread = label_smoothing / size
+        # the sum over the vocabulary of scores is the score of a sum
+        summed = weight.sum(0, dtype=torch.float32)
+        summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
+        total = torch.zeros((), device=states.device)
+        grad_states = torch.empty_like(states)
+        grad_weight, grad_bias = None, None if bias is None else torch.zeros_like(bias)
+        rows = max(1, block_bytes(device) // (4 * size))
+        blocks = -(-states.shape[0] // rows)
+        for x, label, grad in zip(
+            *(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True
+        ):
+            label, x = label[:, None], x.to(kind)
+            scores = torch.mm(x, factors.T).float()  # [block, V]
+            if bias is not None:
+                scores += bias
+            most = scores.amax(-1, keepdim=True)
+            true = scores.gather(1, label)
+            powers = scores.sub_(most).exp_()
+            sums = powers.sum(-1, keepdim=True)
+            mean = (x.float() @ summed + summed_bias)[:, None]
+            loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
+            total += loss.sum()
+            # the gradient of a score is powers / sums - spread, less 1 - smoothing at the true one;
+            # to divide the sum of a product is less than to divide all that goes into it. spread
+            # goes off before it: what is left of like sums would be rounding
+            powers.sub_(spread * sums).scatter_add_(1, label, (label_smoothing - 1) * sums)
+            powers = powers.to(kind)
+            grad.copy_((powers @ factors).float() / sums)
+            grad_weight = _product_added(grad_weight, powers, (x.float() / sums).to(kind))
+            if bias is not None:
+                grad_bias += (1 / sums).T[0] @ powers.float()
+        ctx.gradients = grad_states, grad_weight, grad_bias
+        ctx.table = table
+        return total
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Scale what forward found.
+
+        Args:
+            ctx: Has the gradients.
+            grad_output: Gradient of the sum.
+
+        Returns:
+            Gradients of the arguments of forward.
+        """
+        if ctx.gradients is None:
+            raise RuntimeError("the gradient of this loss can be taken only once.")
+        states, weight, bias = (
+            None if gradient is None else gradient.mul_(grad_output) for gradient in ctx.gradients
+        )
+        ctx.gradients = None
+        if ctx.table is not None:
+            ctx.table.gradient = weight
+            weight = None
+        return states, weight, bias, None, None, None, None
+
+
+def _product_added(sum_so_far: Tensor | None, powers: Tensor, weighted: Tensor) -> Tensor:
+    if sum_so_far is None:
+        return (powers.T @ weighted).float()
+    if powers.dtype == torch.float32:
+        return sum_so_far.addmm_(powers.T, weighted)
+    return sum_so_far.add_(powers.T @ weighted)
+
+
+class Table:
+    """The one embedding matrix while a batch is trained on. Section 3.4.
+
+    Attributes:
+        gradient: Of the output projection, from when it is known until all of it is given away.
+    """
+
+    def __init__(self):
+        self.gradient: Tensor | None = None
+
+
+class Lookup(torch.autograd.Function):
+    """Rows of the embedding; backward adds what they are due to what the projection is due."""
+
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor, ids: Tensor, table: Table) -> Tensor:
+        """Look up.
+
+        Args:
+            ctx: Keeps the ids.
+            weight: The embedding, [V, d_model].
+            ids: Of source and target, [tokens].
+            table: Where the projection leaves its gradient.
+
+        Returns:
+            Embeddings, [tokens, d_model].
+        """
+        ctx.save_for_backward(ids)
+        ctx.table = table
+        return weight.index_select(0, ids)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        """Give the gradient of embeddings and projection together.
+
+        Args:
+            ctx: Has the ids.
+            grad_output: Gradient of the embeddings.
+
+        Returns:
+            Gradients of the arguments of forward.
+        """
+        (ids,) = ctx.saved_tensors
+        gradient, ctx.table.gradient = ctx.table.gradient, None
+        return gradient.index_add_(0, ids, grad_output), None, None
+
+
+def fused_loss_sum(
+    model: VanillaTransformerForConditionalGeneration,
+    input_ids: Tensor,
+    decoder_input_ids: Tensor,
+    labels: Tensor,
+    places: Tensor,
+    label_smoothing: float,
+    attention_mask: Tensor | None = None,
+) -> Tensor:
+    """The smoothed loss of a batch, summed over its target tokens. Section 5.4.
+
+    Args:
+        model: The model.
+        input_ids: Source tokens, [B, S].
+        decoder_input_ids: Target tokens, shifted right, [B, T].
+        labels: The next tokens, [B, T].
+        places: Where in [B * T] the labels that count are.
+        label_smoothing: epsilon_ls.
+        attention_mask: As the model takes it.
+
+    Returns:
+        The sum, a scalar in float32.
+    """
+    head, table = model.lm_head, None
+    weight = head.weight
+    if model.config.tie_word_embeddings:
+        table = Table()
+        ids = torch.cat((input_ids.flatten(), decoder_input_ids.flatten()))
+        embedded = Lookup.apply(weight, ids, table)
+        source, target = embedded.split((input_ids.numel(), decoder_input_ids.numel()))
+        tokens = {
+            "inputs_embeds": source.view(*input_ids.shape, -1),
+            "decoder_inputs_embeds": target.view(*decoder_input_ids.shape, -1),
+        }
+        weight = weight.detach()
+    else:
+        tokens = {"input_ids": input_ids, "decoder_input_ids": decoder_input_ids}
+    outputs = model.model(**tokens, attention_mask=attention_mask, use_cache=False)
+    states, labels = outputs.last_hidden_state.flatten(0, 1), labels.flatten()
+    if len(places) < len(labels):
+        states, labels = states.index_select(0, places), labels.index_select(0, places)
+    return LossOfStates.apply(states, weight, head.bias, labels, label_smoothing, table)
+
+
+class CheapDropout(nn.Dropout):
+    """Dropout on a processor, where to draw random numbers is a good part of its time.
+
+    A decision has 16 bits of a number from a fast generator, whose seed torch's own draws: what is
+    dropped is a function of torch's seed. The scale is exact for the share that is dropped.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Drop some, and scale the others up.
+
+        Args:
+            x: Of any shape.
+
+        Returns:
+            The same shape.
+        """
+        # what is compiled draws its random numbers by itself
+        if not self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
+            return super().forward(x)
+        return _Drop.apply(x, round(self.p * LANES))
+
+
+class _Drop(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dropped: int) -> Tensor:
+        seed = int(torch.randint(2**63 - 1, ()))
+        words = np.random.SFC64(seed).random_raw(-(-x.numel() // 4))
+        is_kept = np.greater_equal(words.view(np.uint16)[: x.numel()], dropped)
+        ctx.is_kept = torch.from_numpy(is_kept.view(np.uint8)).view(x.shape)
+        ctx.scale = LANES / (LANES - dropped)
+        return x * ctx.is_kept.to(x.dtype).mul_(ctx.scale)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
+        return grad_output * ctx.is_kept.to(grad_output.dtype).mul_(ctx.scale), None
+
+
+def use_cheap_dropout(model: nn.Module) -> None:
+    """Let a model draw what it drops from the fast generator.
+
+    Args:
+        model: Whose dropout is exchanged, in place.
+    """
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if type(child) is nn.Dropout and 0 < child.p < 1:
+                setattr(module, name, CheapDropout(child.p).train(child.training))
