@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check style wheel clean
+.PHONY: help demo bench test test-all check style wheel clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -12,6 +12,9 @@ help:  ## what can be made
 
 demo: $(READY)  ## train, evaluate and translate on the embedded corpus, in minutes
 	$(BIN)/vanilla-transformer demo
+
+bench: $(READY)  ## this package beside its peers, on the same work in the same run
+	$(BIN)/python -m vanilla_transformer.benchmarks
 
 test: $(READY)  ## the tests that need no GPU, browser or many minutes
 	$(BIN)/python -m pytest -m "not slow and not gpu and not browser"

@@ -1,12 +1,7 @@
-"""How long text takes from the disk to batches, in how much memory, and how full the batches are.
-
-`python -m vanilla_transformer.benchmarks.data_preparation RECIPE --dataset ...` takes the flags of
-training. Memory is read from Linux's /proc.
-"""
+"""How long text takes from disk to batches, in how much memory, and how full the batches are."""
 
 import argparse
-import logging
-import sys
+import dataclasses
 import tempfile
 import time
 from collections.abc import Iterator
@@ -17,9 +12,10 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from vanilla_transformer.console import run_command
+from vanilla_transformer.benchmarks.contest import memory
+from vanilla_transformer.paper.study import Section
 from vanilla_transformer.train.batches import Collator, TrainingSteps, split_step
-from vanilla_transformer.train.config import TrainConfig, parse_arguments
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import text_hash
 from vanilla_transformer.train.data import load_texts, make_steps, prepare_data
 from vanilla_transformer.train.loop import prepare_tokenizer
@@ -36,9 +32,11 @@ class Table:
 
     Args:
         lines: So far.
+        pairs_per_second: By what is done with them.
     """
 
-    lines: list[str] = field(default_factory=list)
+    lines: list[tuple[str, str]] = field(default_factory=list)
+    pairs_per_second: dict[str, float] = field(default_factory=dict)
 
     def add(self, name: str, text: str):
         """Add a line.
@@ -47,7 +45,7 @@ class Table:
             name: What was measured.
             text: What came out.
         """
-        self.lines.append(f"{name:28} {text}")
+        self.lines.append((name, text))
 
     @contextmanager
     def timing(self, name: str, pairs: int) -> Iterator[None]:
@@ -64,18 +62,8 @@ class Table:
         yield
         scale = MILLION / pairs
         wall, cpu = (time.perf_counter() - wall) * scale, (time.process_time() - cpu) * scale
-        self.add(name, f"{wall:,.2f} s, {cpu:,.2f} s of a processor, a million pairs")
-
-
-def memory() -> dict[str, float]:
-    """Memory of this process.
-
-    Returns:
-        MB of its own, of files that it shares with others, and of both at most so far.
-    """
-    status = Path("/proc/self/status").read_text()
-    names = {"own": "RssAnon", "shared": "RssFile", "most": "VmHWM"}
-    return {name: int(status.split(f"{key}:")[1].split()[0]) / 1024 for name, key in names.items()}
+        self.pairs_per_second[name] = MILLION / wall
+        self.add(name, f"{wall:,.2f} s, {cpu:,.2f} s of a processor; {MILLION / wall:,.0f} pairs/s")
 
 
 def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs:
@@ -209,40 +197,40 @@ def measure_stream(config: TrainConfig, blocks: int, table: Table):
     table.add("reading to batches", f"{seconds:,.2f} s of a processor, a million pairs")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Measure, and print the table.
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Prepare the text of a recipe, with nothing cached.
 
     Args:
-        argv: Flags of training, `--millions` and `--blocks`; those of the process if not given.
+        flags: Of the command line.
 
-    Returns:
-        The exit status.
+    Yields:
+        One section.
     """
-    return run_command(lambda: _measure(sys.argv[1:] if argv is None else argv))
-
-
-def _measure(argv: list[str]):
-    parser = argparse.ArgumentParser(allow_abbrev=False, add_help=False)
-    parser.add_argument("--millions", type=float, default=36.0)
-    parser.add_argument("--blocks", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=50)
-    own, rest = parser.parse_known_args(argv)
-    config, _ = parse_arguments(rest, "vanilla_transformer.benchmarks.data_preparation")
+    config = flags.config
     if config.tokens_per_micro_batch is None:
-        config.tokens_per_micro_batch = max(TOKENS_PER_MICRO_BATCH, config.max_length)
-    logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
+        tokens = max(TOKENS_PER_MICRO_BATCH, config.max_length)
+        config = dataclasses.replace(config, tokens_per_micro_batch=tokens)
     datasets.disable_progress_bars()
     table = Table()
+    before = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory() as cache:
-        # nothing that was prepared before
+        # nothing that was prepared before, and no vocabulary that a run has learned
         datasets.config.HF_DATASETS_CACHE = Path(cache)
-        if config.streaming:
-            measure_stream(config, own.blocks, table)
-        else:
-            pairs = measure_corpus(config, table, own.steps)
-            measure_plan(config, pairs, own.millions, table)
-    print("\n".join(table.lines))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+        config = dataclasses.replace(config, output_dir=cache)
+        try:
+            if config.streaming:
+                measure_stream(config, flags.blocks, table)
+            else:
+                pairs = measure_corpus(config, table, flags.steps)
+                measure_plan(config, pairs, flags.millions, table)
+        finally:
+            datasets.config.HF_DATASETS_CACHE = before
+    yield Section(
+        name="data",
+        title="From text to batches",
+        says="Times are for a million pairs, by the clock and of a processor, memory that of this "
+        "process.",
+        columns=("what", "measured"),
+        rows=table.lines,
+        numbers={"pairs_per_second": table.pairs_per_second},
+    )

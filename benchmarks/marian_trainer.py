@@ -17,7 +17,6 @@ import torch
 from transformers import (
     AutoTokenizer,
     DataCollatorForSeq2Seq,
-    MarianConfig,
     MarianMTModel,
     PreTrainedTokenizerBase,
     Seq2SeqTrainer,
@@ -27,8 +26,8 @@ from transformers import (
 from transformers.trainer_utils import get_last_checkpoint
 
 from vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.benchmarks.peers import marian_config
 from vanilla_transformer.console import run_command
-from vanilla_transformer.conversion.weights import SAME_FIELDS
 from vanilla_transformer.train.averaging import average_weights
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import texts_of
@@ -37,24 +36,6 @@ from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, leng
 from vanilla_transformer.train.run_folder import read_recipe, write_environment
 from vanilla_transformer.train.schedule import learning_rate
 from vanilla_transformer.train.scoring import score_translations
-
-
-def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
-    """The Marian of the same sizes.
-
-    Args:
-        config: Of our model.
-
-    Returns:
-        Its configuration, with the library's biases and its order of sines and cosines.
-    """
-    same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
-    return MarianConfig(
-        **same,
-        scale_embedding=True,
-        share_encoder_decoder_embeddings=True,
-        forced_eos_token_id=None,
-    )
 
 
 def train_marian(

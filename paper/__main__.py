@@ -3,15 +3,11 @@
 import argparse
 import importlib
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
-
-if TYPE_CHECKING:
-    from vanilla_transformer.paper.study import Section
 
 
 class Study(NamedTuple):
@@ -88,6 +84,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         raise ValueError(
             f"{name!r} is not a study of the paper.{known} They are {', '.join(STUDIES)}."
         )
+    from vanilla_transformer.paper.study import show_study
+
     study = STUDIES[name]
     module = importlib.import_module(f"vanilla_transformer.paper.{study.module}")
     parser = argparse.ArgumentParser(
@@ -104,7 +102,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
     title = f"{study.title}, {study.place}"
-    _show(module.sections(flags), title, flags.output_dir)
+    show_study(module.sections(flags), title, flags.output_dir)
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -117,27 +115,6 @@ def main(argv: list[str] | None = None) -> int:
         0 if all went well, 1 if it was refused.
     """
     return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
-
-
-def _show(sections: Iterable["Section"], title: str, folder: Path):
-    from vanilla_transformer.paper.study import PAGE, write_study
-    from vanilla_transformer.train.run_folder import environment_facts
-
-    # a folder that cannot be is refused before anything is computed
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"output_dir must be a folder, got the file {nearest}.")
-    done = []
-    try:
-        for section in sections:
-            done.append(section)
-            sys.stdout.write(f"{section.text()}\n")
-            sys.stdout.flush()
-    finally:
-        # what was found before an error or the user stopped it is kept
-        if done:
-            write_study(folder, title, done, environment_facts())
-    sys.stdout.write(f"{folder / PAGE} has the pictures\n")
 
 
 if __name__ == "__main__":

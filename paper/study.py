@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -142,6 +143,36 @@ def write_study(
     content = {"title": title, "environment": dict(environment), "sections": _finite(numbers)}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
     (folder / NUMBERS).write_text(text + "\n", encoding="utf-8")
+
+
+def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
+    """Show sections as they are found, and write what was found.
+
+    Args:
+        sections: What a study shows.
+        title: Of the study.
+        folder: Where to.
+
+    Raises:
+        ValueError: If the folder cannot be.
+    """
+    from vanilla_transformer.train.run_folder import environment_facts
+
+    # a folder that cannot be is refused before anything is computed
+    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"output_dir must be a folder, got the file {nearest}.")
+    done = []
+    try:
+        for section in sections:
+            done.append(section)
+            sys.stdout.write(f"{section.text()}\n")
+            sys.stdout.flush()
+    finally:
+        # what was found before an error or the user stopped it is kept
+        if done:
+            write_study(folder, title, done, environment_facts())
+    sys.stdout.write(f"{folder / PAGE} has the pictures\n")
 
 
 def _is_of_numbers(column: Iterable[Any]) -> bool:

@@ -1,18 +1,25 @@
-"""What is measured can be measured anew."""
+"""What is measured can be measured anew, and nothing is timed that is not equal."""
 
+import argparse
+import json
 import re
 
+import numpy as np
 import pytest
+import torch
 import train_toys
 
-from vanilla_transformer.benchmarks.data_preparation import main
+from vanilla_transformer.benchmarks import contest, peers, training, work
+from vanilla_transformer.benchmarks.__main__ import main
+from vanilla_transformer.train.config import TrainConfig
 
 
 @pytest.fixture
 def flags(tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     settings = train_toys.toy_settings(corpus, tmp_path / "run", tokens_per_step=500)
-    return [str(train_toys.write_recipe(tmp_path / "toy.yaml", settings))]
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    return ["--recipe", str(recipe), "--output_dir", str(tmp_path / "out"), "--device", "cpu"]
 
 
 def measured(capsys, *flags):
@@ -21,7 +28,7 @@ def measured(capsys, *flags):
 
 
 def test_the_preparation_of_a_corpus_is_measured(flags, capsys):
-    table = measured(capsys, *flags, "--millions", 0.01)
+    table = measured(capsys, "data", *flags, "--millions", 0.01)
     assert re.search(r"^pairs +90$", table, re.MULTILINE)
     assert re.search(r"^counts +kept 90, wrong_encoding 0", table, re.MULTILINE)
     assert re.search(r"^tokens among the cells +[5-9]\d\.\d\d%$", table, re.MULTILINE)
@@ -29,5 +36,119 @@ def test_the_preparation_of_a_corpus_is_measured(flags, capsys):
 
 
 def test_a_stream_is_measured(flags, capsys):
-    table = measured(capsys, *flags, "--streaming", "true", "--block_pairs", 40, "--blocks", 3)
+    options = ("--streaming", "true", "--block_pairs", 40, "--blocks", 3)
+    table = measured(capsys, "data", *flags, *options)
     assert re.findall(r"^block (\d) +from step", table, re.MULTILINE) == ["0", "1", "2"]
+
+
+SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1, "--threads", 1)
+
+
+@pytest.mark.slow
+def test_training_and_translation_are_measured_beside_the_same_function_of_a_peer(
+    flags, tmp_path, capsys
+):
+    options = ("--model_vocab_size", 300, "--tokens_per_batch", 60, "--beams", 2)
+    measured(capsys, "training", "translation", *flags, *SMALLEST, *options, "--batch_sizes", 3)
+    study = json.loads((tmp_path / "out/study.json").read_text(encoding="utf-8"))
+    training, translation = study["sections"]["training-toy"], study["sections"]["translation-toy"]
+    ours, marian = training["rows"][:2]
+    assert [ours[0], marian[0]] == [peers.OURS, peers.MARIAN]
+    assert marian[1:4] == [1, 1, 1]
+    rates = {row[0]: row[4] for row in training["rows"]}
+    seconds = training["seconds"]
+    # one batch, one round: a ratio of times is one of rates
+    times = seconds[peers.MARIAN][0][0] / seconds[peers.OURS][0][0]
+    assert rates[peers.OURS] / rates[peers.MARIAN] == pytest.approx(times) == ours[1]
+    assert set(training["differences"]) == {
+        name for name, peer in peers.PEERS.items() if peer.convert is not None
+    }
+    assert all(difference < 1e-4 for difference in training["differences"].values())
+    assert [row[:2] for row in translation["rows"]][:2] == [
+        ["beam 2, 3 short", peers.OURS],
+        ["beam 2, 3 short", peers.MARIAN],
+    ]
+    assert all(row[-2] == "100%" for row in translation["rows"] if row[1] == peers.OURS)
+    assert "torch" in study["environment"]
+
+
+@pytest.mark.parametrize("name", [n for n, peer in peers.PEERS.items() if peer.convert is not None])
+def test_what_is_timed_is_the_same_function(name, monkeypatch):
+    flags = argparse.Namespace(model_vocab_size=30, config=TrainConfig())
+    random = np.random.default_rng(0)
+    rows = {key: random.integers(3, 30, (4, 5)) for key in ("input_ids", "labels")}
+    batch = work.Batch(work.Collator(0, 1, 30)(rows), np.full(4, 5), np.full(4, 5))
+    assert 0 <= training.difference(name, "toy", batch, flags) < 1e-5
+    peer = peers.PEERS[name]
+    monkeypatch.setitem(
+        peers.PEERS, name, peer._replace(loss_sum=lambda *given: 1.01 * peer.loss_sum(*given))
+    )
+    with pytest.raises(ValueError, match=f"of {name} must be ours to 0.001, got 0.01"):
+        training.difference(name, "toy", batch, flags)
+
+
+def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
+    assert main(["trainin", *flags]) == 1
+    assert "'trainin' is not a part." in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["training", "--sizes", "bigg"])
+    assert "'bigg'" in capsys.readouterr().err
+    assert main(["training", *flags, "--rounds", "0"]) == 1
+    assert "rounds must be at least 1, got 0." in capsys.readouterr().err
+    assert main(["training", *flags, "--datasett", "x"]) == 1
+    assert "Did you mean" in capsys.readouterr().err
+
+
+def test_useful_work_is_counted_sentence_by_sentence():
+    config = work.model_config("toy", 300)
+    batch = work.Batch({}, np.array([3, 5]), np.array([2, 4]))
+    by_hand = 0
+    for source, target in ((3, 2), (5, 4)):
+        d, f, v = 16, 32, 300
+        products = [(source, d, d)] * 4 + [(source, d, f)] * 2
+        products += [(target, d, d)] * 6 + [(source, d, d)] * 2 + [(target, d, f)] * 2
+        products += [(target, d, v), (source, d, source), (source, source, d)]
+        products += [(target, d, target), (target, target, d)]
+        products += [(target, d, source), (target, source, d)]
+        # a product and, backward, two more; each term a multiplication and an addition
+        by_hand += 3 * sum(2 * a * b * c for a, b, c in products)
+    assert work.training_flops(config, batch) == by_hand
+
+
+def test_useful_work_of_a_search_grows_with_each_step():
+    config = work.model_config("toy", 300)
+    d, f, v, beams = 16, 32, 300, 3
+    by_hand = 0
+    for source in (3, 5):
+        products = [(source, d, d)] * 6 + [(source, d, f)] * 2
+        products += [(source, d, source), (source, source, d)]
+        for past in range(1, 5):
+            products += beams * ([(1, d, d)] * 6 + [(1, d, f)] * 2 + [(1, d, v)])
+            products += beams * [(1, d, past), (1, past, d), (1, d, source), (1, source, d)]
+        by_hand += sum(2 * a * b * c for a, b, c in products)
+    assert work.search_flops(config, [3, 5], beams, 4) == by_hand
+
+
+class Sleeper:
+    """Works as long as a piece says, and holds memory."""
+
+    def __call__(self, piece):
+        import time
+
+        self.held = torch.ones(piece[1])
+        time.sleep(piece[0])
+        return piece
+
+
+def test_a_race_times_each_piece_of_each_and_sees_its_memory():
+    pieces = [(0.02, 1), (0.1, 30_000_000)]
+    contenders = [contest.Contender("it", Sleeper, (), pieces, [1, 2], [10, 20])]
+    seen = []
+    (result,) = contest.race(contenders, 2, torch.device("cpu"), seen.append, range(2))
+    assert seen == [{"it": pieces}]
+    assert result.seconds.shape == (2, 2)
+    assert (result.seconds >= [0.02, 0.1]).all()
+    np.testing.assert_allclose(result.rates, [1, 2] / result.seconds)
+    np.testing.assert_allclose(result.flop_rates, [10, 20] / result.seconds)
+    # 30 million float32, after the second piece only
+    assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6

@@ -1,0 +1,229 @@
+"""How a step of training grows: with the length, the vocabulary, the batch, and the processes."""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from vanilla_transformer.benchmarks.contest import Contender, race
+from vanilla_transformer.benchmarks.peers import MARIAN, OURS
+from vanilla_transformer.benchmarks.training import Trainee
+from vanilla_transformer.benchmarks.work import Batch, model_config, training_flops
+from vanilla_transformer.paper.study import Section
+from vanilla_transformer.pictures import new_figure
+from vanilla_transformer.train.batches import Collator
+from vanilla_transformer.train.run_folder import METRICS_FILE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# about as many tokens on each side, however long the sentences
+TOKENS = 1024
+SENTENCE = 32
+LENGTHS = (64, 256, 1024, 4096, 8192)
+VOCABULARIES = (1_000, 8_000, 37_000)
+COUNTS = (1, 8, 32, 128)
+STEPS = 30
+COLUMNS = ("contender", "tokens/s", "ms a step", "peak MB")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Measure how cost grows, for the first of the sizes asked for.
+
+    Args:
+        flags: Of the command line.
+
+    Yields:
+        Four sections.
+    """
+    vocab_size, seed = flags.model_vocab_size, flags.config.seed
+    lengths = [length for length in LENGTHS if length <= flags.longest]
+    by_length = {
+        length: random_batch(max(1, TOKENS // length), length, vocab_size, seed)
+        for length in lengths
+    }
+    by_count = {count: random_batch(count, SENTENCE, vocab_size, seed) for count in COUNTS}
+    yield _section(
+        "length",
+        "sentence length",
+        f"Random sentences of one length, at least {TOKENS:,} tokens on each side.",
+        _raced(list(by_length.values()), vocab_size, flags),
+        lengths,
+        flags,
+    )
+    yield _section(
+        "batch",
+        "sentences of a batch",
+        f"Random sentences of {SENTENCE} tokens.",
+        _raced(list(by_count.values()), vocab_size, flags),
+        COUNTS,
+        flags,
+    )
+    races = [
+        _raced([random_batch(TOKENS // SENTENCE, SENTENCE, size, seed)], size, flags)
+        for size in VOCABULARIES
+    ]
+    yield _section(
+        "vocabulary",
+        "tokens of the vocabulary",
+        f"{TOKENS // SENTENCE} random sentences of {SENTENCE} tokens.",
+        [points for (points,) in races],
+        VOCABULARIES,
+        flags,
+    )
+    yield _processes(flags)
+
+
+def random_batch(sentences: int, length: int, vocab_size: int, seed: int) -> Batch:
+    """Sentences of one length.
+
+    Args:
+        sentences: How many.
+        length: Tokens of each, of both sides.
+        vocab_size: Which tokens there are.
+        seed: Of the tokens.
+
+    Returns:
+        A batch without padding.
+    """
+    random = np.random.default_rng(seed)
+    sides = random.integers(3, vocab_size, (2, sentences, length))
+    tensors = Collator(0, 1, vocab_size)({"input_ids": sides[0], "labels": sides[1]})
+    lengths = np.full(sentences, length)
+    return Batch(tensors, lengths, lengths)
+
+
+class Growing:
+    """`Trainee` with as many positions as the longest sentence.
+
+    Args:
+        name: `OURS` or `MARIAN`.
+        size: One of `work.SIZES`.
+        flags: Of the command line.
+        vocab_size: Of the model.
+        positions: Of Marian's table, which ends.
+    """
+
+    def __init__(
+        self, name: str, size: str, flags: argparse.Namespace, vocab_size: int, positions: int
+    ):
+        given = argparse.Namespace(**{**vars(flags), "model_vocab_size": vocab_size})
+        self.trainee = Trainee(name, size, given, max_position_embeddings=positions)
+
+    def __call__(self, batch: Batch) -> None:
+        """Change the weights once.
+
+        Args:
+            batch: What by.
+        """
+        self.trainee(batch)
+
+
+def _raced(
+    batches: list[Batch], vocab_size: int, flags: argparse.Namespace
+) -> list[list[tuple[str, float, float, float]]]:
+    """Race over batches, small ones first; a line of the table for each and each contender."""
+    size, positions = flags.sizes[0], max(batch.source_lengths.max() for batch in batches)
+    config = model_config(size, vocab_size)
+    contenders = [
+        Contender(
+            name,
+            Growing,
+            (name, size, flags, vocab_size, int(positions)),
+            batches,
+            [batch.tokens for batch in batches],
+            [training_flops(config, batch) for batch in batches],
+        )
+        for name in (OURS, MARIAN)
+    ]
+    # memory only grows, and with it what was taken at most
+    every = range(len(batches))
+    results = race(contenders, flags.rounds, torch.device(flags.device), checked=every)
+    return [
+        [
+            (
+                result.name,
+                float(np.median(result.rates[:, number])),
+                float(1000 * np.median(result.seconds[:, number])),
+                round(result.peaks[number] / 1e6),
+            )
+            for result in results
+        ]
+        for number in every
+    ]
+
+
+def _section(
+    name: str,
+    axis: str,
+    says: str,
+    points: Sequence[Sequence[tuple[str, float, float, float]]],
+    values: Sequence[int],
+    flags: argparse.Namespace,
+) -> Section:
+    pairs = list(zip(values, points, strict=True))
+    return Section(
+        name=f"scaling-{name}",
+        title=f"A step of training against {axis}, {flags.sizes[0]}",
+        says=f"{says} Vocabulary, device and precision as asked for; medians over rounds.",
+        columns=(axis, *COLUMNS),
+        rows=[(value, *line) for value, lines in pairs for line in lines],
+        figure=_figure(axis, values, points),
+    )
+
+
+def _figure(axis: str, values: Sequence[int], points: Sequence[Sequence[tuple]]) -> "Figure":
+    figure, plots = new_figure(9, 3.4, 1, 2)
+    speed, memory = plots[0]
+    for lines in zip(*points, strict=True):
+        _, rates, _, peaks = zip(*lines, strict=True)
+        speed.plot(values, rates, "o-", label=lines[0][0])
+        memory.plot(values, peaks, "o-", label=lines[0][0])
+    for plot, title in ((speed, "tokens/s"), (memory, "peak MB")):
+        plot.set(xlabel=axis, title=title, xscale="log", ylim=(0, None))
+        plot.legend()
+    return figure
+
+
+def _processes(flags: argparse.Namespace) -> Section:
+    """Train the recipe's text with the command line itself, on one process and on two."""
+    cores = os.cpu_count() or 1
+    # on a GPU a process has one
+    kinds = {"1 process": (1, cores), "2 processes": (2, max(1, cores // 2))}
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name, (processes, threads) in kinds.items():
+            run = Path(folder, name.replace(" ", "-"))
+            tokenizer = Path(folder, "1-process", "tokenizer")
+            command = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
+            command += ["--num_processes", str(processes), "--num_machines", "1"]
+            command += ["--multi_gpu", "--main_process_port", "0"] if processes > 1 else []
+            command += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+            command += ["--num_cpu_threads_per_process", str(threads)]
+            command += ["-m", "vanilla_transformer.train", flags.recipe, *flags.settings]
+            command += ["--max_steps", str(STEPS), "--log_every_steps", str(STEPS // 3)]
+            command += ["--output_dir", str(run)]
+            if tokenizer.is_dir():
+                command += ["--tokenizer", str(tokenizer)]
+            environment = {**os.environ, "ACCELERATE_USE_CPU": str(flags.device == "cpu")}
+            environment.pop("OMP_NUM_THREADS", None)
+            subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+            lines = (run / METRICS_FILE).read_text(encoding="utf-8").splitlines()
+            last = [line for line in map(json.loads, lines) if "tokens_per_second" in line][-1]
+            rows.append((name, threads, last["tokens_per_second"], last["loss"]))
+    return Section(
+        name="scaling-processes",
+        title=f"One process and two, recipe {flags.recipe}",
+        says=f"The command line itself, {STEPS} steps; each process has its share of the cores. "
+        "Tokens a second are those of the last steps, the loss is of the same tokens.",
+        columns=("processes", "threads each", "tokens/s", "loss"),
+        rows=rows,
+    )

@@ -1,0 +1,268 @@
+"""Training steps: forward, smoothed loss, backward and fused Adam, against the peers."""
+
+import argparse
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from torch import Tensor, nn
+from transformers.trainer_pt_utils import LabelSmoother
+
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.benchmarks.contest import (
+    COLUMNS,
+    Contender,
+    matrix_product,
+    numbers_of,
+    race,
+    ratio_figure,
+    rows_of,
+)
+from vanilla_transformer.benchmarks.peers import MARIAN, OURS, PEERS
+from vanilla_transformer.benchmarks.work import (
+    Batch,
+    bucketed_batches,
+    model_config,
+    random_batches,
+    read_corpus,
+    training_flops,
+)
+from vanilla_transformer.paper.study import Section
+from vanilla_transformer.train import layout
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.step import mask_for_sdpa, smoothed_loss_sum, training_step
+
+USUAL = "transformers Marian, random sentences"
+OURS_RANDOM = "this package, the same random sentences"
+USUAL_SENTENCES = 64
+# loss and gradient of a converted model, relative: sums of thousands of float32 in another order
+SAME = 1e-3
+
+
+class Trainee:
+    """A model with its optimizer.
+
+    Args:
+        name: `OURS` or one of `PEERS`, or `USUAL`.
+        size: One of `work.SIZES`.
+        flags: Of the command line.
+        fields: Of the configuration, that differ.
+    """
+
+    def __init__(self, name: str, size: str, flags: argparse.Namespace, **fields: Any):
+        self.name = name
+        self.smoother = LabelSmoother(epsilon=flags.config.label_smoothing)
+        self.settings: TrainConfig = flags.config
+        self.device = torch.device(flags.device)
+        config = model_config(size, flags.model_vocab_size, **fields)
+        torch.manual_seed(self.settings.seed)
+        if name in (OURS, OURS_RANDOM):
+            self.model = VanillaTransformerForConditionalGeneration(config).train()
+            self.accelerator = open_accelerator(self.settings, self.device)
+            prepared = layout.prepare(self.accelerator, self.model, self.settings)
+            self.wrapped, _, self.optimizer = prepared
+            self.schedule = torch.optim.lr_scheduler.ConstantLR(prepared[1], factor=1e-4)
+            return
+        self.peer = PEERS[MARIAN if name == USUAL else name]
+        self.model = self.peer.build(config).to(self.device).train()
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
+        if self.settings.compile:
+            self.model.compile(dynamic=True)
+
+    def __call__(self, batch: Batch) -> None:
+        """Change the weights once.
+
+        Args:
+            batch: What by.
+        """
+        smoothing = self.settings.label_smoothing
+        if self.name in (OURS, OURS_RANDOM):
+            # as the loop of training has it
+            training_step(
+                self.accelerator,
+                self.wrapped,
+                self.optimizer,
+                self.schedule,
+                [mask_for_sdpa(batch.tensors)],
+                smoothing,
+            )
+            return
+        tensors = self.on_device(batch)
+        dtype = dtype_of(self.settings)
+        with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
+            if self.name == USUAL:
+                inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
+                loss = self.smoother(self.model(**inputs, use_cache=False), tensors["labels"])
+            else:
+                loss = self.peer.loss_sum(self.model, tensors, smoothing)
+                loss = loss / batch.target_lengths.sum()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def on_device(self, batch: Batch) -> dict[str, Tensor]:
+        """The tensors of a batch where the model is.
+
+        Args:
+            batch: On the host.
+
+        Returns:
+            Its tensors.
+        """
+        return {
+            name: tensor.to(self.device, non_blocking=True)
+            for name, tensor in batch.tensors.items()
+        }
+
+
+def dtype_of(settings: TrainConfig) -> torch.dtype:
+    """The type of matrix products.
+
+    Args:
+        settings: With a precision.
+
+    Returns:
+        The type.
+    """
+    return layout.DTYPES.get(settings.precision, torch.float32)
+
+
+def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator:
+    """The accelerator of a training on one device.
+
+    Args:
+        settings: Of the run.
+        device: Where.
+
+    Returns:
+        As `layout.open_accelerator` gives it.
+
+    Raises:
+        ValueError: If the machine has a GPU and the processor is asked for, or the reverse.
+    """
+    accelerator = layout.open_accelerator(settings)
+    if accelerator.device.type != device.type:
+        raise ValueError(f"device must be {accelerator.device.type} here, got {device.type}.")
+    return accelerator
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Compare training steps, a section for each size.
+
+    Args:
+        flags: Of the command line.
+
+    Yields:
+        Sections.
+    """
+    corpus = read_corpus(flags.config)
+    names = [OURS, *(name for name, peer in PEERS.items() if peer.is_installed())]
+    absent = [name for name in PEERS if name not in names]
+    for size in flags.sizes:
+        bucketed = bucketed_batches(
+            corpus, flags.tokens_per_batch, flags.batches, flags.config.seed
+        )
+        random = random_batches(corpus, USUAL_SENTENCES, flags.batches, flags.config.seed)
+        yield _section(size, names, absent, bucketed, random, flags)
+
+
+def _section(
+    size: str,
+    names: Sequence[str],
+    absent: Sequence[str],
+    bucketed: list[Batch],
+    random: list[Batch],
+    flags: argparse.Namespace,
+) -> Section:
+    config = model_config(size, flags.model_vocab_size)
+    device = torch.device(flags.device)
+    differences = {
+        name: difference(name, size, bucketed[0], flags)
+        for name in names
+        if name != OURS and PEERS[name].convert is not None
+    }
+
+    def contender(name: str, batches: list[Batch]) -> Contender:
+        return Contender(
+            name,
+            Trainee,
+            (name, size, flags),
+            batches,
+            [batch.tokens for batch in batches],
+            [training_flops(config, batch) for batch in batches],
+        )
+
+    contenders = [contender(name, bucketed) for name in names]
+    contenders += [contender(name, random) for name in (USUAL, OURS_RANDOM)]
+    matrix = matrix_product(device, dtype_of(flags.config), flags.batches)
+    *results, product = race([*contenders, matrix], flags.rounds, device)
+    rows = rows_of(results, MARIAN, product)
+    filled = sum(batch.tokens for batch in random) / sum(
+        batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel() for batch in random
+    )
+    equal = ", ".join(f"{name} to {worst:.0e}" for name, worst in differences.items())
+    says = (
+        f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
+        f"target tokens of like length, {flags.config.precision}, vocabulary "
+        f"{flags.model_vocab_size:,}; the last two on {USUAL_SENTENCES} sentences as they come, of "
+        f"whose places {1 - filled:.0%} are padding, the first of them with the library's label "
+        f"smoother. Converted into this package, loss and gradient were those of {equal}, relative "
+        "to the largest. Each contender has a process of its own, and does each batch in its turn; "
+        "ratios are medians over batches and rounds, with quartiles; memory is beyond what the "
+        "imports took. A product of large matrices "
+        f"ran at {numbers_of([], product)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
+        + (f" Absent here: {', '.join(absent)}." if absent else "")
+    )
+    return Section(
+        name=f"training-{size}",
+        title=f"A step of training, {size}",
+        says=says,
+        columns=COLUMNS,
+        rows=rows,
+        figure=ratio_figure({f"training, {size}": rows}, MARIAN),
+        numbers={**numbers_of(results, product), "differences": differences},
+    )
+
+
+def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) -> float:
+    """How far a peer's loss and gradient are from those of the same weights in this package.
+
+    Args:
+        name: One of `PEERS`.
+        size: One of `work.SIZES`.
+        batch: What the loss is of.
+        flags: Of the command line.
+
+    Returns:
+        The larger of both differences, relative.
+
+    Raises:
+        ValueError: If they are not the same function.
+    """
+    peer, smoothing = PEERS[name], flags.config.label_smoothing
+    torch.manual_seed(flags.config.seed)
+    theirs = peer.build(model_config(size, flags.model_vocab_size)).eval()
+    ours = peer.convert(theirs)
+    tensors = batch.tensors
+    expected = peer.loss_sum(theirs, tensors, smoothing)
+    expected.backward()
+    inputs = {key: value for key, value in tensors.items() if key != "labels"}
+    actual = smoothed_loss_sum(ours(**inputs, use_cache=False).logits, tensors["labels"], smoothing)
+    actual.backward()
+    gradients = [_embedding_gradient(model, flags.model_vocab_size) for model in (theirs, ours)]
+    gap = (gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()
+    worst = max(float(gap), float(((actual - expected) / expected).detach().abs()))
+    if not worst < SAME:
+        raise ValueError(f"loss and gradient of {name} must be ours to {SAME}, got {worst:.1g}.")
+    return worst
+
+
+def _embedding_gradient(model: nn.Module, vocab_size: int) -> Tensor:
+    """The gradient of all embeddings together: all of a model has a part in it."""
+    tables = [
+        parameter.grad
+        for parameter in model.parameters()
+        if parameter.grad is not None and parameter.shape[0] == vocab_size and parameter.ndim == 2
+    ]
+    return torch.stack(tables).sum(0)
