@@ -71,7 +71,7 @@ class FloatProduct:
         """
         if self.is_packed:
             # the number of rows given is the one that says: take what is packed
-            product = torch.ops.mkl._mkl_linear(
+            product = torch.ops.mkl._mkl_linear.default(
                 x, self.weight, self.shape_of_weight, self.bias, x.shape[0]
             )
         elif self.bias is None:
@@ -105,7 +105,8 @@ class Int8Product:
         finally:
             torch.backends.quantized.engine = engine
         kernels = torch.ops.quantized
-        self.multiply = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
+        kernel = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
+        self.multiply = kernel.default
         # older processors add pairs of products in 16 bits
         self.in_seven_bits = not torch.cpu._is_vnni_supported()
 
