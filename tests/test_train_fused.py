@@ -99,10 +99,13 @@ def test_scores_that_differ_by_hundreds_overflow_nowhere():
 def test_half_precision_is_as_near_as_the_plain_models(batch):
     model = train_toys.toy_model(seed=2, dropout=0.0).train()
     exact = taken(model, plain(model, batch, 0.1))
+    expected = float(plain(model, batch, 0.1).detach())
     distances = []
     for loss in (plain, quick):
         with torch.autocast("cpu", torch.bfloat16):
             value = loss(model, batch, 0.1)
+        # bfloat16 has three digits
+        assert float(value.detach()) == pytest.approx(expected, rel=1e-3)
         found = taken(model, value)
         distances.append(sum(float((found[name] - exact[name]).norm()) for name in exact))
     assert 0 < distances[1] < 1.5 * distances[0]

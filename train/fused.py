@@ -63,45 +63,14 @@ class LossOfStates(torch.autograd.Function):
         Returns:
             The sum, a scalar in float32.
         """
-        device = states.device.type
-        kind = states.dtype
+        device, kind = states.device.type, states.dtype
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
-        factors = weight.to(kind)
-        size = weight.shape[0]
-        spread = label_smoothing / size
-        # the sum over the vocabulary of scores is the score of a sum
-        summed = weight.sum(0, dtype=torch.float32)
-        summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
-        total = torch.zeros((), device=states.device)
-        grad_states = torch.empty_like(states)
-        grad_weight, grad_bias = None, None if bias is None else torch.zeros_like(bias)
-        rows = max(1, block_bytes(device) // (4 * size))
-        blocks = -(-states.shape[0] // rows)
-        for x, label, grad in zip(
-            *(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True
-        ):
-            label, x = label[:, None], x.to(kind)
-            scores = torch.mm(x, factors.T).float()  # [block, V]
-            if bias is not None:
-                scores += bias
-            most = scores.amax(-1, keepdim=True)
-            true = scores.gather(1, label)
-            powers = scores.sub_(most).exp_()
-            sums = powers.sum(-1, keepdim=True)
-            mean = (x.float() @ summed + summed_bias)[:, None]
-            loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
-            total += loss.sum()
-            # the gradient of a score is powers / sums - spread, less 1 - smoothing at the true one;
-            # to divide the sum of a product is less than to divide all that goes into it. spread
-            # goes off before it: what is left of like sums would be rounding
-            powers.sub_(spread * sums).scatter_add_(1, label, (label_smoothing - 1) * sums)
-            powers = powers.to(kind)
-            grad.copy_((powers @ factors).float() / sums)
-            grad_weight = _product_added(grad_weight, powers, (x.float() / sums).to(kind))
-            if bias is not None:
-                grad_bias += (1 / sums).T[0] @ powers.float()
-        ctx.gradients = grad_states, grad_weight, grad_bias
+        # what is not a product with weights stays in float32
+        with torch.autocast(device, enabled=False):
+            total, ctx.gradients = _loss_and_gradients(
+                states, weight, bias, labels, label_smoothing, kind
+            )
         ctx.table = table
         return total
 
@@ -127,6 +96,53 @@ class LossOfStates(torch.autograd.Function):
             ctx.table.gradient = weight
             weight = None
         return states, weight, bias, None, None, None, None
+
+
+def _loss_and_gradients(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    label_smoothing: float,
+    kind: torch.dtype,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
+    factors = weight.to(kind)
+    size = weight.shape[0]
+    spread = label_smoothing / size
+    # the sum over the vocabulary of scores is the score of a sum
+    summed = weight.sum(0, dtype=torch.float32)
+    summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
+    total = torch.zeros((), device=states.device)
+    grad_states = torch.empty_like(states)
+    grad_weight, grad_bias = None, None if bias is None else torch.zeros_like(bias)
+    rows = max(1, block_bytes(states.device.type) // (4 * size))
+    blocks = -(-states.shape[0] // rows)
+    for x, label, grad in zip(
+        *(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True
+    ):
+        label, x = label[:, None], x.to(kind)
+        scores = torch.mm(x, factors.T).float()  # [block, V]
+        if bias is not None:
+            scores += bias
+        most = scores.amax(-1, keepdim=True)
+        true = scores.gather(1, label)
+        powers = scores.sub_(most).exp_()
+        sums = powers.sum(-1, keepdim=True)
+        mean = (x.float() @ summed + summed_bias)[:, None]
+        loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
+        total += loss.sum()
+        # the gradient of a score is powers / sums - spread, less 1 - smoothing at the true one;
+        # to divide the sum of a product is less than to divide all that goes into it. spread
+        # goes off before it: what is left of like sums would be rounding
+        powers.sub_(spread * sums).scatter_add_(1, label, (label_smoothing - 1) * sums)
+        powers = powers.to(kind)
+        grad.copy_((powers @ factors).float() / sums)
+        grad_weight = _product_added(grad_weight, powers, (x.float() / sums).to(kind))
+        if bias is not None:
+            grad_bias += (1 / sums).T[0] @ powers.float()
+        # or two blocks would be in memory while the next is made
+        del scores, powers
+    return total, (grad_states, grad_weight, grad_bias)
 
 
 def _product_added(sum_so_far: Tensor | None, powers: Tensor, weighted: Tensor) -> Tensor:
