@@ -25,6 +25,7 @@ from vanilla_transformer.benchmarks.work import Corpus, model_config, read_corpu
 from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.paper.study import Section
 
+OURS_INT8 = f"{OURS} int8"
 CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8"}
 # of sentences of the text: which a piece is taken from
 LENGTHS = {"short": (0.1, 0.5), "long": (0.8, 1.0)}
@@ -44,7 +45,7 @@ class Search:
     """Search by one engine, sentences in and token ids out.
 
     Args:
-        name: `OURS`, `MARIAN` or one of `CTRANSLATE2`.
+        name: `OURS`, `OURS_INT8`, `MARIAN` or one of `CTRANSLATE2`.
         size: One of `work.SIZES`.
         tokenizer: Of the text.
         flags: Of the command line.
@@ -70,6 +71,10 @@ class Search:
             self.tokens = self.engine_tokens(model, tokenizer)
         else:
             self.model = model.to(self.device, self.dtype)
+        # without a length penalty this is the search of the others
+        self.settings = {} if name == MARIAN else {"length_penalty_alpha": 0.0}
+        if name == OURS_INT8:
+            self.settings["int8"] = True
 
     @staticmethod
     def engine_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
@@ -116,6 +121,7 @@ class Search:
                 max_new_tokens=steps,
                 max_length=None,
                 use_cache=True,
+                **self.settings,
             )
         return ids[:, 1:].tolist()
 
@@ -152,13 +158,18 @@ def load_ctranslate2(
         )
 
 
-def installed() -> list[str]:
+def installed(flags: argparse.Namespace) -> list[str]:
     """The engines that are here.
+
+    Args:
+        flags: Of the command line.
 
     Returns:
         Names of contenders.
     """
     names = [OURS, MARIAN]
+    if flags.device == "cpu" and dtype_of(flags.config) == torch.float32:
+        names.append(OURS_INT8)
     try:
         import ctranslate2  # noqa: F401
 
@@ -212,7 +223,7 @@ def pieces_of(
 
 
 def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
-    names, device = installed(), torch.device(flags.device)
+    names, device = installed(flags), torch.device(flags.device)
     kinds = [
         (num_beams, text, batch_size)
         for num_beams in flags.beams
