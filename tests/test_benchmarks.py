@@ -12,6 +12,7 @@ import train_toys
 from vanilla_transformer.benchmarks import contest, peers, training, work
 from vanilla_transformer.benchmarks.__main__ import main
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.loop import train
 
 
 @pytest.fixture
@@ -152,3 +153,31 @@ def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     np.testing.assert_allclose(result.flop_rates, [10, 20] / result.seconds)
     # 30 million float32, after the second piece only
     assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6
+
+
+@pytest.mark.slow
+def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsys, monkeypatch):
+    exports = pytest.importorskip("vanilla_transformer.benchmarks.exports")
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    run = tmp_path / "run"
+    train(train_toys.toy_config(corpus, run))
+    out = tmp_path / "out"
+    assert exports.main([str(run), "--output_dir", str(out)]) == 0
+    rows = json.loads((out / "study.json").read_text())["sections"]["exports"]["rows"]
+    assert len(rows) == 8
+    # two of them in whole numbers or by another penalty
+    assert [row[:2] for row in rows if row[2] < 7 and row[0] != "CTranslate2 int8"] in (
+        [],
+        [["CTranslate2 float32", "its own"]],
+    )
+    assert {row[3] for row in rows} == {7}
+    ours = exports.Engines.ours
+    monkeypatch.setattr(
+        exports.Engines, "ours", lambda *a, **k: [f"{text}!" for text in ours(*a, **k)]
+    )
+    assert exports.main([str(run), "--output_dir", str(out)]) == 0
+    rows = json.loads((out / "study.json").read_text())["sections"]["exports"]["rows"]
+    assert {row[2] for row in rows} == {0}
+    capsys.readouterr()
+    assert exports.main([str(run), "--split", "tset"]) == 1
+    assert "split must be one of train, validation, test, got 'tset'" in capsys.readouterr().err
