@@ -169,8 +169,8 @@ def test_the_numbers_of_a_page_are_those_of_the_studies(name):
     # whole numbers of the prose are mostly those of the paper's sections
     quoted = {*NUMBER.findall(tables), *(one for one in NUMBER.findall(text) if "." in one)}
     sections = set(re.findall(r"\b[Ss]ections? (\d\.\d(?:\.\d)?)", text))
-    studies = set(re.findall(rf"\.\./results/{STUDY_FOLDER.name}/([\w-]+)/", PAGES[name]))
-    pages = [(STUDY_FOLDER / study / "README.md").read_text(encoding="utf-8") for study in studies]
+    studies = set(re.findall(r"\]\(\.\./(results/[\w-]+/[\w-]+)/", PAGES[name]))
+    pages = [(ROOT / study / "README.md").read_text(encoding="utf-8") for study in studies]
     known = {number for page in pages for number in NUMBER.findall(page)}
     assert len(quoted & known) > 5 or not studies
     assert quoted - sections <= known
