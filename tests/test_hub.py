@@ -26,6 +26,7 @@ NAME = "user/tiny"
 TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the house"]
 CODE_FILES = {
     "configuration_vanilla_transformer.py",
+    "engine_vanilla_transformer.py",
     "generation_vanilla_transformer.py",
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
