@@ -25,6 +25,7 @@ from transformers import PreTrainedModel
 
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.fused import use_cheap_dropout
+from vanilla_transformer.train.memory import keep_memory
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         ValueError: If the launcher was told of a layout that is not supported, or the device does
             not have the precision.
     """
+    keep_memory()
     asked = {
         name
         for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
