@@ -27,6 +27,18 @@ def seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture(autouse=True)
+def same_threads():
+    """Refuse a test that leaves another number of threads: what torch compiles is made for one number.
+
+    Where a library changes OpenMP's number behind torch, a compiled kernel writes past its buffers,
+    and the process ends in a test that did nothing wrong.
+    """
+    before = torch.get_num_threads()
+    yield
+    assert torch.get_num_threads() == before
+
+
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
     """The folder of a toy corpus."""

@@ -108,7 +108,9 @@ class InCTranslate2:
 
     def __init__(self, folder, tokenizer, longest=12):
         self.longest = longest
-        self.translator = ctranslate2.Translator(str(folder), intra_threads=1)
+        # it sets the threads of the whole process, torch's too
+        threads = torch.get_num_threads()
+        self.translator = ctranslate2.Translator(str(folder), intra_threads=threads)
         self.tokenizer = tokenizer
 
     def tokens(self, ids):
