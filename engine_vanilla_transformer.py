@@ -8,6 +8,7 @@ Shapes: B sentences, R rows of each (1 or beams), S source positions, N source t
 padding, W slots of the self-attention cache, h heads, C candidates, V tokens in the vocabulary.
 """
 
+import functools
 import math
 import sys
 import warnings
@@ -17,8 +18,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-# rows that products are packed for; any number of them may come
+# rows that products are packed for, and numbers of rows that may come, to try what is packed with
 PACKED_ROWS = 128
+TRIED_ROWS = (1, 4, 7, 60, 300)
 # the likeliest tokens are looked for among the best of so many groups of the vocabulary
 TOKENS_PER_GROUP = 64
 SMALLEST_GROUPED_VOCABULARY = 4096
@@ -50,7 +52,7 @@ class FloatProduct:
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
         weight, self.bias = side_by_side(layers)
         self.then_relu = then_relu
-        self.is_packed = torch.backends.mkl.is_available()
+        self.is_packed = torch.backends.mkl.is_available() and packs_for_any_rows()
         if not self.is_packed:
             self.weight = weight.t().contiguous()
             return
@@ -70,10 +72,7 @@ class FloatProduct:
             [rows, outputs of all layers].
         """
         if self.is_packed:
-            # the number of rows given is the one that says: take what is packed
-            product = torch.ops.mkl._mkl_linear.default(
-                x, self.weight, self.shape_of_weight, self.bias, x.shape[0]
-            )
+            product = packed_product(x, self.weight, self.shape_of_weight, self.bias)
         elif self.bias is None:
             product = x @ self.weight
         else:
@@ -514,6 +513,42 @@ class _Tokens:
             return tokens
         places = tokens.new_zeros(self.num_places, *tokens.shape[1:])
         return places.index_copy_(0, self.index, tokens)
+
+
+def packed_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x W^T + b from weights that MKL has laid out.
+
+    Args:
+        x: [rows, inputs].
+        packed_weight: The weight as `_mkl_reorder_linear_weight` gave it.
+        weight: [outputs, inputs]; only its shape is read.
+        bias: [outputs], or None.
+
+    Returns:
+        [rows, outputs].
+    """
+    # the number of rows given is the one that says: take what is packed
+    return torch.ops.mkl._mkl_linear.default(x, packed_weight, weight, bias, x.shape[0])
+
+
+@functools.cache
+def packs_for_any_rows() -> bool:
+    """Whether weights packed for some rows serve any number of them here.
+
+    MKL promises the number they were packed for only, so others are tried, once in a process.
+
+    Returns:
+        Whether all products were right.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(150, 70, generator=generator)
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
+    for num_rows in TRIED_ROWS:
+        x = torch.randn(num_rows, weight.shape[1], generator=generator)
+        product = packed_product(x, packed, weight, None)
+        if not torch.allclose(product, x @ weight.T, rtol=1e-4, atol=1e-4):
+            return False
+    return True
 
 
 def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -29,7 +29,7 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def same_threads():
-    """Refuse a test that leaves another number of threads: what torch compiles is made for one number.
+    """Refuse a test that leaves another number of threads; compiled code is made for one number.
 
     Where a library changes OpenMP's number behind torch, a compiled kernel writes past its buffers,
     and the process ends in a test that did nothing wrong.

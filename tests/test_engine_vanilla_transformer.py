@@ -1,6 +1,7 @@
 """The engine of the search: what it finds is what the model's own modules find."""
 
 import copy
+import functools
 import gc
 import weakref
 
@@ -213,6 +214,24 @@ def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             rectified = engine.FloatProduct(layers[:1], then_relu=True)(x)
             torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkl.is_available(), reason="this torch has no kernels for packed weights"
+)
+def test_packed_weights_that_serve_one_number_of_rows_only_are_not_used(monkeypatch):
+    right = engine.packed_product
+
+    def right_for_those_packed_for(x, *weights):
+        return right(x, *weights) + (x.shape[0] != engine.PACKED_ROWS)
+
+    monkeypatch.setattr(engine, "packed_product", right_for_those_packed_for)
+    tried_anew = functools.cache(engine.packs_for_any_rows.__wrapped__)
+    monkeypatch.setattr(engine, "packs_for_any_rows", tried_anew)
+    layer, x = torch.nn.Linear(40, 70), torch.randn(3, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(engine.FloatProduct([layer])(x), layer(x))
+    assert not tried_anew()
 
 
 def train_a_step(model):
