@@ -38,6 +38,8 @@ RUN_FILES = (
     "hypotheses",
     "pictures",
 )
+# what a run may be, for errors
+RUN = "run must be a run folder, a model folder or a Hub name"
 # a push replaces what an earlier one left, however many weight files or modules that had
 REPLACED_FILES = ["model*.safetensors", "model.safetensors.index.json", "*_vanilla_transformer.py"]
 
@@ -166,6 +168,7 @@ def load_run(
     """
     if isinstance(run, TranslationPipeline):
         return run.model, run.tokenizer
+    check_local(run, RUN)
     try:
         config = AutoConfig.from_pretrained(run)
         if not isinstance(config, VanillaTransformerConfig):
@@ -177,12 +180,32 @@ def load_run(
         is_checkpoint = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
         home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
         tokenizer = AutoTokenizer.from_pretrained(home)
-    except (OSError, SafetensorError) as error:
+    except SafetensorError as error:
         raise ValueError(
-            f"run must be a run folder, a model folder or a Hub name, got {str(run)!r}: {error}"
+            f"{run} must have whole files of weights, got one that cannot be read: {error}."
         ) from error
+    except OSError as error:
+        raise ValueError(f"{RUN}, got {str(run)!r}: {error}") from error
     check_tokenizer(model, tokenizer)
     return model, tokenizer
+
+
+def check_local(source: str | Path, rule: str):
+    """Refuse what can only be a folder here and is not, before the Hub is asked for it.
+
+    Args:
+        source: A folder or a Hub name.
+        rule: What it must be, for the error.
+
+    Raises:
+        ValueError: If there is no such folder, though the one that it would be in is there, or it
+            is no name that the Hub could have.
+    """
+    path = Path(source)
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)) and not str(source).startswith(".")
+    is_beside = path.parent != Path() and path.parent.is_dir()
+    if not path.is_dir() and (not is_name or is_beside):
+        raise ValueError(f"{rule}, got {str(source)!r}: no such folder.")
 
 
 def _address(public: type) -> str:

@@ -3,6 +3,7 @@
 import argparse
 import importlib
 import logging
+import re
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -28,6 +29,17 @@ class Part(NamedTuple):
     is_default: bool = True
 
 
+DEVICES = ("cpu", "cuda")
+AT_LEAST_ONE = (
+    "rounds",
+    "batches",
+    "model_vocab_size",
+    "tokens_per_batch",
+    "threads",
+    "longest",
+    "steps",
+    "blocks",
+)
 PARTS = {
     "training": Part("a step of training", "training"),
     "translation": Part("greedy and beam search", "translation"),
@@ -49,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
         for name, part in PARTS.items()
     )
     made = argparse.ArgumentParser(
-        prog="vanilla_transformer.benchmarks",
+        prog="python -m vanilla_transformer.benchmarks",
         description="Measure this package beside its peers, on the same work in the same run.",
         epilog=f"parts:\n{parts}\n\nAny other flag is a setting of training: --dataset, --name, "
         "--source_lang, --target_lang, --vocab_size, --precision, --compile, --seed ...",
@@ -61,7 +73,9 @@ def parser() -> argparse.ArgumentParser:
         "--recipe", default="demo", help="names text, languages and vocabulary (%(default)s)"
     )
     made.add_argument(
-        "--device", default="cuda" if torch.cuda.is_available() else "cpu", help="(%(default)s)"
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help=f"of the models, of {', '.join(DEVICES)} (%(default)s)",
     )
     made.add_argument("--threads", type=int, help="of a processor; as torch has it if not given")
     made.add_argument("--rounds", type=int, default=2, help="over all batches (%(default)s)")
@@ -118,6 +132,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _numbers(text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text):
+        raise argparse.ArgumentTypeError(
+            f"must be numbers from 1 with commas between, got {text!r}"
+        )
     return [int(number) for number in text.split(",")]
 
 
@@ -150,9 +168,16 @@ def run(argv: list[str]) -> None:
         if name not in PARTS:
             known = closest_name(name, list(PARTS))
             raise ValueError(f"{name!r} is not a part.{known} They are {', '.join(PARTS)}.")
-    for name in ("rounds", "batches", "model_vocab_size", "tokens_per_batch"):
-        if getattr(flags, name) < 1:
-            raise ValueError(f"{name} must be at least 1, got {getattr(flags, name)}.")
+    for name in AT_LEAST_ONE:
+        value = getattr(flags, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    if not flags.millions > 0:
+        raise ValueError(f"millions must be above 0, got {flags.millions}.")
+    if flags.device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {flags.device!r}.")
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be cpu where torch finds no GPU, got cuda.")
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
     names = flags.parts or [name for name, part in PARTS.items() if part.is_default]

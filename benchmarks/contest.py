@@ -7,7 +7,7 @@ were taken one after the other does not.
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
+# what tells a contender to end; a number asks for a piece, None for its memory
+END = "end"
 # edge of the square matrices whose product says what a device can do
 MATRIX = {"cpu": 2048, "cuda": 8192}
 COLUMNS = ("contender", "ratio", "from", "to", "tokens/s", "share of matrix rate", "peak MB")
@@ -165,6 +167,10 @@ class Worker:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        # one that is idle ends by itself, and gives back what libraries have asked the system for
+        with suppress(OSError):
+            self.connection.send(END)
+        self.process.join(None if error[0] is None else 0)
         self.process.terminate()
         self.process.join()
 
@@ -200,6 +206,8 @@ def _serve(connection: Connection, contender: Contender, device: str, threads: i
     work = contender.build(*contender.arguments)
     while True:
         question = connection.recv()
+        if question == END:
+            return
         if question is None:
             most = (memory()["most"] - before["own"] - before["shared"]) * MEGABYTE
             connection.send(torch.cuda.max_memory_allocated() if device == "cuda" else most)

@@ -237,7 +237,9 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
 
 def _measure(argv: list[str]):
     parser = argparse.ArgumentParser(
-        prog="vanilla_transformer.benchmarks.exports", allow_abbrev=False
+        prog="python -m vanilla_transformer.benchmarks.exports",
+        allow_abbrev=False,
+        description="Count how many translations of an exported model are ours.",
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, whose data is translated")
     parser.add_argument("--split", default="test", help="of its data (%(default)s)")
@@ -246,6 +248,8 @@ def _measure(argv: list[str]):
         "--output_dir", type=Path, default=Path("runs/exports"), help="(%(default)s)"
     )
     flags = parser.parse_args(argv)
+    if flags.num_sentences is not None and flags.num_sentences < 1:
+        raise ValueError(f"num_sentences must be at least 1, got {flags.num_sentences}.")
     recipe = read_recipe(Path(flags.run))
     splits = load_translations(
         recipe.dataset, recipe.name, recipe.source_lang, recipe.target_lang, recipe.revision

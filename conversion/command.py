@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -17,6 +18,7 @@ from vanilla_transformer.conversion.fsmt import from_fsmt
 from vanilla_transformer.conversion.marian import from_marian
 from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
 from vanilla_transformer.conversion.weights import check_fit
+from vanilla_transformer.hub import check_local
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -73,10 +75,21 @@ def run(argv: list[str], prog: str) -> str:
 def _from_library(kind: str, source: str) -> Converted:
     """A model of transformers, with the tokenizer it came with."""
     model_class, convert = LIBRARY[kind]
-    found = AutoConfig.from_pretrained(source).model_type
+    check_local(source, "SOURCE must be a folder or a Hub name")
+    try:
+        found = AutoConfig.from_pretrained(source).model_type
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"SOURCE must be a model of transformers' {kind}, got {source}: {error}"
+        ) from error
     if found != kind:
         raise ValueError(f"SOURCE must be of the kind {kind}, got one of {found}: {source}.")
-    theirs, loaded = model_class.from_pretrained(source, output_loading_info=True)
+    try:
+        theirs, loaded = model_class.from_pretrained(source, output_loading_info=True)
+    except SafetensorError as error:
+        raise ValueError(
+            f"{source} must have whole files of weights, got one that cannot be read: {error}."
+        ) from error
     # the library would leave out what it has no place for, and make up what is missing
     weights = {
         name: tensor
@@ -98,7 +111,7 @@ def _from_library(kind: str, source: str) -> Converted:
     if tokenizer.eos_token is None:
         # FSMT's calls the token that ends a text a separator
         tokenizer.eos_token = tokenizer.sep_token
-    return model, tokenizer, f"The tokenizer is a {type(tokenizer).__name__}, as it was."
+    return model, tokenizer, "The tokenizer is the one that it came with."
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -114,7 +127,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         added.add_argument(
             "source", metavar="SOURCE", help="a file" if is_file else "a folder or a Hub name"
         )
-        added.add_argument("out", metavar="OUT", help="a new folder")
+        added.add_argument("out", metavar="OUT", help="a new or an empty folder")
         if kind == "fairseq":
             for side in ("source", "target"):
                 added.add_argument(

@@ -11,7 +11,12 @@ from torch import Tensor
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.files import read_checkpoint, token_tokenizer
+from vanilla_transformer.conversion.files import (
+    read_checkpoint,
+    read_lines,
+    settings_of,
+    token_tokenizer,
+)
 from vanilla_transformer.conversion.weights import (
     BART_PARTS,
     assembled,
@@ -24,6 +29,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 
+# for errors
+WEIGHTS = "the weights of fairseq's transformer"
 # every dictionary begins with these
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS = 0, 1, 2
@@ -127,6 +134,14 @@ def fairseq_tokenizer(
             "source and target must share one dictionary (--joined-dictionary), got different ones "
             f"in {', '.join(path.name for path in found)}."
         )
+    content = read_checkpoint(checkpoint)
+    rows = len(needed(content["model"], "encoder.embed_tokens.weight", WEIGHTS))
+    if len(tokens[0]) != rows:
+        special = len(SPECIAL_TOKENS)
+        raise ValueError(
+            f"{found[0]} must have {rows - special} tokens, as the embedding has beside the "
+            f"{special} special ones, got {len(tokens[0]) - special}."
+        )
     codes = next((folder / name for name in CODES_FILES if (folder / name).is_file()), None)
     if codes is None:
         tokenizer = token_tokenizer(tokens[0], "<pad>", "<s>", "</s>", "<unk>", ends=True)
@@ -134,7 +149,7 @@ def fairseq_tokenizer(
             f"The tokenizer reads and writes tokens with spaces between: {folder} has a dictionary "
             f"but no BPE codes ({' or '.join(CODES_FILES)})."
         )
-    settings = _settings(read_checkpoint(checkpoint))
+    settings = _settings(content)
     langs = [
         source_lang or settings.get("source_lang"),
         target_lang or settings.get("target_lang"),
@@ -149,11 +164,11 @@ def fairseq_tokenizer(
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
     """The settings of a training, in the forms that versions of fairseq have saved them in."""
-    settings = content.get("args") or content.get("cfg", {}).get("model")
+    parts = settings_of(content.get("cfg")) or {}
+    settings = settings_of(content.get("args")) or settings_of(parts.get("model"))
     if settings is None:
         raise ValueError("the checkpoint must be fairseq's, with args or cfg, got neither.")
-    settings = settings if isinstance(settings, dict) else vars(settings)
-    task = (content.get("cfg") or {}).get("task") or {}
+    task = settings_of(parts.get("task")) or {}
     return {"source_lang": task.get("source_lang"), "target_lang": task.get("target_lang")} | {
         name: value for name, value in settings.items() if value is not None
     }
@@ -190,9 +205,10 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack in ("encoder", "decoder"):
         sizes[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
-        inner = needed(weights, f"{stack}.layers.0.fc1.weight", "fairseq's transformer")
+        inner = needed(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS)
         sizes[f"{stack}_ffn_dim"] = inner.shape[0]
-        sizes[f"{stack}_attention_heads"] = settings.get(f"{stack}_attention_heads", 8)
+        heads = f"{stack}_attention_heads"
+        sizes[heads] = needed(settings, heads, "the settings of fairseq's transformer")
     return {
         **sizes,
         **encoding,
@@ -216,7 +232,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
 def _number_of_positions(weights: dict[str, Tensor]) -> int:
     """How many positions both stacks have learned."""
     tables = (
-        needed(weights, f"{stack}.embed_positions.weight", "learned positions")
+        needed(weights, f"{stack}.embed_positions.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
     return min(len(table) for table in tables) - PAD - 1
@@ -243,8 +259,7 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
 
 def _read_dictionary(path: Path) -> list[str]:
     """The tokens of a dictionary, by id: a token and its count on each line."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in lines)]
+    return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in read_lines(path))]
 
 
 def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTTokenizer:
@@ -254,8 +269,16 @@ def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTToke
         for token in tokens[len(SPECIAL_TOKENS) :]
     ]
     ids = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *marked])}
-    lines = codes.read_text(encoding="utf-8").splitlines()
-    merges = [" ".join(line.split(" ")[:2]) for line in lines if not line.startswith("#version")]
+    merges = []
+    for number, line in enumerate(read_lines(codes), 1):
+        parts = line.split()
+        if line.startswith("#version"):
+            continue
+        if len(parts) not in (2, 3):
+            raise ValueError(
+                f"{codes} line {number} must be two symbols, and a count or nothing, got {line!r}."
+            )
+        merges.append(" ".join(parts[:2]))
     with tempfile.TemporaryDirectory() as folder:
         vocabulary, merges_file = Path(folder, "vocab.json"), Path(folder, "merges.txt")
         vocabulary.write_text(json.dumps(ids), encoding="utf-8")

@@ -1,6 +1,7 @@
 """What fairseq and OpenNMT-py keep in files: a checkpoint, read safely, and a list of tokens."""
 
 import argparse
+import errno
 import pickle
 import re
 from pathlib import Path
@@ -24,10 +25,16 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ValueError: If it is no checkpoint, or needs another class.
         OSError: If it cannot be read.
     """
+    if not Path(path).is_file():
+        kind = "a folder" if Path(path).is_dir() else "no such file"
+        raise ValueError(f"a checkpoint must be a file, got {kind}: {path}.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError) as error:
+        # of a file that was cut off, torch reads where nothing is
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
+            raise
         # torch says at length how to trust the file nevertheless
         needed = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
@@ -41,6 +48,39 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
     return checkpoint
+
+
+def settings_of(value: Any) -> dict[str, Any] | None:
+    """Settings as a mapping, in either form that they are saved in.
+
+    Args:
+        value: From a checkpoint.
+
+    Returns:
+        The settings by name; None for anything but a mapping or an `argparse.Namespace`.
+    """
+    if isinstance(value, argparse.Namespace):
+        return vars(value)
+    return value if isinstance(value, dict) else None
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Them, without their ends.
+
+    Raises:
+        ValueError: If it is not UTF-8.
+        OSError: If it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} must be UTF-8, got other bytes: {error}.") from error
 
 
 def token_tokenizer(
@@ -71,4 +111,4 @@ def token_tokenizer(
     )
 
 
-__all__ = ["read_checkpoint", "token_tokenizer"]
+__all__ = ["read_checkpoint", "read_lines", "settings_of", "token_tokenizer"]

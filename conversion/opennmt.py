@@ -8,12 +8,18 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.files import read_checkpoint, token_tokenizer
+from vanilla_transformer.conversion.files import (
+    read_checkpoint,
+    settings_of,
+    token_tokenizer,
+)
 from vanilla_transformer.conversion.weights import assembled, needed, number_of_layers, renamed
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 
+# for errors
+WEIGHTS = "the weights of OpenNMT-py's Transformer"
 PARTS = {
     "encoder.transformer.": "encoder.layers.",
     "decoder.transformer_layers.": "decoder.layers.",
@@ -71,7 +77,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     settings, tokens = _settings(content), _vocabulary(content)
     weights = content["model"]
     source_table, target_table = (
-        weights[f"{stack}.embeddings.make_embedding.emb_luts.0.weight"]
+        needed(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
     # earlier versions had the layer in a sequence
@@ -121,12 +127,12 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
-    if not all(part in content for part in ("opt", "vocab")) or not content.get("generator"):
+    settings, vocabulary = settings_of(content.get("opt")), content.get("vocab")
+    if settings is None or not isinstance(vocabulary, dict) or not content.get("generator"):
         raise ValueError(
             "the checkpoint must be OpenNMT-py's, with model, generator, vocab and opt, got "
             f"{', '.join(content)}."
         )
-    settings = vars(content["opt"])
     for name, (expected, meaning) in EXPECTED_SETTINGS.items():
         if settings.get(name, expected) != expected:
             raise ValueError(
@@ -150,7 +156,12 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _vocabulary(content: dict[str, Any]) -> list[str]:
-    source, target = content["vocab"]["src"], content["vocab"]["tgt"]
+    source, target = (content["vocab"].get(side) for side in ("src", "tgt"))
+    if not isinstance(source, list) or not isinstance(target, list):
+        raise ValueError(
+            "vocab must be lists of plain tokens, src and tgt, as OpenNMT-py 3 saves them, got "
+            f"{type(source).__name__} and {type(target).__name__}."
+        )
     if source != target:
         raise ValueError(
             "source and target must share one vocabulary (-share_vocab), got separate "
@@ -166,6 +177,9 @@ def _token_ids(tokens: list[str], vocabulary: dict[str, Any]) -> dict[str, int]:
         "eos_token_id": "</s>",
         "decoder_start_token_id": vocabulary.get("decoder_start_token", "<s>"),
     }
+    for token in names.values():
+        if token not in tokens:
+            raise ValueError(f"vocab must hold the special token {token}, got none.")
     return {field: tokens.index(token) for field, token in names.items()}
 
 
@@ -183,9 +197,10 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack, prefix in names.items():
         sizes[f"{stack}_layers"] = number_of_layers(weights, prefix)
-        inner = needed(weights, f"{prefix}0.feed_forward.w_1.weight", "OpenNMT-py's Transformer")
+        inner = needed(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS)
         sizes[f"{stack}_ffn_dim"] = inner.shape[0]
-        sizes[f"{stack}_attention_heads"] = settings.get("heads", 8)
+        heads = needed(settings, "heads", "the settings of OpenNMT-py's Transformer")
+        sizes[f"{stack}_attention_heads"] = heads
     return {
         **sizes,
         "hidden_size": width,

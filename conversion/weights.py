@@ -1,6 +1,6 @@
 """What every conversion does: build a model, give it weights under our names, set its search."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
@@ -11,6 +11,7 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 
+Value = TypeVar("Value")
 # BART's names of a layer's parts, which Marian and FSMT share, and ours
 BART_PARTS = {
     ".self_attn.": ".self_attention.",
@@ -161,23 +162,23 @@ def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 
-def needed(weights: dict[str, Tensor], name: str, origin: str) -> Tensor:
-    """A weight that every model of a kind has, to read a size from.
+def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
+    """A weight, or a setting, that every model of a kind has.
 
     Args:
-        weights: Tensors by the other model's names.
+        entries: Weights or settings by the other model's names.
         name: Which.
-        origin: What the weights are of, for the error.
+        origin: What they all are, for the error.
 
     Returns:
-        The weight.
+        The weight or setting.
 
     Raises:
         ValueError: If there is none.
     """
-    if name not in weights:
-        raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
-    return weights[name]
+    if name not in entries:
+        raise ValueError(f"{origin} must be complete, got none for {name}.")
+    return entries[name]
 
 
 def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):

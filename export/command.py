@@ -33,7 +33,7 @@ def run(argv: list[str], prog: str) -> str:
     model, tokenizer = load_run(source)
     write(model.eval(), tokenizer, folder, **settings)
     size = sum(path.stat().st_size for path in folder.iterdir())
-    return f"{size / 1e6:.1f} MB in {folder}"
+    return f"{size / 1e6:.3g} MB in {folder}"
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
@@ -55,7 +55,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         added[kind].add_argument(
             "run", metavar="RUN", help="a run folder, model folder or Hub name"
         )
-        added[kind].add_argument("out", metavar="OUT", help="a new folder")
+        added[kind].add_argument("out", metavar="OUT", help="a new or an empty folder")
     added["ctranslate2"].add_argument(
         "--quantization", default="float32", help="float32, float16 or int8 (%(default)s)"
     )
@@ -63,7 +63,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         added[kind].add_argument(
             "--num_positions",
             type=int,
-            default=1024,
-            help="tokens of the longest sentence, source or translation (%(default)s)",
+            help="tokens of the longest sentence, source or translation (1024, or as many "
+            "positions as were learned)",
         )
     return parser

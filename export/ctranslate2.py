@@ -35,7 +35,7 @@ def to_ctranslate2(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
     quantization: str = "float32",
-    num_positions: int = 1024,
+    num_positions: int | None = None,
 ):
     """Write what `ctranslate2.Translator` loads, with the tokenizer beside it.
 
@@ -45,7 +45,7 @@ def to_ctranslate2(
         folder: Where to write; what is there is replaced.
         quantization: How weights are stored: one of `QUANTIZATIONS`.
         num_positions: Length of the longest sentence that is to be read or written, in tokens; the
-            engine has a table of positions. Learned positions have a length of their own.
+            engine has a table of positions. If not given, 1,024, or as many as were learned.
 
     Raises:
         ValueError: If the model has what the engine does not, or a setting is out of range.
@@ -71,7 +71,7 @@ class _Converter(ctranslate2.converters.Converter):
 def _specification(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
-    num_positions: int,
+    num_positions: int | None,
 ) -> transformer_spec.TransformerSpec:
     config = model.config
     shape = {

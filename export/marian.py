@@ -37,7 +37,7 @@ def to_marian(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
-    num_positions: int = 1024,
+    num_positions: int | None = None,
 ):
     """Write what `MarianMTModel.from_pretrained` loads, with the tokenizer beside it.
 
@@ -50,7 +50,7 @@ def to_marian(
         tokenizer: Its tokenizer.
         folder: Where to write.
         num_positions: Length of the longest sentence that is to be read or written, in tokens;
-            Marian has a table of positions. Learned positions have a length of their own.
+            Marian has a table of positions. If not given, 1,024, or as many as were learned.
 
     Raises:
         ValueError: If the model has what Marian does not; the message says what.

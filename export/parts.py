@@ -14,6 +14,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 
 Name = TypeVar("Name")
+# tokens of the longest sentence, where nothing says how many
+USUAL_POSITIONS = 1024
 
 
 def vocabulary(
@@ -34,25 +36,32 @@ def vocabulary(
 
 @torch.no_grad()
 def position_table(
-    stack: VanillaTransformerEncoder | VanillaTransformerDecoder, num_positions: int
+    stack: VanillaTransformerEncoder | VanillaTransformerDecoder, num_positions: int | None
 ) -> Tensor:
     """What a stack adds to the token at each place.
 
     Args:
         stack: Encoder or decoder.
-        num_positions: Number of rows; those that there are where positions were learned.
+        num_positions: Number of rows; if not given, as many as were learned, or
+            `USUAL_POSITIONS`.
 
     Returns:
         The table, zeros where the model has no positions, [num_positions, d_model].
 
     Raises:
-        ValueError: If there would be no row.
+        ValueError: If there would be no row, or more than were learned.
     """
+    config = stack.config
+    learned = config.max_position_embeddings if config.position_encoding == "learned" else None
+    if num_positions is None:
+        num_positions = learned or USUAL_POSITIONS
     if num_positions < 1:
         raise ValueError(f"num_positions must be at least 1, got {num_positions}.")
-    config = stack.config
-    if config.position_encoding == "learned":
-        num_positions = config.max_position_embeddings
+    if learned is not None and num_positions > learned:
+        raise ValueError(
+            f"num_positions must be at most {learned}, the number of learned positions, got "
+            f"{num_positions}."
+        )
     weight = stack.embed_tokens.weight
     return stack.positions(weight.new_zeros(1, num_positions, config.d_model))[0]
 

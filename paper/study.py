@@ -172,7 +172,9 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
         # what was found before an error or the user stopped it is kept
         if done:
             write_study(folder, title, done, environment_facts())
-    sys.stdout.write(f"{folder / PAGE} has the pictures\n")
+    has_pictures = any(section.figure is not None for section in done)
+    what = "the pictures" if has_pictures else "the same as a page"
+    sys.stdout.write(f"{folder / PAGE} has {what}\n")
 
 
 def _is_of_numbers(column: Iterable[Any]) -> bool:

@@ -3,6 +3,9 @@
 import argparse
 import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -42,7 +45,7 @@ def test_a_stream_is_measured(flags, capsys):
     assert re.findall(r"^block (\d) +from step", table, re.MULTILINE) == ["0", "1", "2"]
 
 
-SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1, "--threads", 1)
+SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1)
 
 
 @pytest.mark.slow
@@ -96,6 +99,15 @@ def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
     assert "'bigg'" in capsys.readouterr().err
     assert main(["training", *flags, "--rounds", "0"]) == 1
     assert "rounds must be at least 1, got 0." in capsys.readouterr().err
+    for name in ("threads", "steps", "longest"):
+        assert main(["training", *flags, f"--{name}", "0"]) == 1
+        assert f"{name} must be at least 1, got 0." in capsys.readouterr().err
+    assert main(["training", *flags, "--device", "tpu"]) == 1
+    assert "device must be one of cpu, cuda, got 'tpu'." in capsys.readouterr().err
+    for text in ("0", "4,", "a"):
+        with pytest.raises(SystemExit):
+            main(["translation", "--beams", text])
+        assert f"with commas between, got {text!r}" in capsys.readouterr().err
     assert main(["training", *flags, "--datasett", "x"]) == 1
     assert "Did you mean" in capsys.readouterr().err
 
@@ -128,6 +140,35 @@ def test_useful_work_of_a_search_grows_with_each_step():
             products += beams * [(1, d, past), (1, past, d), (1, d, source), (1, source, d)]
         by_hand += sum(2 * a * b * c for a, b, c in products)
     assert work.search_flops(config, [3, 5], beams, 4) == by_hand
+
+
+class Locker:
+    """Asks the system for what must be given back."""
+
+    def __call__(self, piece):
+        from multiprocessing import Lock
+
+        self.lock = Lock()
+
+
+def test_contenders_give_back_what_they_took():
+    program = (
+        "import torch\n"
+        "from test_benchmarks import Locker\n"
+        "from vanilla_transformer.benchmarks import contest\n"
+        "if __name__ == '__main__':\n"
+        "    one = contest.Contender('it', Locker, (), [1], [1], [1])\n"
+        "    contest.race([one], 1, torch.device('cpu'))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=Path(__file__).parent,
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "leaked" not in done.stderr
 
 
 class Sleeper:

@@ -184,6 +184,22 @@ def other_vocabulary(checkpoint):
     checkpoint["vocab"]["tgt"] = [*checkpoint["vocab"]["tgt"], "another"]
 
 
+def parts(**others):
+    return lambda checkpoint: checkpoint.update(others)
+
+
+def without_heads(checkpoint):
+    del checkpoint["opt"].heads
+
+
+def vocabulary(change):
+    def apply(checkpoint):
+        both = checkpoint["vocab"]
+        both["src"] = both["tgt"] = change(both["tgt"])
+
+    return apply
+
+
 LAYER = "decoder.layers.0"
 OPENNMT_LAYER = "decoder.transformer_layers.0"
 FOREIGN = [
@@ -225,7 +241,29 @@ FOREIGN = [
     ("fairseq-post", without("encoder.embed_tokens.weight"), "an encoder and a decoder"),
     ("fairseq-post", without("encoder.layers.0.fc1.weight"), "got none for encoder.layers.0.fc1"),
     ("fairseq-pre", without("decoder.embed_positions.weight"), "got none for decoder.embed_pos"),
+    ("fairseq-post", parts(cfg=None), "with args or cfg, got neither"),
+    ("fairseq-post", parts(cfg={"model": "a text"}), "with args or cfg, got neither"),
+    (
+        "fairseq-post",
+        setting(encoder_attention_heads=None, decoder_attention_heads=None),
+        "the settings of fairseq's transformer must be complete, got none for encoder_att",
+    ),
     # of OpenNMT-py's
+    ("opennmt", parts(opt=None), "must be OpenNMT-py's"),
+    ("opennmt", parts(vocab="a text"), "must be OpenNMT-py's"),
+    ("opennmt", vocabulary(" ".join), "lists of plain tokens.* got str and str"),
+    ("opennmt", vocabulary(lambda tokens: tokens[:-1]), "vocab_size|of shape"),
+    (
+        "opennmt",
+        vocabulary(lambda tokens: [token.replace("<blank>", "<p>") for token in tokens]),
+        "the special token <blank>, got none",
+    ),
+    ("opennmt", without_heads, "must be complete, got none for heads"),
+    (
+        "opennmt",
+        without("encoder.embeddings.make_embedding.emb_luts.0.weight"),
+        "got none for encoder.embeddings",
+    ),
     ("opennmt", setting(decoder_type="rnn"), "decoder_type must be transformer"),
     ("opennmt", setting(max_relative_positions=-1), r"got -1: that is rotary positions \(RoPE\)"),
     ("opennmt", setting(max_relative_positions=-2), r"\(ALiBi\), outside"),
@@ -274,6 +312,70 @@ def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
     Path("model.pt").write_text("a text")
     with pytest.raises(ValueError, match="got a file that torch does not read"):
         from_fairseq("model.pt")
+
+
+@pytest.mark.parametrize("name", ["fairseq-post", "opennmt"])
+def test_a_checkpoint_that_is_cut_off_or_none_is_named(name, tmp_path):
+    whole, path = (PEERS / name / "model.pt").read_bytes(), tmp_path / "model.pt"
+    convert = CONVERT[name.partition("-")[0]]
+    for size in (0, 100, len(whole) // 2, len(whole) - 500):
+        path.write_bytes(whole[:size])
+        with pytest.raises(ValueError, match=f"{path} must be a checkpoint.*torch does not read"):
+            convert(path)
+    with pytest.raises(ValueError, match="a checkpoint must be a file, got a folder"):
+        convert(tmp_path)
+    with pytest.raises(ValueError, match="a checkpoint must be a file, got no such file"):
+        convert(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("bpecodes", "#version: 0.2\nt h\ngarbage\n", "bpecodes line 3 must be two symbols"),
+        ("dict.en.txt", "the 3\na 2\n", r"dict\.\w\w\.txt must have 60 tokens.* got 2"),
+        ("dict.en.txt", b"\xff\xd3 3\n", r"dict\.en\.txt must be UTF-8"),
+    ],
+)
+def test_files_that_do_not_belong_to_a_checkpoint_are_named(name, content, message, tmp_path):
+    for path in (PEERS / "fairseq-post").iterdir():
+        shutil.copy(path, tmp_path)
+    if isinstance(content, bytes):
+        (tmp_path / name).write_bytes(content)
+    else:
+        (tmp_path / name).write_text(content)
+    if name == "dict.en.txt":
+        shutil.copy(tmp_path / name, tmp_path / "dict.de.txt")
+    with pytest.raises(ValueError, match=message.replace("en", "(en|de)")):
+        fairseq_tokenizer(tmp_path / "model.pt")
+
+
+def test_settings_of_a_task_may_be_of_either_kind(tmp_path):
+    checkpoint = checkpoint_of("fairseq-post")
+    checkpoint["cfg"]["task"] = Namespace(**checkpoint["cfg"]["task"])
+    torch.save(checkpoint, tmp_path / "model.pt")
+    ours, theirs = (
+        from_fairseq(path) for path in (tmp_path / "model.pt", PEERS / "fairseq-post" / "model.pt")
+    )
+    assert ours.config.to_dict() == theirs.config.to_dict()
+
+
+def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    for name in ("runs/nowhere", "./nowhere", str(tmp_path / "nowhere")):
+        assert main(["convert", "marian", name, "out"]) == 1
+        assert f"got '{name}': no such folder." in capsys.readouterr().err
+        assert main(["export", "onnx", name, "out"]) == 1
+        assert f"got '{name}': no such folder." in capsys.readouterr().err
+
+
+def test_weights_that_are_cut_off_are_named(tmp_path, capsys):
+    marian().save_pretrained(tmp_path / "theirs")
+    path = tmp_path / "theirs" / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-9])
+    assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]) == 1
+    message = f"{tmp_path / 'theirs'} must have whole files of weights"
+    assert message in capsys.readouterr().err
 
 
 def test_marian_keeps_its_tokenizer(tmp_path):

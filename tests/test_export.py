@@ -434,6 +434,11 @@ def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
         to_ctranslate2(model, tokenizer, tmp_path / "out", "int7")
     with pytest.raises(ValueError, match="num_positions must be at least 1, got 0"):
         to_ctranslate2(model, tokenizer, tmp_path / "out", num_positions=0)
+    learned = model_of(tokenizer, position_encoding="learned", max_position_embeddings=40)
+    message = "num_positions must be at most 40, the number of learned positions, got 41"
+    for export in (to_ctranslate2, to_marian):
+        with pytest.raises(ValueError, match=message):
+            export(learned, tokenizer, tmp_path / "out", num_positions=41)
     assert not (tmp_path / "out").exists()
 
 

@@ -331,7 +331,7 @@ def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
     [
         ("nothing", "run must be a run folder, a model folder or a Hub name"),
         ("no weights", "run must be a run folder.*model.safetensors"),
-        ("half the weights", "run must be a run folder.*incomplete"),
+        ("half the weights", "run must have whole files of weights.*incomplete"),
         ("no tokenizer", "must hold a tokenizer.json"),
         ("another model", "run must be a vanilla_transformer, got a marian"),
     ],

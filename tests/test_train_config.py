@@ -50,6 +50,12 @@ def test_one_field_of_a_recipes_model_can_be_changed():
     assert config.model == {**load_config("demo").model, "dropout": 0.25}
 
 
+def test_a_field_by_its_other_name_takes_the_place_of_the_recipes():
+    config = load_config("demo", {"model": {"d_model": 64}})
+    assert config.model == {**load_config("demo").model, "hidden_size": 64}
+    assert config.model_config(100).d_model == 64
+
+
 def test_a_recipe_can_be_a_file(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("seed: 7\nadam_epsilon: 1e-8\n", encoding="utf-8")

@@ -403,7 +403,8 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
         if name not in TrainConfig.__dataclass_fields__:
             _refuse(str(name))
     if isinstance(settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
-        overrides = {**overrides, "model": {**settings["model"], **overrides["model"]}}
+        merged = {**_by_field(settings["model"]), **_by_field(overrides["model"])}
+        overrides = {**overrides, "model": merged}
     # a configuration belongs to its dataset: another dataset has none unless it is named
     if "dataset" in overrides and "name" not in overrides:
         overrides = {**overrides, "name": None}
@@ -523,6 +524,11 @@ def _differences(config: TrainConfig, before: TrainConfig, names: Iterable[str])
         for name in names
         if getattr(before, name) != getattr(config, name)
     )
+
+
+def _by_field(model: dict[str, Any]) -> dict[str, Any]:
+    """Fields of a model by one name each, or the recipe's would stand beside the one that wins."""
+    return {VanillaTransformerConfig.attribute_map.get(name, name): model[name] for name in model}
 
 
 def _refuse(name: str) -> NoReturn:

@@ -15,8 +15,8 @@ from vanilla_transformer import (
 from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
 from vanilla_transformer.train.memory import (
     CPU_TOKENS,
+    batchless_bytes,
     bytes_per_token,
-    loss_bytes,
     state_bytes,
 )
 from vanilla_transformer.train.schedule import learning_rate
@@ -73,7 +73,7 @@ def _memory(
 ) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = state_bytes(config, model.num_parameters())
-    parts["the loss"] = loss_bytes(model.config, device)
+    parts["loss and buffers"] = batchless_bytes(model.config, device)
     each = bytes_per_token(model.config, config.precision, config.max_length, device)
     sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:

@@ -22,6 +22,8 @@ SCORE_COPIES, SCORE_COPIES_WITH_DROPOUT = 1, 3
 SLACK = 1.35
 # what a driver, a library's own buffers and other programs may yet take of what is free
 USABLE = 0.9
+# buffers of the libraries that multiply, and what the allocator keeps between two tensors
+LIBRARY_BYTES = 2**25
 # more of them at once is no faster on a processor
 CPU_TOKENS = 4096
 CGROUP = Path("/sys/fs/cgroup")
@@ -55,18 +57,18 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
     return parts
 
 
-def loss_bytes(config: VanillaTransformerConfig, device: str) -> int:
-    """Memory that the loss takes, however large the batch.
+def batchless_bytes(config: VanillaTransformerConfig, device: str) -> int:
+    """Memory that a step takes, however large the batch.
 
     Args:
         config: Sizes of the model.
         device: "cuda", "cpu" and so on.
 
     Returns:
-        Bytes: some scores of the vocabulary, and a gradient of the embedding beside that of the
-        micro-batches before.
+        Bytes: some scores of the vocabulary, a gradient of the embedding beside that of the
+        micro-batches before, and what the libraries take for themselves.
     """
-    return block_bytes(device) + FULL * config.vocab_size * config.d_model
+    return block_bytes(device) + FULL * config.vocab_size * config.d_model + LIBRARY_BYTES
 
 
 def bytes_per_token(
@@ -168,7 +170,7 @@ def tokens_that_fit(
         ValueError: If the longest sentence does not fit.
     """
     parts = state_bytes(config, num_parameters)
-    to_come = sum(parts.values()) - parts["weights"] + loss_bytes(model_config, device.type)
+    to_come = sum(parts.values()) - parts["weights"] + batchless_bytes(model_config, device.type)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     free = free_bytes(device, processes_here)
     each = bytes_per_token(model_config, config.precision, config.max_length, device.type, is_whole)

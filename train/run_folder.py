@@ -74,10 +74,10 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def _program() -> list[str]:
     """How the command line begins, without where it lies on this machine."""
-    program = Path(sys.argv[0])
-    if program.name == "__main__.py":
-        return ["python", "-m", f"vanilla_transformer.{program.parent.name}"]
-    return [program.name]
+    module = sys.modules["__main__"].__spec__
+    if module is None:
+        return [Path(sys.argv[0]).name]
+    return ["python", "-m", module.name.removesuffix(".__main__")]
 
 
 def _version(name: str) -> str:
