@@ -215,7 +215,9 @@ def test_several_averages_can_be_tried_without_a_change_to_the_run(run, tmp_path
     ):
         folder = tmp_path / flags[0].strip("-")
         assert main(["average", str(run), *flags, "--output_dir", str(folder)]) == 0
-        assert capsys.readouterr().out == f"{said}, is in {folder}\n"
+        printed = capsys.readouterr()
+        assert printed.out == f"{said}, is in {folder}\n"
+        assert said not in printed.err
         assert said in (folder / "README.md").read_text(encoding="utf-8")
         assert load_run(folder)[0].generation_config.num_beams == 4
         assert not (folder / "checkpoints").exists()

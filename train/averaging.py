@@ -1,6 +1,5 @@
 """The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
 
-import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,8 +36,6 @@ from vanilla_transformer.train.run_folder import (
     save_tokenizer,
     write_average,
 )
-
-logger = logging.getLogger(__name__)
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -165,7 +162,6 @@ def average_run(
     states = [read_state(path) for path in averaged]
     steps, seconds = [state["step"] for state in states], states[-1].get("seconds")
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
-    logger.info("%s is in %s", describe_average(target), target)
     draw_loss_curve(target)
     source = _a_sentence(config)
     if source is not None:

@@ -208,7 +208,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
                 run.accelerator.end_training()
                 return False
     if run.accelerator.is_main_process:
-        average_run(run.folder)
+        logger.info("%s, is in %s", average_run(run.folder), run.folder)
     run.accelerator.wait_for_everyone()
     run.accelerator.end_training()
     return True
