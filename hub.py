@@ -181,13 +181,26 @@ def load_run(
         home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
         tokenizer = AutoTokenizer.from_pretrained(home)
     except SafetensorError as error:
-        raise ValueError(
-            f"{run} must have whole files of weights, got one that cannot be read: {error}."
-        ) from error
+        raise damaged_weights(run, error) from error
     except OSError as error:
         raise ValueError(f"{RUN}, got {str(run)!r}: {error}") from error
     check_tokenizer(model, tokenizer)
     return model, tokenizer
+
+
+def damaged_weights(source: str | Path, error: SafetensorError) -> ValueError:
+    """What to raise where a file of weights is not whole.
+
+    Args:
+        source: The folder or Hub name that was read.
+        error: What the file's reader says; it does not name the file.
+
+    Returns:
+        The error for the user.
+    """
+    return ValueError(
+        f"{source} must have whole files of weights, got one that cannot be read: {error}."
+    )
 
 
 def check_local(source: str | Path, rule: str):

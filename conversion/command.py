@@ -18,7 +18,7 @@ from vanilla_transformer.conversion.fsmt import from_fsmt
 from vanilla_transformer.conversion.marian import from_marian
 from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
 from vanilla_transformer.conversion.weights import check_fit
-from vanilla_transformer.hub import check_local
+from vanilla_transformer.hub import check_local, damaged_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -87,9 +87,7 @@ def _from_library(kind: str, source: str) -> Converted:
     try:
         theirs, loaded = model_class.from_pretrained(source, output_loading_info=True)
     except SafetensorError as error:
-        raise ValueError(
-            f"{source} must have whole files of weights, got one that cannot be read: {error}."
-        ) from error
+        raise damaged_weights(source, error) from error
     # the library would leave out what it has no place for, and make up what is missing
     weights = {
         name: tensor

@@ -271,9 +271,10 @@ def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTToke
     ids = {token: index for index, token in enumerate([*SPECIAL_TOKENS, *marked])}
     merges = []
     for number, line in enumerate(read_lines(codes), 1):
-        parts = line.split()
         if line.startswith("#version"):
             continue
+        # by this one space: a symbol may be another
+        parts = line.rstrip(" ").split(" ")
         if len(parts) not in (2, 3):
             raise ValueError(
                 f"{codes} line {number} must be two symbols, and a count or nothing, got {line!r}."

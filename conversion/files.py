@@ -78,9 +78,11 @@ def read_lines(path: Path) -> list[str]:
         OSError: If it cannot be read.
     """
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8, got other bytes: {error}.") from error
+    # a token may be one of the other characters that Unicode ends lines with
+    return text.removesuffix("\n").split("\n") if text else []
 
 
 def token_tokenizer(

@@ -25,6 +25,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion import from_fairseq, from_opennmt
 from vanilla_transformer.conversion.fairseq import fairseq_tokenizer
+from vanilla_transformer.conversion.files import read_lines
 
 PEERS = Path(__file__).parent / "peers"
 CONVERT = {"fairseq": from_fairseq, "opennmt": from_opennmt}
@@ -347,6 +348,20 @@ def test_files_that_do_not_belong_to_a_checkpoint_are_named(name, content, messa
         shutil.copy(tmp_path / name, tmp_path / "dict.de.txt")
     with pytest.raises(ValueError, match=message.replace("en", "(en|de)")):
         fairseq_tokenizer(tmp_path / "model.pt")
+
+
+def test_other_spaces_and_ends_of_lines_are_symbols(tmp_path):
+    path = tmp_path / "dict.en.txt"
+    path.write_text("\u2028 3\n\x85a 2\n\u00a0 1\n", encoding="utf-8")
+    assert read_lines(path) == ["\u2028 3", "\x85a 2", "\u00a0 1"]
+    for source in (PEERS / "fairseq-post").iterdir():
+        shutil.copy(source, tmp_path)
+    codes = tmp_path / "bpecodes"
+    codes.write_text(codes.read_text() + "\u3000 \u00a0\n", encoding="utf-8")
+    with_more, _ = fairseq_tokenizer(tmp_path / "model.pt")
+    tokenizer, _ = fairseq_tokenizer(PEERS / "fairseq-post" / "model.pt")
+    texts = peer("fairseq-post")["texts"]
+    assert with_more(texts).input_ids == tokenizer(texts).input_ids
 
 
 def test_settings_of_a_task_may_be_of_either_kind(tmp_path):

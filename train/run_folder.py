@@ -74,7 +74,7 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
 
 def _program() -> list[str]:
     """How the command line begins, without where it lies on this machine."""
-    module = sys.modules["__main__"].__spec__
+    module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
         return [Path(sys.argv[0]).name]
     return ["python", "-m", module.name.removesuffix(".__main__")]
