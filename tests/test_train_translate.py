@@ -95,6 +95,12 @@ def command(run, *arguments):
 BOUNDS = ["--num_beams", "1", "--max_extra_tokens", "1"]
 
 
+def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
+    for path, reason in ((tmp_path / "no.txt", "No such file"), (tmp_path, "Is a directory")):
+        with pytest.raises(ValueError, match=rf"FILE must be .*, got {path}: {reason}"):
+            list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
+
+
 def test_a_slow_pipe_gets_each_answer_at_once(run):
     process = subprocess.Popen(
         command(run, *BOUNDS), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -129,8 +129,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         A translation for each line, in order, as soon as it is there.
 
     Raises:
-        ValueError: If the model cannot be loaded, or a line is not UTF-8 or too long for the model.
-        OSError: If the file cannot be read.
+        ValueError: If the file cannot be read, the model cannot be loaded, or a line is not UTF-8
+            or too long for the model.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -146,14 +146,22 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # a file may come after flags
     search = vars(parser.parse_intermixed_args(argv))
     path = search.pop("file")
-    model, tokenizer = load_model(search.pop("run"))
     # the bar would stand between the lines where both are on one terminal
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
-    with (
-        Path(path).open("rb") if path else nullcontext(sys.stdin.buffer) as file,
-        tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar,
-    ):
-        for lines in lines_as_they_come(file, path or "stdin"):
-            for line in translate_lines(model, tokenizer, lines, **search):
-                yield line
-                bar.update()
+    # a file that cannot be read is known before a model is loaded
+    with _opened(path) if path else nullcontext(sys.stdin.buffer) as file:
+        model, tokenizer = load_model(search.pop("run"))
+        with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
+            for lines in lines_as_they_come(file, path or "stdin"):
+                for line in translate_lines(model, tokenizer, lines, **search):
+                    yield line
+                    bar.update()
+
+
+def _opened(path: str) -> IO[bytes]:
+    try:
+        return Path(path).open("rb")
+    except OSError as error:
+        raise ValueError(
+            f"FILE must be a text file that can be read, got {path}: {error.strerror}."
+        ) from error
