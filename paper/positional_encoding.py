@@ -269,16 +269,15 @@ def wavelengths(d_model: int, base: float = PAPER_BASE) -> Tensor:
     return 2 * math.pi * base**exponents
 
 
-def flip_rates(encoding: Tensor) -> Tensor:
-    """How often each feature changes its sign, or each bit its value.
+def flip_rates(is_on: Tensor) -> Tensor:
+    """How often each bit, or the sign of each feature, changes.
 
     Args:
-        encoding: Signed values, or zeros and ones, [N, d].
+        is_on: Whether the bit is 1, or the feature not negative, [N, d].
 
     Returns:
         Changes for each step to the next position, float64 [d].
     """
-    is_on = encoding > 0
     return (is_on[1:] != is_on[:-1]).double().mean(dim=0)
 
 

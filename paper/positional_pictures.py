@@ -340,7 +340,7 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
     sines = encoding[:, ::2]
     panels = {
         "bits of the position": (bits, "viridis", 0),
-        "signs of the sines": ((sines > 0).float(), "viridis", 0),
+        "signs of the sines": ((sines >= 0).float(), "viridis", 0),
         "the sines": (sines, SIGNED, -1),
     }
     figure, plots = new_figure(9.6, 1.2 + 0.16 * len(bits), columns=len(panels))

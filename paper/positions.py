@@ -32,6 +32,8 @@ OFFSETS = (1, 2, 5, 10, 50)
 DIRECTION = 5
 SMALL_WIDTH = 16
 NUM_BITS = 5
+# steps in which changes are counted, as a power of 2: the slowest sine needs 50 for one
+COUNTED_BITS = 8
 # bits of the binary candidate
 WIDEST = 16
 WIDTHS = (8, 16, 32, 64, 128, 256, 512)
@@ -627,12 +629,12 @@ def binary(d_model: int, base: float) -> Section:
     Returns:
         The section.
     """
-    num_positions = 2**NUM_BITS
-    bits = encodings.position_bits(num_positions, NUM_BITS)
+    num_steps = 2**COUNTED_BITS
+    bits = encodings.position_bits(num_steps + 1, COUNTED_BITS + 1)[:, :NUM_BITS]
     # with this base each pair turns at half the rate of the one before
-    halving = sinusoidal_encoding(num_positions, 2 * NUM_BITS, 2**NUM_BITS)
-    of_bits = encodings.flip_rates(bits)
-    of_signs = encodings.flip_rates(halving)[::2]
+    halving = sinusoidal_encoding(num_steps + 1, 2 * NUM_BITS, 2**NUM_BITS)
+    of_bits = encodings.flip_rates(bits > 0)
+    of_signs = encodings.flip_rates(halving >= 0)[::2]
     lengths = encodings.wavelengths(2 * NUM_BITS, 2**NUM_BITS)
     rows = [
         [
@@ -650,12 +652,12 @@ def binary(d_model: int, base: float) -> Section:
         title="The link to binary numbers",
         says="In a binary number each bit changes half as often as the one before. So do the signs "
         "of sines whose wavelengths double, drawn beside it (base 2^n with n pairs). A sine is a "
-        "bit without jumps. "
+        f"bit without jumps. Changes are counted in {num_steps} steps. "
         f"In the table of width {d_model} with base {base:,g} it takes {pairs:.1f} pairs to halve "
         "the rate: there are several waves for each bit.",
         columns=("bit, pair", "period", "changes a step", "wavelength", "changes of sign a step"),
         rows=rows,
-        figure=pictures.draw_bits(bits, halving),
+        figure=pictures.draw_bits(bits[: 2**NUM_BITS], halving[: 2**NUM_BITS]),
     )
 
 

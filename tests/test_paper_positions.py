@@ -286,11 +286,20 @@ def test_more_waves_repeat_later(written):
 def test_bits_change_half_as_often_from_one_to_the_next():
     bits = encodings.position_bits(2**6 + 1, 7)
     # the last step turns the highest bit on, and all others off
-    assert encodings.flip_rates(bits).tolist() == [2.0**-place for place in range(7)]
+    assert encodings.flip_rates(bits > 0).tolist() == [2.0**-place for place in range(7)]
     # a sine changes its sign twice a wave
-    halving = encodings.flip_rates(sinusoidal_encoding(4001, 8, 2.0**4))[::2]
+    halving = encodings.flip_rates(sinusoidal_encoding(4001, 8, 2.0**4) >= 0)[::2]
     expected = [2.0**-place / math.pi for place in range(4)]
     assert halving.tolist() == pytest.approx(expected, rel=0.01)
+
+
+def test_a_sine_that_begins_at_zero_has_not_changed_its_sign():
+    section = positions.binary(16, 10000.0)
+    changes = [256 * row[4] for row in section.rows]
+    assert changes == [math.floor(256 / math.pi / 2**pair) for pair in range(5)]
+    assert [row[2] for row in section.rows] == [2.0**-place for place in range(5)]
+    (signs,) = section.figure.axes[1].images
+    assert signs.get_array()[0].tolist() == [1] * 5
 
 
 def test_subspaces_at_a_known_angle_are_found_at_it():
