@@ -127,17 +127,22 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_never_killed(
     assert not unfinished_saves(folder)
 
 
-def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path):
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, num_workers):
     folder = tmp_path / "run"
+    settings = {"save_every_steps": FOREVER, "num_workers": num_workers}
     recipe = train_toys.write_recipe(
         tmp_path / "toy.yaml",
-        train_toys.toy_settings(corpus, folder, max_steps=FOREVER, save_every_steps=FOREVER),
+        train_toys.toy_settings(corpus, folder, max_steps=FOREVER, **settings),
     )
     process = start(recipe)
     wait_until(lambda: last_step(folder) >= 2, process)
-    process.send_signal(signal.SIGTERM)
+    # its workers too, as a launcher does
+    os.killpg(process.pid, signal.SIGTERM)
     _, stderr = process.communicate()
     assert process.returncode == 143
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.pid, 0)
     (saved,) = checkpoints(folder / "checkpoints")
     assert f"saved {saved.name.replace('-', ' ')}, go on with --resume" in stderr
     assert not (folder / "model.safetensors").exists()

@@ -382,6 +382,7 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         batch_size=None,
         sampler=range(run.steps_done, run.config.max_steps),
         num_workers=run.config.num_workers,
+        worker_init_fn=_leave_sigterm_to_the_run,
         pin_memory=run.accelerator.device.type == "cuda",
         # without one of its own it draws from the generator of dropout
         generator=torch.Generator(),
@@ -391,6 +392,11 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         if item.position is not None and item.position["first_step"] == step - 1:
             _log_block(run, step)
         yield item.batches
+
+
+def _leave_sigterm_to_the_run(worker: int):
+    # a launcher signals the whole group, and a worker that dies of it ends the run before it saves
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _log_block(run: Run, step: int):
