@@ -40,6 +40,8 @@ from vanilla_transformer.pictures import DOTS_PER_INCH, label_places, new_figure
 
 TITLE = "The Transformer of “Attention Is All You Need”"
 MAX_BEAMS = 8
+# of a picture of attention: more would fill the memory, and could not be read
+MAX_WORDS = 150
 # models stay loaded, the last so many
 KEPT_MODELS = 2
 CROSS = "cross"
@@ -183,7 +185,7 @@ def _translation_tab(model_name: str):
     plot = _picture("attention", "What each word attends to")
 
     shown = [attention, kind, layer, head]
-    draw = _in_sentences(_draw_attention)
+    draw = _in_sentences(draw_attention)
     asked = [model, source, beams, alpha, kind]
     button.click(_in_sentences(_translate), asked, [table, attention, layer, head]).success(
         draw, shown, plot
@@ -297,10 +299,29 @@ def _choices(weights: AttentionWeights | None, kind: str):
     return layers, gr.Dropdown([MEAN, *range(1, num_heads + 1)], value=MEAN)
 
 
-def _draw_attention(weights: AttentionWeights | None, kind: str, layer: int, head: int | str):
+def draw_attention(
+    weights: AttentionWeights | None, kind: str, layer: int, head: int | str
+) -> Image.Image:
+    """Draw what each word attends to.
+
+    Args:
+        weights: Of a translation, between words; None where there is none yet.
+        kind: "encoder", "decoder" or "cross".
+        layer: Counted from 1.
+        head: Counted from 1; `MEAN` for all of the layer.
+
+    Returns:
+        The picture.
+
+    Raises:
+        ValueError: If there is no translation, or it has too many words to be drawn.
+    """
     if weights is None:
         raise ValueError("there must be a translation to look at, got none yet.")
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
+    most = max(len(queries), len(keys))
+    if most > MAX_WORDS:
+        raise ValueError(f"attention is drawn for at most {MAX_WORDS} words, got {most}.")
     figure, axes = new_figure(2.0 + 0.32 * len(keys), 1.5 + 0.27 * len(queries))
     image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else head - 1)
     label_places(axes, queries, keys)

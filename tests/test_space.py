@@ -11,12 +11,20 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.cli import main
 from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
 
 gradio = pytest.importorskip("gradio", reason="gradio is not installed")
 
-from vanilla_transformer.space.app import build_page, find_hypotheses, serve  # noqa: E402
+from vanilla_transformer.space.app import (  # noqa: E402
+    MAX_WORDS,
+    MEAN,
+    build_page,
+    draw_attention,
+    find_hypotheses,
+    serve,
+)
 
 SENTENCE = TEXTS[2]
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -67,6 +75,21 @@ def test_the_scores_are_those_that_the_search_ranks_by(loaded, alpha):
 def test_a_sentence_without_words_is_refused(loaded):
     with pytest.raises(ValueError, match="must have words"):
         find_hypotheses(*loaded, "  \n", 2, 0.6)
+
+
+def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
+    # the end token is one more
+    most, more = (
+        attention_weights(*loaded, " ".join(["cat"] * count), "dogs sleep").by_word()
+        for count in (MAX_WORDS - 1, MAX_WORDS)
+    )
+    width, _ = draw_attention(most, "cross", 1, MEAN).size
+    assert width == 120 * (2.0 + 0.32 * MAX_WORDS)
+    for kind in ("cross", "encoder"):
+        with pytest.raises(ValueError, match=r"for at most 150 words, got 151\."):
+            draw_attention(more, kind, 1, MEAN)
+    # of two words there is still a picture
+    assert draw_attention(more, "decoder", 1, MEAN).size[0] < width
 
 
 @pytest.fixture(scope="module")
