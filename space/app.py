@@ -41,7 +41,7 @@ from vanilla_transformer.pictures import DOTS_PER_INCH, label_places, new_figure
 TITLE = "The Transformer of “Attention Is All You Need”"
 MAX_BEAMS = 8
 # of a picture of attention: more would fill the memory, and could not be read
-MAX_WORDS = 150
+MAX_WORDS = 100
 # models stay loaded, the last so many
 KEPT_MODELS = 2
 CROSS = "cross"

@@ -86,7 +86,7 @@ def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
     width, _ = draw_attention(most, "cross", 1, MEAN).size
     assert width == 120 * (2.0 + 0.32 * MAX_WORDS)
     for kind in ("cross", "encoder"):
-        with pytest.raises(ValueError, match=r"for at most 150 words, got 151\."):
+        with pytest.raises(ValueError, match=r"for at most 100 words, got 101\."):
             draw_attention(more, kind, 1, MEAN)
     # of two words there is still a picture
     assert draw_attention(more, "decoder", 1, MEAN).size[0] < width
