@@ -17,6 +17,7 @@ from vanilla_transformer.train.run_folder import (
     plot_losses,
     read_metrics,
     read_recipe,
+    vocabulary_size,
 )
 
 if TYPE_CHECKING:
@@ -113,7 +114,9 @@ def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     floor = None
     if (Path(run) / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(run))
-        floor = least_loss(recipe.vocab_size, recipe.label_smoothing)
+        vocab_size = vocabulary_size(Path(run), recipe)
+        if vocab_size is not None:
+            floor = least_loss(vocab_size, recipe.label_smoothing)
     evaluated = list(zip(*logged(lines, "validation_loss"), strict=True))
     at, lowest = min(evaluated, key=lambda point: point[1], default=(None, None))
     return [

@@ -21,6 +21,7 @@ from vanilla_transformer.train.run_folder import (
     read_metrics,
     read_recipe,
     read_scores,
+    vocabulary_size,
 )
 
 if TYPE_CHECKING:
@@ -193,7 +194,7 @@ class ScoredRun(NamedTuple):
         bleu: Of sacreBLEU.
         signature: How it was counted.
         compound_bleu: As the paper counted it, where that is known.
-        flops: Of its training.
+        flops: Of its training, where the size of its vocabulary is known.
         is_papers: Whether corpus and split are those of Table 2.
     """
 
@@ -204,7 +205,7 @@ class ScoredRun(NamedTuple):
     bleu: float
     signature: str
     compound_bleu: float | None
-    flops: float
+    flops: float | None
     is_papers: bool
 
 
@@ -227,7 +228,10 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
         metrics = read_metrics(run)
         # a run may have been ended early
         config.max_steps = metrics[-1]["step"] if metrics else config.max_steps
-        flops = sum(training_flops(config, sentence_length).values())
+        flops, vocab_size = None, vocabulary_size(run, config)
+        if vocab_size is not None:
+            config.vocab_size = vocab_size
+            flops = sum(training_flops(config, sentence_length).values())
         runs += [
             ScoredRun(
                 run.name,
@@ -340,7 +344,8 @@ def _table_section(ours: dict[str, float], runs: Sequence[ScoredRun]) -> Section
         rows=rows,
         # BLEU counted another way has no place on the paper's axis
         figure=_draw_table(
-            ours, [run for run in runs if run.is_papers and run.compound_bleu is not None]
+            ours,
+            [run for run in runs if run.is_papers and None not in (run.compound_bleu, run.flops)],
         ),
     )
 

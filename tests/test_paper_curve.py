@@ -1,12 +1,15 @@
 """Sections 5 and 6: the curves are what the runs have logged."""
 
+import argparse
 import json
 import math
 import shutil
 
 import pytest
 
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.cli import main
+from vanilla_transformer.paper.curve import sections
 from vanilla_transformer.paper.label_smoothing import least_loss
 from vanilla_transformer.pictures import new_figure
 from vanilla_transformer.train.config import load_config, save_config
@@ -80,6 +83,27 @@ def test_the_study_compares_runs_by_what_they_logged(run, tmp_path, capsys):
         assert row[1:] == [10, 6.0, 4.0, floor, 3.0, pytest.approx(math.exp(3.0)), 10, 90.0, 3.0]
     assert "lowest at step 10, 3.000" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "out" / "curve.png").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "saved", "expected"),
+    [(None, None, 8000), (None, 900, 900), ("t", 900, 900), ("t", None, None)],
+)
+def test_the_least_loss_is_that_of_the_models_own_vocabulary(
+    run, tmp_path, tokenizer, saved, expected
+):
+    save_config(load_config("demo", {"vocab_size": 8000}), run / "recipe.yaml")
+    if tokenizer is not None:
+        # the tokenizer need not be there any more
+        settings = {"tokenizer": str(tmp_path / tokenizer), "vocab_size": 37000}
+        save_config(load_config("demo", settings), run / "recipe.yaml")
+    if saved is not None:
+        VanillaTransformerConfig(vocab_size=saved).save_pretrained(run)
+    flags = argparse.Namespace(runs=[str(run)])
+    (section,) = sections(flags)
+    floor = None if expected is None else least_loss(expected, 0.1)
+    assert section.rows[0][4] == floor
+    assert ("the least that its targets allow" in section.says) == (floor is not None)
 
 
 def test_a_folder_without_a_training_is_refused(tmp_path, capsys):

@@ -90,6 +90,27 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_steps_it_made(tmp_path)
     assert found[0].flops == pytest.approx(whole * 10 / 40)
 
 
+def test_the_work_of_a_run_is_that_of_its_models_own_vocabulary(tmp_path):
+    run = tmp_path / "results" / "a-run"
+    run.mkdir(parents=True)
+    settings = toy_settings(tmp_path, run, tokenizer=str(tmp_path / "tokenizer"))
+    write_recipe(run / "recipe.yaml", settings)
+    languages = {"source_lang": "en", "target_lang": "de", "split": "test"}
+    scores = {**languages, "dataset": "wmt/wmt14", "name": "de-en", "bleu": 27.0}
+    scores |= {"bleu_signature": "how", "compound_bleu": 28.0}
+    (run / "scores.json").write_text(json.dumps({"test": scores}))
+    assert [found.flops for found in scored_runs(tmp_path / "results", 30)] == [None]
+    # what is not known is not drawn
+    flags = argparse.Namespace(results=tmp_path / "results", sentence_length=30)
+    table = next(section for section in sections(flags) if section.name == "table2")
+    texts = [text.get_text() for axes in table.figure.axes for text in axes.texts]
+    assert "a-run" not in texts
+    VanillaTransformerConfig(vocab_size=123).save_pretrained(run)
+    (found,) = scored_runs(tmp_path / "results", 30)
+    config = load_config("paper-base", {**settings, "tokenizer": None, "vocab_size": 123})
+    assert found.flops == sum(training_flops(config, 30).values())
+
+
 def test_only_bleu_as_the_paper_counted_it_stands_on_its_axis(tmp_path):
     def marked(**score) -> list[str]:
         run = tmp_path / "results" / "ours"

@@ -15,7 +15,9 @@ from typing import Any
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import CONFIG_NAME
 
+from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.train.config import TrainConfig, load_config
@@ -351,6 +353,25 @@ def read_recipe(folder: Path) -> TrainConfig:
     if not path.is_file():
         raise ValueError(f"{folder} must be a run folder, with {RECIPE_FILE}, got none.")
     return load_config(str(path))
+
+
+def vocabulary_size(folder: Path, recipe: TrainConfig) -> int | None:
+    """How many tokens a run's model has, which may be fewer than it was to learn.
+
+    Args:
+        folder: The run folder.
+        recipe: Its settings.
+
+    Returns:
+        As its configuration says, or as it was to learn before there is one; None for the tokens
+        of a tokenizer that was given.
+
+    Raises:
+        OSError: If the configuration cannot be read.
+    """
+    if (folder / CONFIG_NAME).is_file():
+        return VanillaTransformerConfig.from_pretrained(folder).vocab_size
+    return None if recipe.tokenizer else recipe.vocab_size
 
 
 def perplexity(loss: float) -> float:
