@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline
+from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
 # a token of spaces alone, as it is shown
 SPACE = "\u2423"
@@ -125,21 +125,23 @@ def attention_weights(
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
     source_ids = torch.tensor(pipeline.preprocess([source]), device=model.device)  # [1, S]
     if target is None:
-        target_ids = pipeline.forward({"input_ids": source_ids}, **search)["ids"][:1, 1:]
-        target_ids = target_ids.to(model.device)  # [1, T]
+        found = pipeline.forward({"input_ids": source_ids}, **search)["ids"][0, 1:]
+        # what follows the end token fills the row up to the length of another translation
+        ends = (found == tokenizer.eos_token_id).nonzero()[:1, 0] + 1
+        target_ids = found[: int(ends) if len(ends) else None][None].to(model.device)  # [1, T]
     elif isinstance(target, Tensor):
         target_ids = target[None].to(model.device)  # [1, T]
     else:
         target_ids = torch.tensor(pipeline.preprocess([target]), device=model.device)  # [1, T]
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
-    implementation, was_training = model.config._attn_implementation, model.training
+    implementation = model.config._attn_implementation
     try:
         # the other kernels do not give their weights
         model.set_attn_implementation("eager")
-        outputs = model.eval()(source_ids, decoder_input_ids=inputs, output_attentions=True)
+        with evaluating(model):
+            outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
     finally:
-        model.train(was_training)
         model.set_attn_implementation(implementation)
     source_ids, target_ids = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(

@@ -326,7 +326,8 @@ class SearchEngine:
         logits[:, suppressed] = -torch.inf
         best, tokens = largest(logits, count)
         logits[:, suppressed] = kept
-        return best - log_sum_exp_(logits, best[:, :1]), tokens
+        highest = torch.cat((best[:, :1], kept), dim=1).amax(dim=1, keepdim=True)
+        return best - log_sum_exp_(logits, highest), tokens
 
 
 class Decoding:
@@ -435,7 +436,8 @@ class Decoding:
         is_past = self.is_past[:, :, : self.num_used]  # [B, R, W]
         if self.num_used == self.length:
             return None
-        bias = torch.zeros(is_past.shape, device=is_past.device).masked_fill_(~is_past, -torch.inf)
+        bias = is_past.new_zeros(is_past.shape, dtype=torch.float32)
+        bias.masked_fill_(~is_past, -torch.inf)
         return bias[:, None].expand(-1, self.num_heads, -1, -1).flatten(0, 1)  # [B * h, R, W]
 
     def _make_room(self, num_rows: int):
@@ -499,7 +501,7 @@ class _Tokens:
         """0 for a token, -inf for padding, [B * h, 1, S]; None for no padding."""
         if self.is_token is None:
             return None
-        bias = torch.zeros(self.is_token.shape, device=self.is_token.device)
+        bias = self.is_token.new_zeros(self.is_token.shape, dtype=torch.float32)
         bias.masked_fill_(~self.is_token, -torch.inf)
         return bias.repeat_interleave(num_heads, dim=0)[:, None]
 
@@ -541,10 +543,10 @@ def packs_for_any_rows() -> bool:
         Whether all products were right.
     """
     generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(150, 70, generator=generator)
+    weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
     for num_rows in TRIED_ROWS:
-        x = torch.randn(num_rows, weight.shape[1], generator=generator)
+        x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
         product = packed_product(x, packed, weight, None)
         if not torch.allclose(product, x @ weight.T, rtol=1e-4, atol=1e-4):
             return False
@@ -623,8 +625,6 @@ def why_not(model: nn.Module) -> str | None:
     Returns:
         A clause that says what; None where there is nothing.
     """
-    if model.training:
-        return "a model in evaluation mode, got one in training"
     kernel = model.config._attn_implementation
     if kernel not in ATTENTION_KERNELS:
         return f"attention by {' or '.join(ATTENTION_KERNELS)}, got {kernel}"
@@ -642,6 +642,9 @@ def why_not(model: nn.Module) -> str | None:
         is_ours = getattr(home, kind.__name__, None) is kind
         if not (kind in PLAIN_MODULES or is_ours or kind.__module__ in ACTIVATION_MODULES):
             return f"plain modules, got {kind.__name__} of {kind.__module__}"
+        # others do the same in either mode, and new ones are made in training
+        if module.training and (is_ours or kind is nn.Dropout):
+            return f"a model in evaluation mode, got its {kind.__name__} in training"
     for parameter in model.parameters():
         if type(parameter) is not nn.Parameter or parameter.dtype != torch.float32:
             return f"plain weights in float32, got {parameter.dtype}"
@@ -680,24 +683,34 @@ def forget_engine(model: nn.Module):
 
 
 def _fingerprint(model: nn.Module) -> tuple:
-    """Where the weights are, how often they were written, and numbers of what they are.
+    """What is no weight, where the weights are, how often written, and numbers of what they are.
 
     Only the numbers see what is written through `.data` or other names of the same memory.
     """
+    config = model.config
+    settings = [config.position_encoding, config.position_base, config.position_layout]
+    settings.append(config.position_offset)
+    for layer in (*model.get_encoder().layers, *model.get_decoder().layers):
+        settings += [layer.norm_first, layer.feed_forward.activation, layer.self_attention.scaling]
+        if hasattr(layer, "cross_attention"):
+            settings.append(layer.cross_attention.scaling)
     places, numbers = [], []
     for parameter in model.parameters():
         weight = parameter.detach()
-        places.append((weight.data_ptr(), weight.shape, weight.stride(), parameter._version))
+        # of what is made for inference alone nobody counts it
+        version = None if parameter.is_inference() else parameter._version
+        places.append((weight.data_ptr(), weight.shape, weight.stride(), version))
         if weight.dim() == 1:
             numbers.append(weight)
         else:
             numbers.append(torch.mv(weight, _random_vector(weight.shape[1])))
     # by their bits: not a number is equal to itself
-    return tuple(places), torch.cat(numbers).view(torch.int32)
+    return tuple(settings), tuple(places), torch.cat(numbers).view(torch.int32)
 
 
 def _random_vector(size: int) -> Tensor:
-    return torch.rand(size, generator=torch.Generator().manual_seed(size)) + 0.5
+    generator = torch.Generator().manual_seed(size)
+    return torch.rand(size, generator=generator, dtype=torch.float32) + 0.5
 
 
 __all__ = ["Decoding", "SearchEngine", "engine_for", "forget_engine", "why_not"]

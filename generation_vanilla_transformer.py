@@ -177,6 +177,19 @@ class PaperSearchMixin:
         prepared._engine = None
         return prepared, model_kwargs
 
+    def save_pretrained(self, *args, **kwargs):
+        """As every model's; the library would lose a search that was set on a new model.
+
+        Args:
+            args: The folder.
+            kwargs: As the library takes them.
+        """
+        config = self.generation_config
+        if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
+            # else it is made anew of the model's configuration when it is loaded
+            config._from_model_config = False
+        super().save_pretrained(*args, **kwargs)
+
     def train(self, mode: bool = True):
         """As every module's; what a search packed of weights that are to change is given back.
 
@@ -366,7 +379,8 @@ class PaperBeamSearch:
         self.synced_gpus = synced_gpus
         self.model_kwargs = model_kwargs
         self.logits_processor = logits_processor
-        # the bound is kept below, and the end token is known without looking at whole hypotheses
+        # the bound is kept below, and the end token is known without looking at whole hypotheses;
+        # a caller's own criteria of these kinds stand in the place of those that were prepared
         self.stopping_criteria = StoppingCriteriaList(
             criterion
             for criterion in stopping_criteria
@@ -375,14 +389,17 @@ class PaperBeamSearch:
         self.num_beams = generation_config.num_beams
         self.num_returned = generation_config.num_return_sequences
         self.alpha = generation_config.length_penalty_alpha
-        self.end_tokens = generation_config._eos_token_tensor
+        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+        self.end_tokens = torch.cat(ends) if ends else generation_config._eos_token_tensor
         pad = generation_config._pad_token_tensor
         self.fill = int(self.end_tokens[0] if pad is None else pad)
         # what ends a sentence may be among the likeliest for every beam, and as many go on
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
         self.num_sentences = input_ids.shape[0] // self.num_beams
         self.prompt_length = input_ids.shape[1]
-        self.limits = new_token_limits(input_ids, generation_config, model_kwargs, self.num_beams)
+        self.limits = new_token_limits(
+            input_ids, stopping_criteria, generation_config, model_kwargs, self.num_beams
+        )
         # where each searched sentence stands in the batch as it was given
         self.places = torch.arange(self.num_sentences, device=input_ids.device)
 
@@ -435,8 +452,9 @@ class PaperBeamSearch:
         is_first = step == 1
         rows = 1 if is_first else self.num_beams
         states = self.decoding.step(self.open.ids[:, :rows, length - 1])  # [B * K, d_model]
-        suppressed = suppressed_tokens(self.logits_processor, length)
-        if suppressed is not None and self.num_candidates <= self.model.config.vocab_size:
+        vocab_size = self.model.config.vocab_size
+        suppressed = suppressed_tokens(self.logits_processor, length, vocab_size)
+        if suppressed is not None and self.num_candidates <= vocab_size:
             found = self.engine.likeliest(states, self.num_candidates, suppressed)
             return tuple(part.view(-1, rows, self.num_candidates) for part in found)
         log_probs = self.engine.logits(states).log_softmax(dim=-1)
@@ -478,7 +496,8 @@ class PaperBeamSearch:
         beams = torch.arange(self.num_beams, device=ids.device)
         rows = (self.places[:, None] * self.num_beams + beams).flatten()
         all_rows = self.num_sentences * self.num_beams
-        all_ids = ids.new_full((all_rows, ids.shape[1]), self.fill)
+        # done sentences with what they came to
+        all_ids = self.results.ids[:, :, : ids.shape[1]].flatten(0, 1).clone()
         all_log_probs = log_probs.new_zeros(all_rows, log_probs.shape[1])
         all_ids[rows] = ids
         all_log_probs[rows] = log_probs
@@ -655,14 +674,14 @@ def greedy_search(
     decoding = begin_decoding(engine, input_ids, 1, model_kwargs)
     num_sentences, length = input_ids.shape
     pad = int(config._pad_token_tensor)
-    ids = input_ids.new_full((num_sentences, config.max_length), pad)
+    ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), pad)
     ids[:, :length] = input_ids
     # where each searched sentence stands in the batch as it was given
     places = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(places, dtype=torch.bool)
     while not is_done.all():
         logits = engine.logits(decoding.step(ids[places, length - 1, None]))  # [rows, V]
-        suppressed = suppressed_tokens(logits_processor, length)
+        suppressed = suppressed_tokens(logits_processor, length, logits.shape[1])
         if suppressed is None:
             # a processor may know each row by its place in the whole batch
             whole = logits.new_zeros(num_sentences, logits.shape[1]).index_copy_(0, places, logits)
@@ -703,15 +722,18 @@ def begin_decoding(
     return decoding
 
 
-def suppressed_tokens(processors: LogitsProcessorList, length: int) -> list[int] | None:
+def suppressed_tokens(
+    processors: LogitsProcessorList, length: int, vocab_size: int
+) -> list[int] | None:
     """What the processors of a step forbid, where they do nothing else.
 
     Args:
         processors: Those `generate` prepared.
         length: Target tokens so far, the prompt's too.
+        vocab_size: V.
 
     Returns:
-        The tokens; None where a processor is of another kind.
+        The tokens that there are; None where a processor is of another kind.
     """
     suppressed: set[int] = set()
     for processor in processors:
@@ -725,7 +747,8 @@ def suppressed_tokens(processors: LogitsProcessorList, length: int) -> list[int]
                 suppressed.update(processor.eos_token_id.tolist())
         else:
             return None
-    return sorted(suppressed)
+    # the library's processors pass over what is no token
+    return sorted(token for token in suppressed if 0 <= token < vocab_size)
 
 
 def needs_modules(config: GenerationConfig, model_kwargs: dict) -> str | None:
@@ -823,13 +846,32 @@ def check_ids(name: str, ids: Tensor, vocab_size: int):
         )
 
 
+def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
+    """How many target tokens there may be, the prompt's too.
+
+    Args:
+        stopping_criteria: Those `generate` prepared, or a caller's own in their place.
+        config: Prepared by `generate`: `max_length` is set.
+
+    Returns:
+        The number of the criteria, which is the configuration's where a caller gave none.
+    """
+    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+    return min(lengths, default=config.max_length)
+
+
 def new_token_limits(
-    input_ids: Tensor, config: GenerationConfig, model_kwargs: dict, rows_per_sentence: int
+    input_ids: Tensor,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    model_kwargs: dict,
+    rows_per_sentence: int,
 ) -> Tensor:
     """How many tokens each sentence may get. Section 6.1.
 
     Args:
         input_ids: The decoder's prompt, [B * rows_per_sentence, prompt].
+        stopping_criteria: Those `generate` prepared, or a caller's own in their place.
         config: Prepared by `generate`: `max_length` is set.
         model_kwargs: With the source's mask, or the encoder's outputs where all is source.
         rows_per_sentence: Beams, or sampled sequences.
@@ -838,7 +880,7 @@ def new_token_limits(
         The bounds, at least 1, [B].
     """
     rows, prompt_length = input_ids.shape
-    longest = config.max_length - prompt_length
+    longest = longest_target(stopping_criteria, config) - prompt_length
     limits = input_ids.new_full((rows,), longest)
     if config.max_extra_tokens is not None:
         mask = model_kwargs.get("attention_mask")
@@ -869,7 +911,7 @@ def limit_by_sentence(
     """
     if config.max_extra_tokens is None:
         return stopping_criteria
-    limits = new_token_limits(input_ids, config, model_kwargs, rows_per_sentence=1)
+    limits = new_token_limits(input_ids, stopping_criteria, config, model_kwargs, 1)
     own = SentenceLengthCriteria(limits, input_ids.shape[1])
     return StoppingCriteriaList([*stopping_criteria, own])
 

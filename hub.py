@@ -25,7 +25,6 @@ from vanilla_transformer.registration import (
 )
 
 CONFIG_FILE = "config.json"
-GENERATION_FILE = "generation_config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 CARD_FILE = "README.md"
 # what a run folder holds beside the model, and a reader of the card may ask for
@@ -139,8 +138,6 @@ def export_for_hub(
         custom_object_save(VanillaTransformerTokenizer, folder)
         addresses = [_address(VanillaTransformerTokenizer), None]
         _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": addresses})
-    # where this is set, the library forgets the search's own settings when it loads the file
-    _edit_json(folder / GENERATION_FILE, _from_model_config=False)
     if isinstance(run, str | Path):
         for name in RUN_FILES:
             source = Path(run, name)

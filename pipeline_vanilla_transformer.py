@@ -5,11 +5,12 @@ travels to the Hub beside the model, whose `custom_pipelines` then name it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     AutoModelForSeq2SeqLM,
     Pipeline,
@@ -151,14 +152,8 @@ class TranslationPipeline(Pipeline):
         return ids
 
     def _forward(self, input_tensors: dict[str, Tensor], **search) -> dict[str, Tensor]:
-        was_training = self.model.training
-        self.model.eval()
-        try:
+        with evaluating(self.model):
             output = self.model.generate(**input_tensors, **search)
-        finally:
-            # a model that is looked at in the middle of its training goes on as it was
-            if was_training:
-                self.model.train()
         return {"ids": output if isinstance(output, Tensor) else output.sequences}
 
     def postprocess(self, model_outputs: dict[str, Tensor]) -> list[dict[str, str]]:
@@ -192,8 +187,10 @@ class TranslationPipeline(Pipeline):
     ) -> list[list[dict[str, str]]]:
         """Translations of each text, in the order of the texts."""
         ids = self.preprocess(texts)
-        config = search.get("generation_config") or self.model.generation_config
-        count = search.get("num_return_sequences") or config.num_return_sequences or 1
+        # what a configuration leaves open, the model's own decides
+        configs = (search.get("generation_config"), self.model.generation_config)
+        counts = (config.num_return_sequences for config in configs if config is not None)
+        count = search.get("num_return_sequences") or next(filter(None, counts), 1)
         # nothing is translated by nothing; each batch overwrites the places of its texts
         results = [[{"translation_text": ""} for _ in range(count)] for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
@@ -213,6 +210,25 @@ class TranslationPipeline(Pipeline):
 TranslationPipeline._registered_impl = {
     TASK: {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Have a model in evaluation mode; in the middle of its training it then goes on as it was.
+
+    Args:
+        model: Any.
+    """
+    before = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        if before[0][1]:
+            model.train()
+        # some of its parts may be in another mode
+        for module, training in before:
+            module.training = training
 
 
 def batches_by_length(

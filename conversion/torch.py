@@ -1,6 +1,7 @@
 """From torch's own nn.Transformer, which has no embeddings and adds a norm after each stack."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -44,10 +45,17 @@ def from_torch(
     Raises:
         ValueError: If the stacks are outside this architecture; the message says in what.
     """
-    encoder_layer, decoder_layer = module.encoder.layers[0], module.decoder.layers[0]
-    norm_first = encoder_layer.norm_first
-    if encoder_layer.linear1.bias is None:
+    encoder, decoder = module.encoder.layers, module.decoder.layers
+    layers = [*encoder, *decoder]
+    if any(layer.linear1.bias is None for layer in layers):
         raise ValueError("bias must be true: equation (2) has biases, got false.")
+    norm_first = _same("norm_first", (layer.norm_first for layer in layers))
+    parts = [part for layer in layers for part in layer.children()]
+    attentions = [part for part in parts if isinstance(part, nn.MultiheadAttention)]
+    num_heads = _same("nhead", (attention.num_heads for attention in attentions))
+    inner = [layer.dropout for layer in layers]
+    outer = [part for part in parts if isinstance(part, nn.Dropout) and part not in inner]
+    norms = [part for part in module.modules() if isinstance(part, nn.LayerNorm)]
     for stack in ("encoder", "decoder"):
         has_norm = getattr(module, stack).norm is not None
         if has_norm != norm_first:
@@ -58,19 +66,19 @@ def from_torch(
     config = VanillaTransformerConfig(
         vocab_size=embedding.shape[0],
         hidden_size=module.d_model,
-        encoder_layers=len(module.encoder.layers),
-        encoder_attention_heads=module.nhead,
-        encoder_ffn_dim=encoder_layer.linear1.out_features,
-        decoder_layers=len(module.decoder.layers),
-        decoder_attention_heads=module.nhead,
-        decoder_ffn_dim=decoder_layer.linear1.out_features,
+        encoder_layers=len(encoder),
+        encoder_attention_heads=num_heads,
+        encoder_ffn_dim=_same("dim_feedforward", (x.linear1.out_features for x in encoder)),
+        decoder_layers=len(decoder),
+        decoder_attention_heads=num_heads,
+        decoder_ffn_dim=_same("dim_feedforward", (x.linear1.out_features for x in decoder)),
         norm_first=norm_first,
         attention_bias=True,
-        activation_function=_activation(encoder_layer.activation),
-        dropout=encoder_layer.dropout1.p,
-        attention_dropout=encoder_layer.self_attn.dropout,
-        activation_dropout=encoder_layer.dropout.p,
-        layer_norm_eps=encoder_layer.norm1.eps,
+        activation_function=_same("activation", (_activation(x.activation) for x in layers)),
+        dropout=_same("dropout", (part.p for part in outer)),
+        attention_dropout=_same("dropout of attention", (part.dropout for part in attentions)),
+        activation_dropout=_same("dropout of linear1", (part.p for part in inner)),
+        layer_norm_eps=_same("layer_norm_eps", (norm.eps for norm in norms)),
         **fields,
     )
     weights = {
@@ -84,7 +92,18 @@ def from_torch(
     return assembled(config, weights, "torch's nn.Transformer")
 
 
+def _same(name: str, values: Iterable[Any]) -> Any:
+    found = list(dict.fromkeys(values))
+    if len(found) > 1:
+        raise ValueError(
+            f"{name} must be the same in all layers of a model, got {', '.join(map(str, found))}."
+        )
+    return found[0]
+
+
 def _activation(activation: Callable | nn.Module) -> str:
+    if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
+        return "gelu_pytorch_tanh"
     names = {F.relu: "relu", F.gelu: "gelu", nn.ReLU: "relu", nn.GELU: "gelu"}
     name = names.get(activation) or names.get(type(activation))
     if name is None:

@@ -101,12 +101,16 @@ def _specification(
         _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_norm)
     _set_linear(decoder_spec.projection, model.lm_head)
 
+    start, end = config.decoder_start_token_id, config.eos_token_id
+    for name, token in (("decoder_start_token_id", start), ("eos_token_id", end)):
+        if not isinstance(token, int):
+            raise ValueError(f"{name} must be one token for CTranslate2, got {token}.")
     spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
     tokens = vocabulary(model, tokenizer)
     spec.register_source_vocabulary(tokens)
     spec.register_target_vocabulary(tokens)
-    spec.config.bos_token = spec.config.decoder_start_token = tokens[config.decoder_start_token_id]
-    spec.config.eos_token = tokens[config.eos_token_id]
+    spec.config.bos_token = spec.config.decoder_start_token = tokens[start]
+    spec.config.eos_token = tokens[end]
     spec.config.unk_token = tokenizer.unk_token
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     return spec

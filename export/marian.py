@@ -173,6 +173,7 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
         eos_token=tokenizer.eos_token,
         unk_token=tokenizer.unk_token,
         split_special_tokens=tokenizer.split_special_tokens,
+        extra_special_tokens=tokenizer.extra_special_tokens,
     )
     plain.save_pretrained(folder)
     path = folder / "tokenizer_config.json"

@@ -55,7 +55,7 @@ def to_onnx(
     folder.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).eval().float().cpu()
     sentences, source, target = Dim("batch"), Dim("source"), Dim("target")
-    ids = torch.full((SIZES["sentences"], SIZES["source"]), model.config.eos_token_id)
+    ids = torch.full((SIZES["sentences"], SIZES["source"]), 0)
     mask = torch.ones_like(ids)
     mask[1:, -1] = 0
     encoder = EncoderGraph(model)

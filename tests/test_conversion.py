@@ -82,6 +82,11 @@ def without_norms(**options):
     return module
 
 
+def with_another_norm(module):
+    module.decoder.layers[0].norm3.eps = 0.1
+    return module
+
+
 PEERS = {
     "marian": (marian, from_marian),
     "fsmt": (lambda: fsmt(tied=False), from_fsmt),
@@ -205,8 +210,35 @@ def test_what_marian_may_not_write_the_converted_may_not_either(tmp_path):
 
 
 def test_the_activation_of_a_torch_module_may_be_a_module():
-    module = without_norms(activation=torch.nn.GELU())
-    assert from_torch(module, torch.zeros(9, 12)).config.activation_function == "gelu"
+    module = without_norms()
+    for activation, name in (
+        (torch.nn.GELU(), "gelu"),
+        (torch.nn.GELU(approximate="tanh"), "gelu_pytorch_tanh"),
+        (torch.nn.ReLU(), "relu"),
+    ):
+        for stack in (module.encoder, module.decoder):
+            stack.layers[0].activation = activation
+        assert from_torch(module, torch.zeros(9, 12)).config.activation_function == name
+
+
+def test_stacks_of_a_torch_module_may_differ_in_width():
+    decoder = torch.nn.TransformerDecoderLayer(12, 3, 28)
+    module = torch.nn.Transformer(
+        12, 3, 2, 2, 20, custom_decoder=torch.nn.TransformerDecoder(decoder, 2)
+    )
+    module.encoder.norm = None
+    ours = from_torch(module.eval(), torch.randn(9, 12))
+    assert (ours.config.encoder_ffn_dim, ours.config.decoder_ffn_dim) == (20, 28)
+    source, target = torch.randint(9, (2, 5, 3))
+    encoder, decoder = ours.model.encoder, ours.model.decoder
+    with torch.no_grad():
+        read = encoder.positions(encoder.embed_tokens(source) * 12**0.5)
+        written = decoder.positions(decoder.embed_tokens(target) * 12**0.5)
+        mask = torch.nn.Transformer.generate_square_subsequent_mask(3)
+        expected = module(read.transpose(0, 1), written.transpose(0, 1), tgt_mask=mask)
+        expected = expected.transpose(0, 1)
+        found = ours.model(input_ids=source, decoder_input_ids=target).last_hidden_state
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
 def test_positions_that_are_no_sinusoids_stay_what_they_are_in_marian(batch):
@@ -244,6 +276,31 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
             lambda: without_norms(activation=torch.tanh),
             lambda module: from_torch(module, torch.zeros(9, 12)),
             "activation must be ReLU or GELU",
+        ),
+        (
+            # torch keeps the module in the encoder's layers only
+            lambda: without_norms(activation=torch.nn.GELU()),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "activation must be the same in all layers of a model, got gelu, relu",
+        ),
+        (
+            lambda: torch.nn.Transformer(
+                12,
+                3,
+                1,
+                1,
+                norm_first=True,
+                custom_decoder=torch.nn.TransformerDecoder(
+                    torch.nn.TransformerDecoderLayer(12, 4, norm_first=True), 1
+                ),
+            ),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "nhead must be the same in all layers of a model, got 3, 4",
+        ),
+        (
+            lambda: with_another_norm(without_norms()),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "layer_norm_eps must be the same in all layers of a model, got 1e-05, 0.1",
         ),
         (
             lambda: without_norms(bias=False),

@@ -280,6 +280,15 @@ def replace_data(model):
     weight.data = torch.randn(48, 48)
 
 
+def replace_activations(model):
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        layer.feed_forward.activation = torch.nn.SiLU()
+
+
+def set_another_base(model):
+    model.config.position_base = 3.0
+
+
 def merge_adapters(model):
     adapted = get_peft_model(model, LoraConfig(target_modules=["v_proj"], r=4))
     for name, weight in adapted.named_parameters():
@@ -298,6 +307,8 @@ CHANGES = [
     move_a_norm,
     replace_a_layer,
     replace_data,
+    replace_activations,
+    set_another_base,
     merge_adapters,
 ]
 
@@ -362,13 +373,67 @@ def add_parametrization(model):
 
 
 OBSTACLES = [
-    (lambda model: model.train(), "a model in evaluation mode, got one in training"),
+    (
+        lambda model: model.train(),
+        "a model in evaluation mode, got its VanillaTransformerForConditionalGeneration in",
+    ),
+    (
+        lambda model: model.model.encoder.dropout.train(),
+        "a model in evaluation mode, got its Dropout in training",
+    ),
     (lambda model: model.double(), "plain weights in float32, got torch.float64"),
     (add_hook, "no hooks on modules, got one"),
     (add_adapters, "plain modules, got Linear of peft"),
     (wrap_forward, "no hooks on modules, got one"),
     (add_parametrization, "plain modules, got ParametrizedLinear"),
 ]
+
+
+def test_a_model_made_for_inference_alone_is_searched(lively_model, source, by_modules, searched):
+    with torch.inference_mode():
+        model = copy.deepcopy(lively_model())
+        expected = by_modules(model, **source, **PAPER)
+        assert model.generate(**source, **PAPER).tolist() == expected.tolist()
+    assert searched
+
+
+def test_another_default_type_is_no_hindrance(lively_model, source, by_modules, searched):
+    model = lively_model()
+    expected = by_modules(model, **source, **PAPER)
+    engine.packs_for_any_rows.cache_clear()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = model.generate(**source, **PAPER)
+        assert engine.packs_for_any_rows()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.tolist() == expected.tolist()
+    assert searched
+
+
+def test_a_suppressed_token_may_be_as_likely_as_can_be(lively_model, source, by_modules, searched):
+    model = lively_model(output_bias=True)
+    with torch.no_grad():
+        model.lm_head.bias[2] = 95.0
+    search = {**PAPER, "min_new_tokens": 5}
+    expected = by_modules(model, **source, **search)
+    assert model.generate(**source, **search).tolist() == expected.tolist()
+    assert searched
+
+
+@pytest.mark.parametrize("search", [PAPER, GREEDY])
+def test_what_is_no_token_cannot_be_suppressed(lively_model, source, by_modules, searched, search):
+    model = lively_model(output_bias=True)
+    last = model.config.vocab_size - 1
+    with torch.no_grad():
+        model.lm_head.bias[last] = 3.0
+    expected = by_modules(model, **source, **search)
+    assert last in expected
+    for absent in ([-1], [last + 1, last + 30]):
+        found = model.generate(**source, **search, suppress_tokens=absent)
+        assert found.tolist() == expected.tolist()
+    assert searched
+    assert last not in model.generate(**source, **search, suppress_tokens=[last])
 
 
 @pytest.mark.parametrize(("change", "message"), OBSTACLES)

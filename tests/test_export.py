@@ -439,6 +439,11 @@ def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
     for export in (to_ctranslate2, to_marian):
         with pytest.raises(ValueError, match=message):
             export(learned, tokenizer, tmp_path / "out", num_positions=41)
+    for name, token in (("eos_token_id", [2, 3]), ("decoder_start_token_id", None)):
+        model = model_of(tokenizer)
+        setattr(model.config, name, token)
+        with pytest.raises(ValueError, match=f"{name} must be one token for CTranslate2, got"):
+            to_ctranslate2(model, tokenizer, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

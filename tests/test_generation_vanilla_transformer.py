@@ -5,7 +5,14 @@ import copy
 import equations
 import pytest
 import torch
-from transformers import GenerationConfig, GenerationMixin, LogitsProcessor, LogitsProcessorList
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    GenerationMixin,
+    LogitsProcessor,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+)
 
 from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -261,12 +268,49 @@ def test_a_prefix_function_is_asked_about_the_right_sentence(model, source):
         assert set(row[1:]) <= {3 + sentence, 2}
 
 
+def test_a_prefix_function_is_shown_real_hypotheses_only(model, source):
+    lengths = set()
+
+    def allowed(sentence, ids):
+        assert int(ids[0]) == 1
+        lengths.add(len(ids))
+        # each sentence ends at a length of its own
+        return [2] if len(ids) > 2 * sentence + 1 else [3 + sentence]
+
+    out = model.generate(**source, **PAPER, prefix_allowed_tokens_fn=allowed)
+    for sentence, row in enumerate(without_padding(out)):
+        assert row == [1, *[3 + sentence] * (2 * sentence + 1), 2][: len(row)]
+    assert max(lengths) > 6
+
+
 def test_a_stopping_criterion_ends_a_hypothesis(model, source):
     def is_four_long(input_ids, scores, **kwargs):
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 4)
 
     out = model.generate(**source, **PAPER, stopping_criteria=[is_four_long])
     assert out.shape[1] <= 4
+
+
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 1, "use_cache": False}])
+def test_a_criterion_of_the_librarys_kind_stands_in_place_of_its_own(model, source, search):
+    for length in (4, 12):
+        out = model.generate(
+            **source,
+            **search,
+            max_length=7,
+            min_new_tokens=11,
+            stopping_criteria=[MaxLengthCriteria(length)],
+        )
+        assert out.shape[1] == length
+    plain = model.generate(**source, **search, max_length=9)
+    other = int(plain[0, 1])
+    out = model.generate(
+        **source, **search, max_length=9, stopping_criteria=[EosTokenCriteria([other, 2])]
+    )
+    for row in out.tolist():
+        written = [token for token in row[1:] if token]
+        assert not {other, 2} & set(written[:-1])
+    assert out[0, 1:].tolist() == [other, *[0] * (out.shape[1] - 2)]
 
 
 def test_a_prompt_is_kept(model, source):
@@ -306,6 +350,16 @@ def test_a_saved_search_is_the_search_of_the_loaded_model(model, source, tmp_pat
     given = GenerationConfig(num_beams=1, decoder_start_token_id=1, eos_token_id=2, pad_token_id=0)
     greedy = again.generate(**source, generation_config=given)
     assert greedy.tolist() == again.generate(**source, num_beams=1).tolist()
+
+
+def test_a_search_that_was_set_on_a_new_model_is_kept(model, source, tmp_path):
+    for name, value in PAPER.items():
+        setattr(model.generation_config, name, value)
+    expected = model.generate(**source)
+    model.save_pretrained(tmp_path)
+    again = VanillaTransformerForConditionalGeneration.from_pretrained(tmp_path)
+    assert {name: getattr(again.generation_config, name) for name in PAPER} == PAPER
+    assert again.generate(**source).tolist() == expected.tolist()
 
 
 def test_a_length_the_trainer_leaves_behind_cuts_nothing(model):

@@ -135,6 +135,10 @@ def test_a_model_that_is_looked_at_is_left_as_it_was(model, tokenizer):
     assert model.training
     assert model.config._attn_implementation == before
     # without dropout, although it is in training
+    of_several = attention_weights(
+        model, tokenizer, "abc", max_new_tokens=4, num_beams=3, num_return_sequences=3
+    )
+    assert "<pad>" not in of_several.target
     second = attention_weights(model, tokenizer, "abc", max_new_tokens=4)
     assert first.target == second.target
     assert torch.equal(first.cross, second.cross)

@@ -144,6 +144,19 @@ def test_several_translations_of_each_text_come_as_lists(translate, model, token
     assert texts_of(translate(TEXTS[1], num_return_sequences=3)) == texts_of(results[0])
 
 
+def test_how_many_translations_there_are_may_stand_in_the_model(tokenizer):
+    model = make_model(tokenizer)
+    model.generation_config.num_return_sequences = 2
+    translate = TranslationPipeline(model, tokenizer, device="cpu")
+    shorter = GenerationConfig(num_beams=3, max_new_tokens=2)
+    for search in ({}, {"generation_config": shorter}):
+        results = translate([*TEXTS, ""], **search)
+        assert [len(result) for result in results] == [2] * (len(TEXTS) + 1)
+        for text, result in zip(TEXTS, results, strict=False):
+            assert texts_of(result) == alone(model, tokenizer, text, **search)
+    assert len(translate(TEXTS[0], num_return_sequences=3)) == 3
+
+
 @pytest.mark.parametrize(
     "search",
     [
@@ -262,6 +275,11 @@ def test_a_model_in_training_translates_without_dropout_and_trains_on(tokenizer)
     with pytest.raises(ValueError, match="num_beam"):
         translate(TEXTS, num_beam=2)
     assert model.training
+    model.get_encoder().eval()
+    frozen = [module.training for module in model.modules()]
+    assert set(frozen) == {True, False}
+    assert translate(TEXTS) == expected
+    assert [module.training for module in model.modules()] == frozen
 
 
 def test_the_library_builds_it_under_the_name_it_had_removed(model, tokenizer, translate, tmp_path):
