@@ -189,14 +189,19 @@ def test_a_trained_model_says_the_same_on_one_process_and_on_two(tmp_path):
     assert scores["bleu"] > 5
 
 
-def test_several_processes_translate_each_sentence_once(run, tmp_path):
-    talker = tmp_path / "talker"
-    shutil.copytree(run, talker)
-    model, _ = load_run(talker)
+@pytest.fixture
+def talker(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "talker")
+    model, _ = load_run(folder)
     # one that has learned this little would say nothing
+    torch.manual_seed(0)
     for weight in model.parameters():
         torch.nn.init.normal_(weight.data, std=0.5)
-    model.save_pretrained(talker)
+    model.save_pretrained(folder)
+    return folder
+
+
+def test_several_processes_translate_each_sentence_once(talker, tmp_path):
     check_that_two_processes_do_what_one_does(talker, tmp_path / "out")
 
 
@@ -237,15 +242,65 @@ def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_pa
         path.rename(other / f"hypotheses/validation.{side}.txt")
     assert main([str(run), "--split", "validation", "--against", str(other)]) == 0
     out = capsys.readouterr().out
-    comparison = kept(run)["validation"]["against"][str(other)]
+    comparison = kept(run)["validation"]["against"][f"validation of {other}"]
     assert comparison["chrf"]["other"] == pytest.approx(before["chrf"])
     assert comparison["chrf"]["score"] == pytest.approx(kept(run)["validation"]["chrf"])
-    assert f"against {other}, paired bootstrap" in out
+    assert f"against validation of {other}, paired bootstrap" in out
     assert f"p = {comparison['chrf']['p_value']:.4f}   {comparison['chrf']['signature']}" in out
     # the same names, other sentences
     (other / "hypotheses/validation.source.txt").write_text("ant\n" * 11)
     with pytest.raises(ValueError, match="kept translations of the same sentences"):
         evaluate(str(run), split="validation", against=str(other))
+
+
+def test_another_search_of_a_run_is_compared_with_its_own_every_time(talker, monkeypatch):
+    compared = []
+    monkeypatch.setattr(
+        evaluating, "compare_translations", lambda *given: compared.append(given) or {}
+    )
+    evaluate(str(talker))
+    own = (talker / "hypotheses/test.translation.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    search = {"num_beams": 1, "max_extra_tokens": 2}
+    for _ in range(2):
+        assert list(evaluate(str(talker), **search, against=str(talker))["against"]) == [
+            f"test of {talker}"
+        ]
+        translations, others, *_ = compared.pop()
+        assert others == own != translations
+    # of other data as well
+    data = {"source_lang": "de", "target_lang": "en"}
+    evaluate(str(talker), **data)
+    for _ in range(2):
+        (name,) = evaluate(str(talker), **data, **search, against=str(talker))["against"]
+        assert name.endswith(f"-test-de-en of {talker}")
+
+
+def test_it_is_said_which_search_of_another_run_is_compared(run, tmp_path):
+    other = shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("hypotheses"))
+    evaluate(str(other))
+    for key in ("test", "test-num_beams1"):
+        scores = evaluate(str(run), num_beams=1, against=str(other))
+        assert f"against {key} of {other}, paired bootstrap" in score_table(scores)
+        card = (run / "README.md").read_text(encoding="utf-8")
+        assert f"test-num_beams1 beside {key} of {other}, by paired bootstrap" in card
+        evaluate(str(other), num_beams=1)
+
+
+def test_an_end_of_line_inside_a_text_puts_nothing_out_of_step(run, tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    (corpus / "test.en").write_bytes(b"ant\rbee cat\n")
+    (corpus / "test.de").write_bytes(b"cat\rbee ant\n")
+    kept_before = shutil.ignore_patterns("hypotheses", "scores.json")
+    folder = shutil.copytree(run, tmp_path / "run", ignore=kept_before)
+    recipe = (folder / "recipe.yaml").read_text(encoding="utf-8")
+    recipe = recipe.replace(f"dataset: {evaluating.read_recipe(run).dataset}", f"dataset: {corpus}")
+    (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
+    assert evaluate(str(folder))["sentences"] == 1
+    rows = (folder / "README.md").read_text(encoding="utf-8").split("| source | reference |")[1]
+    rows = rows.split("\n\n")[0].split("\n")[2:]
+    assert len(rows) == 1
+    assert rows[0].startswith("| ant bee cat | cat bee ant |")
+    assert "against" in evaluate(str(folder), against=str(folder))
 
 
 def test_comet_is_looked_for_before_a_long_translation(run, monkeypatch, tmp_path, capsys):

@@ -166,17 +166,21 @@ def evaluate(
         recipe.target_lang,
     )
     model, tokenizer = load_model(run, state.device)
-    key = [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
-    key += [
+    data_key = (
+        [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
+    )
+    settings = [
         f"{field}{value}"
         for field, value in sorted(search.items())
         if value != getattr(model.generation_config, field, None)
     ]
-    key += [f"bleu_tokenizer-{bleu_tokenizer}"] * (bleu_tokenizer != own_tokenizer)
-    key = re.sub(r"[^\w.-]+", "-", "-".join(key)).strip("-")
-    others = None
+    settings += [f"bleu_tokenizer-{bleu_tokenizer}"] * (bleu_tokenizer != own_tokenizer)
+    key = _file_name(data_key + settings)
     if against is not None:
-        others = _kept_translations(Path(against), [key, split], sources, references)
+        # a run keeps this search too, and beside itself it is no worse and no better
+        is_itself = Path(against).resolve() in (Path(run).resolve(), folder.resolve())
+        keys = [_file_name(data_key)] if is_itself else [key, split]
+        other_key, others = _kept_translations(Path(against), keys, sources, references)
     started = time.monotonic()
     translations = _translate_shared(state, model, tokenizer, sources, split, search)
     seconds = time.monotonic() - started
@@ -201,10 +205,9 @@ def evaluate(
     if comet is not None:
         scores["comet"] = comet_score(sources, translations, references, comet)
         scores["comet_signature"] = comet
-    if others is not None:
-        scores["against"] = {
-            against: compare_translations(translations, others, references, bleu_tokenizer)
-        }
+    if against is not None:
+        comparison = compare_translations(translations, others, references, bleu_tokenizer)
+        scores["against"] = {f"{other_key} of {against}": comparison}
     _keep(
         folder,
         key,
@@ -246,16 +249,20 @@ def _translate_shared(
     return translations
 
 
+def _file_name(parts: list[str]) -> str:
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-")
+
+
 def _kept_translations(
     folder: Path, keys: Iterable[str], sources: list[str], references: list[str]
-) -> list[str]:
-    """What another run has translated the same sources to."""
+) -> tuple[str, list[str]]:
+    """What another run has translated the same sources to, and under which of the keys."""
     for key in keys:
         sides = [folder / "hypotheses" / f"{key}.{side}.txt" for side in _SIDES]
         if all(path.is_file() for path in sides):
-            kept = [path.read_text(encoding="utf-8").split("\n")[:-1] for path in sides]
+            kept = [path.read_bytes().decode().split("\n")[:-1] for path in sides]
             if kept[:2] == [_flat(sources), _flat(references)]:
-                return kept[2]
+                return key, kept[2]
     raise ValueError(
         f"against must be a run with kept translations of the same sentences, got {folder} without "
         f"them under {' or '.join(dict.fromkeys(keys))}: evaluate it first."
@@ -303,15 +310,16 @@ _SIDES = ("source", "reference", "translation")
 
 
 def _flat(texts: Iterable[str]) -> list[str]:
-    # a text with a line feed would put the files out of step
-    return [" ".join(text.split("\n")) for text in texts]
+    # a text with an end of line in it would put the files out of step
+    return [re.sub(r"[\r\n]", " ", text) for text in texts]
 
 
 def _keep(folder: Path, key: str, scores: dict[str, Any], texts: dict[str, list[str]]):
     (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
     for side in _SIDES:
         path = folder / "hypotheses" / f"{key}.{side}.txt"
-        path.write_text("".join(f"{text}\n" for text in _flat(texts[side])), encoding="utf-8")
+        text = "".join(f"{text}\n" for text in _flat(texts[side]))
+        path.write_text(text, encoding="utf-8", newline="\n")
     all_scores = {**read_scores(folder), key: scores}
     unfinished = folder / f".{SCORES_FILE}.unfinished"
     unfinished.write_text(json.dumps(all_scores, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -178,7 +178,8 @@ def _examples(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> list[str
     paths = [folder / "hypotheses" / f"{split}.{side}.txt" for side in sides]
     if not all(path.is_file() for path in paths):
         return []
-    columns = [path.read_text(encoding="utf-8").split("\n")[:EXAMPLES] for path in paths]
+    # what follows the last line feed is no sentence
+    columns = [path.read_bytes().decode().split("\n")[:-1][:EXAMPLES] for path in paths]
     lines = [f"The first sentences of {split}; `hypotheses/` has all of them.", ""]
     lines += ["| source | reference | translation |", "|---|---|---|"]
     for row in zip(*columns, strict=True):
