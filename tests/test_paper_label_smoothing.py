@@ -13,6 +13,7 @@ from vanilla_transformer.paper.label_smoothing import (
     ambiguous_words,
     best_perplexity,
     confidence_after,
+    confidence_section,
     least_loss,
     loss_at,
     smoothed_target,
@@ -77,6 +78,34 @@ def test_the_calibration_error_is_a_distance():
         confidence=torch.tensor([0.5, 0.9]), accuracy=torch.tensor([0.7, 0.6]), perplexity=1.0
     )
     assert found.calibration_error() == pytest.approx(0.25)
+
+
+def section_of(accuracy, *smoothings):
+    """Of models that choose the commonest of two words so often, as confident as they are right."""
+    table = torch.tensor([[0.7, 0.3], [0.1, 0.9]])
+    known = torch.tensor([accuracy, accuracy])
+    result = Confidence(confidence=known, accuracy=known, perplexity=3.0)
+    return confidence_section(dict.fromkeys(smoothings, result), table)
+
+
+def test_findings_on_confidence_follow_the_numbers():
+    learned, begun = (section_of(accuracy, 0.0, 0.1, 0.2).says for accuracy in (0.8, 0.06))
+    assert "is right in 80.0% and 80.0%" in learned
+    assert "is right in 6.0% and 6.0%" in begun
+    assert "not trained to its end" in begun
+    assert "not trained to its end" not in learned
+    # nothing rose or fell
+    for claim in ("learns how often", "stays", "falls", "perplexity rises from 3", "calibrated"):
+        assert claim not in learned + begun
+    assert "Without smoothing confidence and accuracy are 0.000 apart" in begun
+
+
+@pytest.mark.parametrize("smoothings", [(0.1,), (0.0, 0.1), (0.3, 0.4)])
+def test_the_papers_rows_are_spoken_of_only_where_all_are_beside(smoothings):
+    assert "from D3 through base to D4" in section_of(0.8, 0.0, 0.1, 0.15, 0.2).says
+    says = section_of(0.8, *smoothings).says
+    assert "D3" not in says
+    assert ("Without smoothing" in says) == (0.0 in smoothings)
 
 
 def test_a_model_is_as_sure_as_its_targets_were():
