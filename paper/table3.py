@@ -457,9 +457,14 @@ def _parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int
     # of two counts, each rounded to a million
     added = [row for row in rows if row[0] != "base"]
     alike = [row for row in added if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    if vocab_size == TrainConfig.vocab_size:
+        size, model = ", the size of section 5.1,", f"as described, with {vocab_size:,} tokens,"
+    else:
+        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
+        model = f"with {vocab_size:,} tokens"
     says = (
-        f"With {vocab_size:,} tokens, the size of section 5.1, {len(exact)} of {len(rows)} counts "
-        "round to the paper's. "
+        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
+        "paper's. "
     )
     if added:
         says += (
@@ -473,8 +478,8 @@ def _parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int
         says=says
         + f"{fitting[0]:,} to {fitting[-1]:,} tokens give {len(best)} of {len(rows)} rows their "
         f"count" + (f"; {others}. No single vocabulary gives all of them" if others else "") + ". "
-        "The paper does not say how it counted; a model as described, with "
-        f"{vocab_size:,} tokens, has {base:.2f} million parameters as base.",
+        f"The paper does not say how it counted; a model {model} has {base:.2f} million "
+        "parameters as base.",
         columns=(
             "row",
             "parameters",

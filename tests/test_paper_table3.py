@@ -75,11 +75,21 @@ def test_base_is_not_counted_as_a_row_that_differs_from_base_as_the_papers(rows,
     assert "agrees within rounding" not in parameters_section("base").says
 
 
-def parameters_section(*rows):
+def test_only_the_papers_vocabulary_is_called_the_papers():
+    says = parameters_section("base", "C1").says
+    assert "With 37,000 tokens, the size of section 5.1, " in says
+    assert "a model as described, with 37,000 tokens, has 63.05 million" in says
+    says = parameters_section("base", "C1", vocab_size=41000).says
+    assert "With 41,000 tokens (section 5.1 says about 37,000) " in says
+    assert "; a model with 41,000 tokens has 65.09 million" in says
+
+
+def parameters_section(*rows, vocab_size=37000):
     """Of the study of these rows, of all if there are none."""
     parser = argparse.ArgumentParser()
     table3.add_flags(parser)
-    flags = parser.parse_args(["--rows", *rows] if rows else [])
+    sizes = ["--vocab_size", str(vocab_size)]
+    flags = parser.parse_args([*sizes, "--rows", *rows] if rows else sizes)
     return {section.name: section for section in table3.sections(flags)}["parameters"]
 
 
