@@ -111,6 +111,25 @@ def test_the_work_of_a_run_is_that_of_its_models_own_vocabulary(tmp_path):
     assert found.flops == sum(training_flops(config, 30).values())
 
 
+def test_the_work_into_french_is_that_of_the_recipes_into_french(tmp_path):
+    flags = argparse.Namespace(results=tmp_path, sentence_length=30)
+    table = next(section for section in sections(flags) if section.name == "table2")
+    rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
+    for panel, (language, ending) in enumerate((("de", ""), ("fr", "-en-fr"))):
+        drawn = {
+            tuple(point)
+            for points in table.figure.axes[panel].collections
+            for point in points.get_offsets().tolist()
+        }
+        for name, recipe in (
+            ("Transformer (base)", "paper-base"),
+            ("Transformer (big)", "paper-big"),
+        ):
+            expected = sum(training_flops(load_config(recipe + ending), 30).values())
+            assert rows[name][f"our count, en-{language}"] == expected
+            assert (expected, rows[name][f"en-{language}"]) in drawn
+
+
 def test_only_bleu_as_the_paper_counted_it_stands_on_its_axis(tmp_path):
     def marked(**score) -> list[str]:
         run = tmp_path / "results" / "ours"
