@@ -331,6 +331,12 @@ def test_without_translations_the_heads_are_measured_on_the_sentence(run):
     assert [row[1:3] for row in found["head"].rows] == [[1, 2]] * 3
 
 
+def test_the_strongest_line_between_two_sentences_may_join_the_same_place(run):
+    says = shown(run)["head"].says
+    assert "The strongest line, in self-attention other than to a word's own place, is in" in says
+    assert "not to a word's own place" not in says
+
+
 @pytest.mark.parametrize(("flag", "got"), [("--layer", "3"), ("--head", "0")])
 def test_a_layer_or_head_that_is_not_there_is_refused(run, flag, got):
     with pytest.raises(ValueError, match=rf"{flag[2:]} must be from 1 to 2, got {got}\."):
