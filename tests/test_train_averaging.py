@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -229,6 +230,21 @@ def test_several_averages_can_be_tried_without_a_change_to_the_run(run, tmp_path
         train_toys.weights(tmp_path / "num_checkpoints"),
         average_weights(checkpoints(run / "checkpoints")[1:]),
     )
+
+
+def test_only_the_weights_of_a_checkpoint_are_averaged(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    found = checkpoints(copy / "checkpoints")
+    for path in found:
+        (path / "optimizer.pt").unlink()
+    average_run(copy)
+    train_toys.assert_same_bits(copy, run)
+    for path in found:
+        (path / EMA_FILE).unlink()
+    with pytest.raises(ValueError, match="whole checkpoint, got step-12 with ema"):
+        average_run(copy)
+    average_run(copy, num_checkpoints=3)
+    assert_same_weights(train_toys.weights(copy), average_weights(found))
 
 
 def test_an_average_that_cannot_be_had_is_refused(corpus, run, tmp_path, capsys):

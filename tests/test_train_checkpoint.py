@@ -180,6 +180,15 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path, name):
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4"]
 
 
+def test_a_copy_of_a_checkpoint_is_the_users_own(tmp_path):
+    save(tmp_path, 8, keep=2)
+    shutil.copytree(tmp_path / "step-8", tmp_path / "step-8-keep")
+    assert names(checkpoints(tmp_path)) == ["step-8"]
+    for step in (9, 10, 11):
+        save(tmp_path, step, keep=2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-10", "step-11", "step-8-keep"]
+
+
 def full_disk(*args, **options):
     raise OSError(28, "No space left on device")
 

@@ -4,9 +4,11 @@ import json
 import math
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -196,6 +198,18 @@ def test_batches_prepared_by_workers_are_the_same(corpus, whole_run, tmp_path):
 def test_a_run_is_not_overwritten(corpus, whole_run):
     with pytest.raises(ValueError, match=r"--resume be given, got .* with step-12"):
         train(train_toys.toy_config(corpus, whole_run))
+
+
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
+    corpus, whole_run, tmp_path, resume
+):
+    run = Path(shutil.copytree(whole_run, tmp_path / "run"))
+    for path in checkpoints(run / "checkpoints"):
+        (path / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"whole checkpoint, got step-12 with optimizer\.pt"):
+        train(train_toys.toy_config(corpus, run), resume=resume)
+    assert curve(run) == curve(whole_run)
 
 
 def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path):

@@ -13,11 +13,13 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.train.checkpoint import (
     EMA_FILE,
+    OPTIMIZER_FILE,
     checkpoints,
     load_weights,
     of_the_last,
     read_state,
     read_weights,
+    refuse_damaged,
     regular_checkpoints,
 )
 from vanilla_transformer.train.config import TrainConfig
@@ -181,13 +183,16 @@ def _to_average(
             "an average must be of num_checkpoints, of minutes or the ema, got "
             f"{' and '.join(f'{name} {value}' for name, value in given.items())}."
         )
-    found = regular_checkpoints(folder / "checkpoints")
-    if not found:
-        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
     if not given:
         ema, minutes = config.ema_decay is not None, config.averaged_minutes
+    # one without its optimizer can still be averaged
+    spared = [OPTIMIZER_FILE] if ema else [OPTIMIZER_FILE, EMA_FILE]
+    refuse_damaged(folder / "checkpoints", spared)
+    found = regular_checkpoints(folder / "checkpoints", spared)
+    if not found:
+        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
     if ema:
-        last = checkpoints(folder / "checkpoints")[-1]
+        last = checkpoints(folder / "checkpoints", spared)[-1]
         if not (last / EMA_FILE).is_file():
             raise ValueError(
                 f"{folder} must have been trained with ema_decay to have a moving average, "

@@ -2,8 +2,9 @@
 
 import json
 import os
+import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,36 +128,67 @@ def remove_unfinished(folder: Path) -> None:
         shutil.rmtree(path)
 
 
-def checkpoints(folder: Path) -> list[Path]:
+def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
     """The whole checkpoints of a folder; one with a missing or cut file is passed over.
 
     Args:
         folder: Of all checkpoints.
+        spared: Names of files that need not be whole.
 
     Returns:
         Their folders, the oldest first.
     """
-    whole = []
-    for path in folder.glob("step-*"):
-        try:
-            state = read_state(path)
-            if all((path / name).stat().st_size == size for name, size in state["sizes"].items()):
-                whole.append((state["step"], path))
-        except (OSError, ValueError, KeyError):
-            continue
-    return [path for _, path in sorted(whole)]
+    return [path for path in _named(folder) if _damaged_file(path, spared) is None]
 
 
-def regular_checkpoints(folder: Path) -> list[Path]:
+def refuse_damaged(folder: Path, spared: Collection[str] = ()) -> None:
+    """Refuse a folder that has checkpoints, none of them whole.
+
+    Args:
+        folder: Of all checkpoints.
+        spared: Names of files that need not be whole.
+
+    Raises:
+        ValueError: If it is one; says what the newest lacks.
+    """
+    found = _named(folder)
+    if found and not checkpoints(folder, spared):
+        raise ValueError(
+            f"{folder} must have a whole checkpoint, got {found[-1].name} with "
+            f"{_damaged_file(found[-1], spared)} missing or cut off."
+        )
+
+
+def _named(folder: Path) -> list[Path]:
+    # a user's copy of one has another name
+    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
+    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+
+
+def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
+    """The first file that is not there as it was saved, if there is one."""
+    try:
+        sizes = read_state(checkpoint)["sizes"]
+    except (OSError, ValueError, KeyError):
+        return STATE_FILE
+    for name, size in sizes.items():
+        path = checkpoint / name
+        if name not in spared and not (path.is_file() and path.stat().st_size == size):
+            return name
+    return None
+
+
+def regular_checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
     """The whole checkpoints that were made in their turn, none of them by a stop.
 
     Args:
         folder: Of all checkpoints.
+        spared: Names of files that need not be whole.
 
     Returns:
         Their folders, the oldest first; where stops made all there are, the newest of those.
     """
-    found = checkpoints(folder)
+    found = checkpoints(folder, spared)
     return [path for path in found if not _is_of_a_stop(path)] or found[-1:]
 
 
