@@ -249,8 +249,9 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
         values = [getattr(size, field) for size in found.values()]
         bars = axes.barh([place + shift for place in places], values, height=0.34, label=label)
         axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=8)
-    base = found["base, at the start"]
-    axes.axvline(base.positions, color="black", linestyle="--", label="positions, 1 / sqrt(2)")
+    for place, size in enumerate(found.values()):
+        label = None if place else "the model's positions"
+        axes.plot([size.positions] * 2, [place - 0.4, place + 0.4], "k--", label=label)
     axes.set_yticks(
         places, [f"{name}\nd_model {size.d_model}" for name, size in found.items()], fontsize=9
     )
@@ -258,6 +259,7 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
     axes.margins(x=0.12)
     axes.set_xlabel("root mean square of a component")
     figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    base = found["base, at the start"]
     says = (
         "The matrix is drawn with a standard deviation of 1 / sqrt(d_model), which suits it as the "
         f"output projection: base's components are {base.plain:.3f} large. A sinusoid's are "
@@ -271,8 +273,7 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
         says += (
             f" In {run}, training has taken them from "
             f"{found['this model, at the start'].scaled:.2f} to {size.scaled:.2f}; without the "
-            f"factor they would still be {size.positions / size.plain:.1f} times smaller than the "
-            "positions."
+            f"factor its positions would be {size.positions / size.plain:.3g} times as large."
         )
     return Section(
         name="factor",

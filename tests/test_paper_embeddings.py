@@ -1,5 +1,6 @@
 """Section 3.4: one-hot rows, the factor sqrt(d_model), and one matrix for three uses."""
 
+import argparse
 import json
 import math
 
@@ -15,6 +16,7 @@ from vanilla_transformer.paper.embeddings import (
     embedding_size,
     gradients_by_use,
     one_hot_product,
+    sections,
 )
 
 
@@ -100,3 +102,21 @@ def test_a_trained_model_stands_beside_the_rows(study):
     rows = {row[0]: row[1:] for row in study["factor"]["rows"]}
     at_start, trained = rows["this model, at the start"], rows["this model, trained"]
     assert trained[2] / at_start[2] == pytest.approx(3.0, rel=0.1)
+
+
+def test_positions_that_are_smaller_than_the_words_are_not_called_larger(tmp_path):
+    tokenizer = VanillaTransformerTokenizer()
+    sizes = {"vocab_size": len(tokenizer), "max_position_embeddings": 9}
+    model = train_toys.toy_model(position_encoding="learned", **sizes)
+    model.get_input_embeddings().weight.data.fill_(0.5)
+    model.get_encoder().positions.table.weight.data.fill_(0.125)
+    model.save_pretrained(tmp_path / "run")
+    tokenizer.save_pretrained(tmp_path / "run")
+    study = sections(argparse.Namespace(model=str(tmp_path / "run"), seed=0))
+    factor = next(section for section in study if section.name == "factor")
+    assert "its positions would be 0.25 times as large" in factor.says
+    assert "smaller" not in factor.says
+    # each model's own are marked
+    marks = [line.get_xdata()[0] for line in factor.figure.axes[0].lines]
+    assert marks == [row[4] for row in factor.rows]
+    assert marks[-1] == 0.125
