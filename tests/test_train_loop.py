@@ -222,6 +222,25 @@ def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path
         train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
 
 
+def test_a_run_goes_on_with_the_settings_of_adam_that_it_is_given(corpus, tmp_path):
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2))
+    given = {"adam_beta1": 0.8, "adam_beta2": 0.5, "adam_epsilon": 1e-3}
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=3, **given), resume=True)
+    (before,), (after,) = (
+        checkpointing.read_optimizer(path)["optimizer"]["param_groups"]
+        for path in checkpoints(tmp_path / "run/checkpoints")
+    )
+    assert (before["betas"], before["eps"]) == ((0.9, 0.98), 1e-9)
+    assert (after["betas"], after["eps"]) == ((0.8, 0.5), 1e-3)
+
+
+def test_a_run_does_not_go_back_to_an_earlier_step(corpus, whole_run):
+    before = (whole_run / "recipe.yaml").read_bytes()
+    with pytest.raises(ValueError, match=r"max_steps must be at least 12, .* got 6"):
+        train(train_toys.toy_config(corpus, whole_run, max_steps=6), resume=True)
+    assert (whole_run / "recipe.yaml").read_bytes() == before
+
+
 def test_a_loss_that_stays_infinite_ends_the_run_with_advice(corpus, tmp_path):
     config = train_toys.toy_config(
         corpus, tmp_path / "run", learning_rate_factor=1e30, max_skipped_steps=3, max_steps=30

@@ -298,7 +298,7 @@ def load_optimizer_state(
     wrapped_optimizer: Optimizer,
     state: Mapping[str, Any],
 ) -> None:
-    """Put an optimizer back to where it was, each process its own part.
+    """Put an optimizer back to where it was, each process its own part; its settings stay.
 
     Args:
         accelerator: What prepared them.
@@ -316,7 +316,9 @@ def load_optimizer_state(
             }
             for index, slots in state["state"].items()
         }
-        optimizer.load_state_dict({**state, "state": parts})
+        # its settings are those of the run as it goes on
+        groups = optimizer.state_dict()["param_groups"]
+        optimizer.load_state_dict({"state": parts, "param_groups": groups})
         return
     from deepspeed.utils import safe_set_full_optimizer_state
 

@@ -319,6 +319,12 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
             f"output_dir must be new, or --resume be given, got {folder} with {found[-1].name}."
         )
     refuse_other_data(config, read_recipe(folder))
+    step = checkpointing.read_state(found[-1])["step"]
+    if config.max_steps < step:
+        raise ValueError(
+            f"max_steps must be at least {step}, the steps that {folder} has done, got "
+            f"{config.max_steps}."
+        )
     return found[-1]
 
 
