@@ -247,6 +247,28 @@ def test_only_the_weights_of_a_checkpoint_are_averaged(run, tmp_path):
     assert_same_weights(train_toys.weights(copy), average_weights(found))
 
 
+def test_an_average_is_made_and_described_where_the_text_is_gone(corpus, tmp_path, caplog):
+    own = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    train(train_toys.toy_config(own, tmp_path / "run"))
+    picture = tmp_path / "run/pictures/attention.png"
+    assert picture.exists()
+    shutil.rmtree(own)
+    assert average_run(tmp_path / "run", 1) == "the mean of 1 checkpoint, of step 12"
+    assert "of step 12" in (tmp_path / "run/README.md").read_text(encoding="utf-8")
+    assert "no picture of attention is drawn: dataset" in caplog.text
+    # the one there was is of other weights
+    assert not picture.exists()
+
+
+def test_a_picture_is_drawn_of_a_sentence_that_the_model_can_read(corpus, tmp_path):
+    own = Path(shutil.copytree(corpus, tmp_path / "corpus"))
+    for lang in ("en", "de"):
+        (own / f"validation.{lang}").write_text("zyx " * 14 + "\nant bee cat dog elk\n")
+    positions = {"position_encoding": "learned", "max_position_embeddings": 24}
+    train(train_toys.toy_config(own, tmp_path / "run", model=positions, max_length=24, max_steps=1))
+    assert (tmp_path / "run/pictures/attention.png").exists()
+
+
 def test_an_average_that_cannot_be_had_is_refused(corpus, run, tmp_path, capsys):
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=1))
     for folder, flags, message in (

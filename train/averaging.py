@@ -1,5 +1,6 @@
 """The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
 
+import logging
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
+from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.checkpoint import (
     EMA_FILE,
     OPTIMIZER_FILE,
@@ -38,6 +40,8 @@ from vanilla_transformer.train.run_folder import (
     save_tokenizer,
     write_average,
 )
+
+logger = logging.getLogger(__name__)
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
@@ -156,6 +160,7 @@ def average_run(
         model, read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
     )
     set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
+    source = _a_sentence(config, tokenizer, max_source_tokens(model.config))
     target.mkdir(parents=True, exist_ok=True)
     _put_model(target, model, tokenizer)
     for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE):
@@ -165,7 +170,8 @@ def average_run(
     steps, seconds = [state["step"] for state in states], states[-1].get("seconds")
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     draw_loss_curve(target)
-    source = _a_sentence(config)
+    # one of another average would be on the card
+    (target / "pictures" / "attention.png").unlink(missing_ok=True)
     if source is not None:
         draw_attention(target, model, tokenizer, source)
     write_model_card(target, config, model.num_parameters())
@@ -234,9 +240,23 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     unfinished.rmdir()
 
 
-def _a_sentence(config: TrainConfig) -> str | None:
-    splits = load_main_corpus(config)
+def _a_sentence(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, longest: int | None
+) -> str | None:
+    try:
+        splits = load_main_corpus(config)
+    except ValueError as error:
+        logger.warning("no picture of attention is drawn: %s", error)
+        return None
     split = "validation" if "validation" in splits else "train"
     table = next(splits[split].with_format("arrow").iter(200))
     (sentences,) = texts_of(table, [config.source_lang], split, repair=True)
-    return next((text for text in sentences if 5 <= len(text.split()) <= 14), None)
+    return next(
+        (
+            text
+            for text in sentences
+            if 5 <= len(text.split()) <= 14
+            and (longest is None or len(tokenizer(text).input_ids) <= longest)
+        ),
+        None,
+    )
