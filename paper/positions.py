@@ -143,14 +143,23 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
     # the slow pairs are those that do not end a wave within the table
     lengths = encodings.wavelengths(d_model, base)
     slow = int((lengths > num_positions).sum())
+    if lengths[0] <= num_positions < lengths[-1]:
+        speeds = (
+            "To the left they change from word to word, to the right more slowly: "
+            f"{slow} of the {len(lengths)} pairs do not complete a wave within {num_positions} "
+            "positions. The fast ones tell neighbours apart, the slow ones say where in the "
+            "sentence they are."
+        )
+    else:
+        speeds = (
+            f"{len(lengths) - slow} of the {len(lengths)} pairs complete a wave within "
+            f"{num_positions} positions."
+        )
     return Section(
         name="table",
         title="The table that is added to the embeddings",
-        says=f"Each row is the encoding of a position, each pair of columns a sine and a cosine of "
-        f"one wavelength. To the left they change from word to word, to the right hardly at all: "
-        f"{slow} of the {len(lengths)} pairs do not complete a wave within {num_positions} "
-        "positions. The fast ones tell neighbours apart, the slow ones say where in the sentence "
-        "they are.",
+        says="Each row is the encoding of a position, each pair of columns a sine and a cosine of "
+        f"one wavelength. {speeds}",
         figure=pictures.draw_heatmap(encoding),
     )
 
@@ -202,13 +211,21 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
         [pair, 2 * pair, 2 * pair + 1, lengths[pair].item(), num_positions / lengths[pair].item()]
         for pair in shown
     ]
+    if lengths[-1] == lengths[0]:
+        says = f"Every pair has the wavelength 2 pi = {lengths[0]:.3f} positions."
+    else:
+        whose = "The paper's" if base == PAPER_BASE else "The"
+        says = (
+            f"The wavelengths are a geometric progression: each is {base ** (2 / d_model):.4g} "
+            f"times the one before, from 2 pi = {lengths[0]:.3f} to {_rounded(lengths[-1])} "
+            f"positions. {whose} end of the progression, {base:,g} * 2 pi = "
+            f"{_rounded(base * 2 * math.pi)}, is where the next pair would be: the exponent of the "
+            f"last is {d_model - 2}/{d_model}, not 1."
+        )
     return Section(
         name="waves",
         title="A position is read off many clocks",
-        says=f"The wavelengths are a geometric progression: each is {base ** (2 / d_model):.4g} "
-        f"times the one before, from 2 pi = {lengths[0]:.3f} to {lengths[-1]:,.0f} positions. The "
-        f"paper's end of the progression, {base:,g} * 2 pi = {base * 2 * math.pi:,.0f}, is where "
-        f"the next pair would be: the exponent of the last is {d_model - 2}/{d_model}, not 1.",
+        says=says,
         columns=("pair i", "sin", "cos", "wavelength", f"waves in {num_positions} positions"),
         rows=rows,
         figure=pictures.draw_waves(d_model, num_positions, base, shown[:4], EXAMPLE_WORDS),
@@ -299,18 +316,27 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         [f"{base:,g}", *(curve[k - 1].item() for k in REACH_DISTANCES), zeros[base]]
         for base, curve in curves.items()
     ]
-    texts = [
-        f"{'nowhere' if place is None else f'{place:,}'} (base {base:,g})"
-        for base, place in zeros.items()
-    ]
+    ends = [f"{place:,} (base {base:,g})" for base, place in zeros.items() if place is not None]
+    endless = [f"{base:,g}" for base, place in zeros.items() if place is None]
     return Section(
         name="reach",
         title="Why 10000: similarity falls with distance, and how far",
         says="With a large base the similarity of two positions, summed over many waves, falls "
         "with the logarithm of their distance, with small ripples, until the longest waves begin "
-        f"to turn. It reaches zero at distance {_enumerate(texts)}: from there on it says nothing "
-        "of the distance any more. The base sets how far that is. The paper gives no reason for "
-        "its choice; here is what it buys.",
+        "to turn. "
+        + (
+            f"It reaches zero at distance {_enumerate(ends)}: from there on it says nothing of the "
+            "distance any more. "
+            if ends
+            else ""
+        )
+        + (
+            f"With base {_enumerate(endless)} it stays above zero up to distance {FARTHEST:,}. "
+            if endless
+            else ""
+        )
+        + "The base sets how far that is. The paper gives no reason for its choice; here is what "
+        "it buys.",
         columns=("base", *(f"similarity at {k}" for k in REACH_DISTANCES), "zero at"),
         rows=rows,
         figure=pictures.draw_reach(
@@ -479,13 +505,14 @@ def more_pairs(base: float) -> Section:
         last = max((row[0] for row in rows if row[column] is not None), default=0)
         return next((f"{row[0]} pairs" for row in rows if row[0] > last), "more pairs than these")
 
+    whose = "the paper's" if base == PAPER_BASE else f"base {base:,g}'s"
     return Section(
         name="pairs",
         title="From one wave to many",
         says="A pair of sine and cosine with wavelength 2 pi looks the same again after "
         f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. More waves "
         "push the first repeat out: wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) "
-        f"need {enough(1)} for {MOST_POSITIONS:,} positions without one, the paper's geometric "
+        f"need {enough(1)} for {MOST_POSITIONS:,} positions without one, {whose} geometric "
         f"wavelengths {enough(2)}.",
         columns=("pairs", "first repeat, pos / 1, pos / 2, ...", f"first repeat, base {base:,g}"),
         rows=rows,
@@ -562,9 +589,9 @@ def dot_products(num_positions: int, d_model: int, base: float) -> Section:
         title="The dot product knows the distance",
         says="PE(pos) . PE(pos + k) is the sum of cos(w_i k) over the pairs, in which pos does not "
         f"occur: over all of {num_positions} positions it varies by {spread:.0e}. At k = 0 it is "
-        f"d_model / 2 = {d_model / 2:g}, and it falls to both sides alike, because a cosine is the "
-        "same for k and -k. So by itself it knows how far apart two words are, and not which "
-        "of them is first.",
+        f"d_model / 2 = {d_model / 2:g}, and it is the same to both sides, because a cosine is the "
+        "same for k and -k. So by itself it tells of the distance of two words, and not which of "
+        "them is first.",
         columns=("k", "sum of cos(w_i k)", "at -k", "mean of PE . PE", "largest - smallest"),
         rows=rows,
         figure=pictures.draw_dot_product(encoding),
@@ -646,15 +673,20 @@ def binary(d_model: int, base: float) -> Section:
         ]
         for place in range(NUM_BITS)
     ]
-    pairs = math.log(2) / math.log(base) * d_model / 2 if base > 1 else math.inf
+    own = encodings.wavelengths(d_model, base)
+    if own[-1] < 2 * own[0]:
+        rates = "no pair turns at half the rate of the first."
+    else:
+        pairs = math.log(2) / math.log(base) * d_model / 2
+        rates = f"it takes {pairs:.1f} pairs to halve the rate"
+        rates += ": there are several waves for each bit." if pairs >= 2 else "."
     return Section(
         name="binary",
         title="The link to binary numbers",
         says="In a binary number each bit changes half as often as the one before. So do the signs "
         "of sines whose wavelengths double, drawn beside it (base 2^n with n pairs). A sine is a "
         f"bit without jumps. Changes are counted in {num_steps} steps. "
-        f"In the table of width {d_model} with base {base:,g} it takes {pairs:.1f} pairs to halve "
-        "the rate: there are several waves for each bit.",
+        f"In the table of width {d_model} with base {base:,g} {rates}",
         columns=("bit, pair", "period", "changes a step", "wavelength", "changes of sign a step"),
         rows=rows,
         figure=pictures.draw_bits(bits[: 2**NUM_BITS], halving[: 2**NUM_BITS]),
@@ -950,6 +982,10 @@ def _overlap_cells(found: encodings.Overlap, d_model: int) -> list[float]:
         found.mean_cosine,
         found.position_to_word,
     ]
+
+
+def _rounded(length: float) -> str:
+    return f"{length:,.0f}" if length >= 1000 else f"{length:.4g}"
 
 
 def _enumerate(names: list[str]) -> str:

@@ -235,6 +235,62 @@ def test_what_repeats_and_what_is_a_matter_of_distance_is_measured(monkeypatch):
     assert positions.bases(64, 16, [10000.0]).rows[0][-1] > 0.5
 
 
+def test_slow_pairs_are_spoken_of_where_there_are_some():
+    assert "to the right more slowly: 47 of the 64 pairs" in positions.table(64, 128, 1e4).says
+    for num_positions, base, count in ((64, 1.0, 64), (4, 1e4, 0), (4, 1.0, 0), (4, 0.1, 51)):
+        says = positions.table(num_positions, 128, base).says
+        assert "slow" not in says
+        assert says.endswith(
+            f"{count} of the 64 pairs complete a wave within {num_positions} positions."
+        )
+
+
+def test_wavelengths_that_are_all_the_same_are_no_progression():
+    says = positions.waves(64, 128, 1e4).says
+    assert "from 2 pi = 6.283 to 54,410 positions. The paper's end of the progression" in says
+    says = positions.waves(64, 128, 1.0).says
+    assert says == "Every pair has the wavelength 2 pi = 6.283 positions."
+    says = positions.waves(64, 128, 2.0).says
+    assert "6.283 to 12.43 positions. The end of the progression, 2 * 2 pi = 12.57, is" in says
+
+
+def test_a_similarity_that_stays_has_no_distance_at_which_it_ends(monkeypatch):
+    monkeypatch.setattr(positions, "FARTHEST", 2000)
+    ends = "reaches zero at distance 1,707 (base 10,000): from there on it says nothing"
+    stays = "With base 1e+06 it stays above zero up to distance 2,000."
+    for bases, said in (([1e4], (1, 0)), ([1e6], (0, 1)), ([1e4, 1e6], (1, 1))):
+        says = positions.reaches(128, bases).says
+        assert (ends in says, stays in says, "reaches zero" in says) == (said[0], said[1], said[0])
+
+
+def test_only_the_papers_base_is_called_the_papers(written):
+    assert "the paper's geometric wavelengths 3 pairs." in written["pairs"]["says"]
+    says = positions.more_pairs(1.0).says
+    assert says.endswith("without one, base 1's geometric wavelengths more pairs than these.")
+
+
+def test_a_dot_product_need_not_fall_to_be_the_same_to_both_sides():
+    section = positions.dot_products(64, 16, 1.0)
+    products = [row[1] for row in section.rows]
+    assert products != sorted(products, reverse=True)
+    assert "falls" not in section.says
+    assert "the same to both sides" in section.says
+
+
+@pytest.mark.parametrize(
+    ("d_model", "base", "said"),
+    [
+        (128, 1e4, "it takes 4.8 pairs to halve the rate: there are several waves for each bit."),
+        (16, 1e4, "it takes 0.6 pairs to halve the rate."),
+        (128, 1.0, "no pair turns at half the rate of the first."),
+        (128, 1.5, "no pair turns at half the rate of the first."),
+        (128, 0.5, "no pair turns at half the rate of the first."),
+    ],
+)
+def test_there_are_several_waves_for_a_bit_only_where_there_are(d_model, base, said):
+    assert positions.binary(d_model, base).says.endswith(f"with base {base:,g} {said}")
+
+
 def test_the_best_matrix_is_found_where_there_is_one():
     angles = torch.arange(60)[:, None] * torch.tensor([0.3, 1.1])
     turning = torch.cat((angles.sin(), angles.cos()), dim=1)
