@@ -16,6 +16,7 @@ from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import evaluate as evaluating
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.step import smoothed_loss_sum
 
 
 @pytest.fixture(scope="module")
@@ -136,6 +137,23 @@ def test_the_loss_needs_no_float64_and_weighs_every_token_the_same():
     assert len(losses) == 7
     assert loss == pytest.approx(sum(losses) / 7, rel=1e-5)
     assert model.training
+
+
+def test_the_loss_never_holds_the_scores_of_all_tokens(monkeypatch):
+    model = train_toys.toy_model(output_bias=True)
+    torch.nn.init.normal_(model.lm_head.bias)
+    ids = torch.randint(3, 19, (2, 5))
+    labels = ids.clone()
+    labels[1, 2:] = -100
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "decoder_input_ids": ids}
+    expected = smoothed_loss_sum(model.eval()(**inputs).logits, labels, 0.0) / 7
+    held = []
+    model.lm_head.register_forward_hook(lambda module, given, scores: held.append(scores.numel()))
+    # of four tokens: in two precisions, and their log-probabilities
+    monkeypatch.setattr(evaluating, "block_bytes", lambda device: 4 * 19 * 3 * 4)
+    loss = validation_loss(Accelerator(cpu=True), model, [{**inputs, "labels": labels}])
+    assert held == [4 * 19, 4 * 19, 2 * 19]
+    assert loss == pytest.approx(expected.item(), rel=1e-6)
 
 
 def test_what_cannot_be_compared_is_refused(run, tmp_path):

@@ -18,10 +18,12 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
+from vanilla_transformer.train.fused import block_bytes
 from vanilla_transformer.train.layout import LONGEST_WAIT, leave_processes
 from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from vanilla_transformer.train.run_folder import (
@@ -38,7 +40,7 @@ from vanilla_transformer.train.scoring import (
     compare_translations,
     score_translations,
 )
-from vanilla_transformer.train.step import IGNORED, smoothed_loss_sum
+from vanilla_transformer.train.step import IGNORED, REPLICATED, smoothed_loss_sum
 from vanilla_transformer.train.translate import (
     SEARCH,
     add_search,
@@ -69,12 +71,25 @@ def validation_loss(
         inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
         labels = inputs.pop("labels")
         with accelerator.autocast():
-            logits = model(**inputs, use_cache=False).logits
-        loss_sum += smoothed_loss_sum(logits, labels, 0.0)
+            loss_sum += _loss_sum(accelerator, model, inputs, labels)
         num_tokens += (labels != IGNORED).sum()
     model.train()
     loss_sum, num_tokens = accelerator.reduce((loss_sum, num_tokens), reduction="sum")
     return float(loss_sum) / int(num_tokens)
+
+
+def _loss_sum(
+    accelerator: Accelerator, model: PreTrainedModel, inputs: dict[str, Tensor], labels: Tensor
+) -> Tensor:
+    ours = VanillaTransformerForConditionalGeneration
+    if accelerator.distributed_type not in REPLICATED or not isinstance(model, ours):
+        # where each process has a part of the weights, only a module has all of its own
+        return smoothed_loss_sum(model(**inputs, use_cache=False).logits, labels, 0.0)
+    states = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    # a score is there as it is computed, in float32, and as a log-probability
+    rows = max(1, block_bytes(states.device.type) // (3 * 4 * model.config.vocab_size))
+    parts = zip(states.split(rows), labels.flatten().split(rows), strict=True)
+    return sum(smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
 
 
 def evaluate(
