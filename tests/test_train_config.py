@@ -170,3 +170,13 @@ def test_another_dataset_has_no_configuration_unless_it_is_named():
     assert load_config("paper-base").name == "de-en"
     assert load_config("paper-base", {"dataset": "my/texts"}).name is None
     assert load_config("paper-base", {"dataset": "my/texts", "name": "a"}).name == "a"
+
+
+def test_another_dataset_of_a_recipe_has_no_configuration_either(tmp_path):
+    recipe = tmp_path / "mine.yaml"
+    for text, name in (("", None), ("name: a\n", "a"), ("name: null\n", None)):
+        recipe.write_text("dataset: my/texts\n" + text)
+        assert load_config(str(recipe)).name == name
+        assert load_config(str(recipe), {"name": "b"}).name == "b"
+    recipe.write_text("warmup_steps: 10\n")
+    assert load_config(str(recipe)).name == "de-en"

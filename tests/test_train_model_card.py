@@ -105,6 +105,15 @@ def test_a_dataset_of_the_hub_is_named_and_a_local_one_is_not(run):
     assert str(run.parent) not in own.text.split("## Results")[1].split("## Training")[0]
 
 
+def test_corpora_that_were_mixed_in_are_named(run):
+    mix = [{"dataset": "some/corpus", "name": "de-en"}, {"dataset": "../texts/crawl"}]
+    found = card(run, dataset="wmt/wmt14", name="de-en", mix=[*mix, {"dataset": "wmt/wmt14"}])
+    named = "`wmt/wmt14`, `de-en` and `some/corpus`, `de-en` and `crawl` and `wmt/wmt14`. Its"
+    assert f"for 12 steps on {named}" in found.text
+    assert found.data.datasets == ["wmt/wmt14", "some/corpus"]
+    assert card(run, mix=mix).data.datasets == ["some/corpus"]
+
+
 def test_there_is_no_license_that_nobody_gave(run):
     assert card(run, license="apache-2.0").data.license == "apache-2.0"
     assert card(run).data.license is None

@@ -388,8 +388,8 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
-        overrides: Settings that win over the recipe's; `model` is merged with the recipe's, and
-            `dataset` without `name` has none.
+        overrides: Settings that win over the recipe's; `model` is merged with the recipe's. Here
+            and there `dataset` without `name` has none.
 
     Returns:
         The settings.
@@ -405,10 +405,11 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
     if isinstance(settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
         merged = {**_by_field(settings["model"]), **_by_field(overrides["model"])}
         overrides = {**overrides, "model": merged}
-    # a configuration belongs to its dataset: another dataset has none unless it is named
-    if "dataset" in overrides and "name" not in overrides:
-        overrides = {**overrides, "name": None}
-    config = TrainConfig(**{**settings, **overrides})
+    given = {}
+    for part in (settings, overrides):
+        # a configuration belongs to its dataset: another dataset has none unless it is named
+        given |= {"name": None, **part} if "dataset" in part else part
+    config = TrainConfig(**given)
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / Path(recipe).stem)
     return config

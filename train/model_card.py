@@ -36,13 +36,14 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
     average = describe_average(folder)
     scores = read_scores(folder)
     steps = max((line["step"] for line in read_metrics(folder)), default=0)
+    corpora = _corpora(config)
     title = folder.resolve().name
     parts = [
         f"---\n{_metadata(title, config, scores, average).to_yaml()}\n---\n",
         f"# {title}: {config.source_lang} to {config.target_lang}\n",
         'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
         f"{num_parameters:,} parameters, trained from nothing for {steps:,} steps on "
-        f"{_data_name(config.dataset, config.name)}."
+        f"{' and '.join(_data_name(corpus['dataset'], corpus['name']) for corpus in corpora)}."
         f"{f' Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
         f'translate = pipeline("translation", model="{folder.as_posix()}")\n'
@@ -79,13 +80,14 @@ def _metadata(
     title: str, config: TrainConfig, scores: Mapping[str, Mapping[str, Any]], average: str | None
 ) -> ModelCardData:
     direction = f"{config.source_lang}-{config.target_lang}"
-    is_on_hub = _is_on_hub(config.dataset)
+    corpora = dict.fromkeys(corpus["dataset"] for corpus in _corpora(config))
+    on_hub = [dataset for dataset in corpora if _is_on_hub(dataset)]
     results = [
         EvalResult(
             task_type="translation",
             task_name=f"Translation {direction}",
             # text that is on no Hub has no name there, and what it is called here must do
-            dataset_type=config.dataset if is_on_hub else Path(config.dataset).name,
+            dataset_type=config.dataset if config.dataset in on_hub else Path(config.dataset).name,
             dataset_name=f"{Path(config.dataset).name} {config.name or ''}".strip(),
             dataset_config=config.name,
             dataset_split=score["split"],
@@ -110,10 +112,14 @@ def _metadata(
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "translation"],
-        datasets=[config.dataset] if is_on_hub else None,
+        datasets=on_hub or None,
         model_name=title if results else None,
         eval_results=results or None,
     )
+
+
+def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
+    return [{"dataset": config.dataset, "name": config.name}, *config.mix]
 
 
 def _is_on_hub(dataset: str) -> bool:
