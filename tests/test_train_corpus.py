@@ -1,5 +1,6 @@
 """Parallel text, as it is read. Section 5.1."""
 
+import dataclasses
 import gzip
 import json
 import os
@@ -12,6 +13,7 @@ import pytest
 import train_toys
 from hub_stand_in import StoredFile, running_hub
 
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import (
     is_local,
     load_translations,
@@ -19,6 +21,7 @@ from vanilla_transformer.train.corpus import (
     text_hash,
     texts_of,
 )
+from vanilla_transformer.train.data import load_texts
 
 
 def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
@@ -219,7 +222,7 @@ import sys
 from vanilla_transformer.train.corpus import dataset_commit, load_translations
 for revision in (None, "old", sys.argv[1]):
     rows = load_translations("some/corpus", None, "en", "de", revision)["train"]
-    print(len(rows), dataset_commit("some/corpus", None, revision))
+    print(len(rows), dataset_commit("some/corpus", None, revision, "en", "de"))
 streamed = load_translations("some/corpus", None, "en", "de", "old", streaming=True)["train"]
 print(len(list(streamed)), streamed.num_shards)
 """
@@ -252,8 +255,25 @@ def test_a_file_that_is_no_text_does_not_make_a_dataset_local(tmp_path):
     (tmp_path / "books.yaml").touch()
     (tmp_path / "news.en").touch()
     (tmp_path / "web.zh-Hant.gz").touch()
-    assert not is_local(str(tmp_path / "books"))
-    assert is_local(str(tmp_path / "news"))
-    assert is_local(str(tmp_path / "web"))
-    assert is_local(str(tmp_path))
-    assert is_local("demo")
+    assert not is_local(str(tmp_path / "books"), "en", "zh-Hant")
+    assert is_local(str(tmp_path / "news"), "en", "zh-Hant")
+    assert is_local(str(tmp_path / "web"), "en", "zh-Hant")
+    assert is_local(str(tmp_path), "en", "zh-Hant")
+    assert is_local("demo", "en", "zh-Hant")
+
+
+@pytest.mark.parametrize(
+    ("name", "languages"),
+    [("pre", ("source", "target")), ("upp", ("EN", "DE")), ("corp[1]", ("en", "de"))],
+)
+def test_text_files_are_no_dataset_of_the_hub_whatever_they_are_called(name, languages, tmp_path):
+    for language in languages:
+        (tmp_path / f"{name}.{language}").write_text(f"{language}\n", encoding="utf-8")
+    source_lang, target_lang = languages
+    place = {"dataset": str(tmp_path / name), "name": None}
+    config = TrainConfig(**place, source_lang=source_lang, target_lang=target_lang)
+    texts = load_texts(config)
+    assert texts.train[0]["translation"][:] == [dict(zip(languages, languages, strict=True))]
+    assert texts.commits == [None]
+    with pytest.raises(ValueError, match="revision must be null"):
+        load_texts(dataclasses.replace(config, revision="v1"))

@@ -27,8 +27,8 @@ WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
 }
-# of a text file: its language, perhaps with a script or country, perhaps packed
-TEXT_SUFFIX = re.compile(r"\.[a-z]{2,3}([_-]\w+)?(\.gz)?")
+# of a text file, after its language
+PACKINGS = ("", ".gz")
 
 
 def load_translations(
@@ -57,7 +57,7 @@ def load_translations(
         ValueError: If it cannot be loaded, lacks a language, or is WMT14 without all its lines.
     """
     text_files = _text_files(dataset, source_lang, target_lang)
-    if revision is not None and is_local(dataset):
+    if revision is not None and is_local(dataset, source_lang, target_lang):
         raise ValueError(
             f"revision must be null, for {dataset!r} is not on the Hub, got {revision!r}."
         )
@@ -113,36 +113,38 @@ def _refuse_cut_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
             )
 
 
-def is_local(dataset: str) -> bool:
+def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     """Whether a dataset is the package's own, a folder or the prefix of text files.
 
     Args:
         dataset: As in `load_translations`.
+        source_lang: As there.
+        target_lang: As there.
 
     Returns:
         False for what can only be on the Hub.
     """
-    path = Path(dataset)
     # other files may be called like a dataset on the Hub: a recipe, or notes
-    is_prefix = any(
-        TEXT_SUFFIX.fullmatch(file.name.removeprefix(path.name))
-        for file in path.parent.glob(f"{path.name}.*")
-    )
-    return dataset == "demo" or path.exists() or is_prefix
+    is_prefix = any(_text_file(dataset, language) for language in (source_lang, target_lang))
+    return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
-def dataset_commit(dataset: str, name: str | None, revision: str | None) -> str | None:
+def dataset_commit(
+    dataset: str, name: str | None, revision: str | None, source_lang: str, target_lang: str
+) -> str | None:
     """The commit that a branch or tag of a dataset stands for.
 
     Args:
         dataset: As in `load_translations`, which has loaded it.
         name: As there.
         revision: As there.
+        source_lang: As there.
+        target_lang: As there.
 
     Returns:
         Its name; None for what is not on the Hub.
     """
-    if is_local(dataset):
+    if is_local(dataset, source_lang, target_lang):
         return None
     files = datasets.load_dataset_builder(dataset, name, revision=revision).config.data_files
     found = re.search(r"@([0-9a-f]{40})/", str(files))
@@ -162,18 +164,17 @@ def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) 
     )
 
 
+def _text_file(prefix: str, language: str) -> Path | None:
+    paths = (Path(f"{prefix}.{language}{packing}") for packing in PACKINGS)
+    return next((path for path in paths if path.is_file()), None)
+
+
 def _text_files(dataset: str, *languages: str) -> dict[str, list[Path]]:
     found = {}
     for split in SPLITS:
         prefixes = [str(Path(dataset, split))] + [dataset] * (split == "train")
         for prefix in prefixes:
-            paths = [
-                next(
-                    (p for p in (Path(f"{prefix}.{lang}{z}") for z in ("", ".gz")) if p.is_file()),
-                    None,
-                )
-                for lang in languages
-            ]
+            paths = [_text_file(prefix, language) for language in languages]
             if all(paths):
                 found[split] = paths
             elif any(paths):

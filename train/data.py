@@ -128,7 +128,7 @@ def load_texts(config: TrainConfig) -> Texts:
             )
         texts.train.append(splits["train"])
         texts.names.append(" ".join(filter(None, place)))
-        texts.commits.append(dataset_commit(*place))
+        texts.commits.append(dataset_commit(*place, config.source_lang, config.target_lang))
         if corpus is corpora[0]:
             texts.validation = splits.get("validation")
     if config.weight is not None:

@@ -43,7 +43,7 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         f"# {title}: {config.source_lang} to {config.target_lang}\n",
         'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
         f"{num_parameters:,} parameters, trained from nothing for {steps:,} steps on "
-        f"{' and '.join(_data_name(corpus['dataset'], corpus['name']) for corpus in corpora)}."
+        f"{' and '.join(_data_name(corpus, config) for corpus in corpora)}."
         f"{f' Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
         f'translate = pipeline("translation", model="{folder.as_posix()}")\n'
@@ -81,7 +81,7 @@ def _metadata(
 ) -> ModelCardData:
     direction = f"{config.source_lang}-{config.target_lang}"
     corpora = dict.fromkeys(corpus["dataset"] for corpus in _corpora(config))
-    on_hub = [dataset for dataset in corpora if _is_on_hub(dataset)]
+    on_hub = [dataset for dataset in corpora if _is_on_hub(dataset, config)]
     results = [
         EvalResult(
             task_type="translation",
@@ -122,12 +122,14 @@ def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
     return [{"dataset": config.dataset, "name": config.name}, *config.mix]
 
 
-def _is_on_hub(dataset: str) -> bool:
-    return not is_local(dataset) and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
+def _is_on_hub(dataset: str, config: TrainConfig) -> bool:
+    is_here = is_local(dataset, config.source_lang, config.target_lang)
+    return not is_here and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
 
 
-def _data_name(dataset: str, name: str | None) -> str:
-    shown = f"`{dataset}`" if _is_on_hub(dataset) else f"`{Path(dataset).name}`"
+def _data_name(corpus: Mapping[str, Any], config: TrainConfig) -> str:
+    dataset, name = corpus["dataset"], corpus["name"]
+    shown = f"`{dataset}`" if _is_on_hub(dataset, config) else f"`{Path(dataset).name}`"
     return f"{shown}, `{name}`" if name else shown
 
 
