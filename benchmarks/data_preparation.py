@@ -84,7 +84,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
     with table.timing("vocabulary", pairs):
         tokenizer = prepare_tokenizer(config, texts)
     with table.timing("hash of the text", pairs):
-        hashes = [text_hash(rows, languages) for rows in texts.train]
+        hashes = [text_hash(rows, languages, "train") for rows in texts.train]
     with table.timing("tokens", pairs):
         parts = [
             encode_pairs(rows, "train", tokenizer, *languages, name)

@@ -107,6 +107,12 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path):
         load_translations(str(tmp_path / "nothing"), None, "en", "de")
 
 
+def test_a_dataset_that_is_a_program_is_refused(tmp_path):
+    (tmp_path / f"{tmp_path.name}.py").touch()
+    with pytest.raises(ValueError, match=r"cannot be loaded: Dataset scripts are no longer"):
+        load_translations(str(tmp_path), None, "en", "de")
+
+
 def test_a_dataset_without_translations_is_refused(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"text": "a"}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"must have a column 'translation'.*, got text"):
@@ -147,7 +153,7 @@ def test_bytes_in_a_table_that_are_no_utf_8_are_named_or_repaired():
 def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path):
     languages = ["en", "de"]
     rows = load_translations(str(corpus), None, *languages)["train"]
-    expected = text_hash(rows, languages)
+    expected = text_hash(rows, languages, "train")
     pairs = rows["translation"][:]
     # other files, another order of columns, other parts, parts of a larger whole
     lines = "".join(
@@ -160,7 +166,7 @@ def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path)
         datasets.concatenate_datasets([rows, rows]).select(range(90, 180)),
         rows.select(list(range(90))[::-1]).select(list(range(90))[::-1]),
     ]
-    assert [text_hash(other, languages) for other in others] == [expected] * 4
+    assert [text_hash(other, languages, "train") for other in others] == [expected] * 4
     # one character, one pair, the direction, and where a text ends, all matter
     changed = [
         datasets.Dataset.from_list([{"translation": pair} for pair in altered])
@@ -170,7 +176,9 @@ def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path)
             [pairs[0] | {"en": pairs[0]["en"] + pairs[1]["en"]}, pairs[1] | {"en": ""}, *pairs[2:]],
         )
     ]
-    found = [text_hash(other, languages) for other in changed] + [text_hash(rows, ["de", "en"])]
+    found = [text_hash(other, languages, "train") for other in changed] + [
+        text_hash(rows, ["de", "en"], "train")
+    ]
     assert len({expected, *found}) == 5
 
 

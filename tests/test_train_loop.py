@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import train_toys
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, GenerationConfig
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
 
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
@@ -282,6 +282,13 @@ def test_a_vocabulary_learned_with_other_settings_is_not_taken(corpus, tmp_path)
     # how long to train does not shape it
     assert train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=1))
     assert AutoTokenizer.from_pretrained(tmp_path / "run").get_vocab() == learned.get_vocab()
+
+
+def test_a_tokenizer_that_is_not_fast_is_refused(corpus, tmp_path):
+    ByT5Tokenizer().save_pretrained(tmp_path / "bytes")
+    config = train_toys.toy_config(corpus, tmp_path / "run", tokenizer=str(tmp_path / "bytes"))
+    with pytest.raises(ValueError, match=r"tokenizer .* must be a fast one, got ByT5Tokenizer"):
+        prepare_tokenizer(config)
 
 
 def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):

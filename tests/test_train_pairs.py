@@ -39,6 +39,14 @@ def test_the_direction_is_the_one_asked_for(corpus):
     assert tokenizer.decode(encoded[0]["input_ids"], skip_special_tokens=True) == first
 
 
+def test_a_side_of_several_references_is_named(tmp_path):
+    line = '{"translation": {"en": "ant", "de": ["bee", "cat"]}}\n'
+    (tmp_path / "train.jsonl").write_text(line, encoding="utf-8")
+    texts = load_translations(str(tmp_path), None, "en", "de")["train"]
+    with pytest.raises(ValueError, match=r"train line 1 must have text in 'de', got \['bee', 'c"):
+        encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")
+
+
 def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monkeypatch):
     corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=40)
     texts = load_translations(str(corpus), None, "en", "de")["train"]

@@ -225,6 +225,13 @@ def test_without_comet_one_sentence_says_how_to_get_it(monkeypatch, tmp_path):
         comet_score(["a"], ["b"], ["c"])
 
 
+def test_a_tokenizer_of_bleu_whose_program_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "MeCab", None)
+    monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
+    with pytest.raises(ValueError, match=r"bleu_tokenizer must .* got 'ja-mecab': .*sacrebleu\[ja"):
+        score_translations(["a"], ["a"], "ja-mecab")
+
+
 def test_what_cannot_be_compared_is_refused():
     with pytest.raises(ValueError, match="one translation for each"):
         score_translations(["a"], ["a", "b"])

@@ -81,7 +81,8 @@ def load_translations(
                 splits |= {
                     split: _in_memory(rows) for split, rows in splits.items() if split != "train"
                 }
-        except (ValueError, OSError, datasets.exceptions.DatasetsError) as error:
+        # a dataset that is a program is refused with a RuntimeError
+        except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
                 f"dataset {dataset!r} with name {name!r}"
                 f"{f' and revision {revision!r}' if revision else ''} cannot be loaded: "
@@ -333,21 +334,30 @@ def texts_of(
     return sides
 
 
-def text_hash(rows: datasets.Dataset, languages: Sequence[str]) -> str:
+def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> str:
     """A name for exactly these texts, wherever they lie and however they are stored.
 
     Args:
         rows: A split, with the column "translation".
         languages: Source and target.
+        split: Its name, for an error.
 
     Returns:
         A SHA-256 of the lengths and bytes of all texts.
+
+    Raises:
+        ValueError: If a side has no texts.
     """
     hashes = [(hashlib.sha256(), hashlib.sha256()) for _ in languages]
     for table in rows.with_format("arrow").iter(batch_size=10_000):
         for language, (sizes_hash, bytes_hash) in zip(languages, hashes, strict=True):
             side = pc.struct_field(table["translation"], language)
-            texts = side.cast(pa.large_binary()).combine_chunks()
+            try:
+                texts = side.cast(pa.large_binary()).combine_chunks()
+            except pa.ArrowNotImplementedError:
+                # says what there is
+                texts_of(table, [language], split)
+                raise
             sizes = pc.fill_null(pc.binary_length(texts), -1)
             sizes_hash.update(sizes.to_numpy().astype("<i8"))
             texts = pc.fill_null(texts, b"")

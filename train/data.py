@@ -200,7 +200,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
     if config.streaming:
         facts = {"dataset_commit": commits, "cleaning": "as it is read, in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
-    hashes = [text_hash(rows, languages) for rows in texts.train]
+    hashes = [text_hash(rows, languages, "train") for rows in texts.train]
     parts = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
         for rows, text_sha256 in zip(texts.train, hashes, strict=True)

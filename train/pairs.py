@@ -93,7 +93,7 @@ def encode_pairs(
     """
     languages = [source_lang, target_lang]
     # the tokenizer itself would not do: one that was learned is another object than the same loaded
-    text_sha256 = text_sha256 or text_hash(rows, languages)
+    text_sha256 = text_sha256 or text_hash(rows, languages, split)
     content = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
     if spelling is not None:
         content += dataclasses.astuple(spelling)

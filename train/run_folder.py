@@ -115,7 +115,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded, or lacks a token that training needs.
+        ValueError: If it cannot be loaded, is not fast, or lacks a token that training needs.
     """
     try:
         tokenizer = AutoTokenizer.from_pretrained(source)
@@ -123,6 +123,10 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"tokenizer {source!r} cannot be loaded: {' '.join(str(error).split())}"
         ) from error
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
+        )
     for token in ("pad_token", "eos_token"):
         if getattr(tokenizer, token) is None:
             raise ValueError(f"tokenizer {source!r} must have a {token}, got none.")

@@ -42,7 +42,8 @@ def score_translations(
         `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, and `sentences`.
 
     Raises:
-        ValueError: If there is nothing to compare, not as many of both, or no such tokenizer.
+        ValueError: If there is nothing to compare, not as many of both, or no such tokenizer or
+            not what it needs.
     """
     if len(translations) != len(references) or not references:
         raise ValueError(
@@ -69,7 +70,14 @@ def score_translations(
 def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
     # a sentence that ends in " ." is no sign of a mistake where the text comes tokenized
     is_tokenized = bleu_tokenizer == NOT_TOKENIZED_AGAIN
-    return {"bleu": BLEU(tokenize=bleu_tokenizer, force=is_tokenized), "chrf": CHRF()}
+    try:
+        bleu = BLEU(tokenize=bleu_tokenizer, force=is_tokenized)
+    except (RuntimeError, ImportError) as error:
+        raise ValueError(
+            f"bleu_tokenizer must have what it needs installed, got {bleu_tokenizer!r}: "
+            f"{' '.join(str(error).split())}"
+        ) from error
+    return {"bleu": bleu, "chrf": CHRF()}
 
 
 def compound_bleu(
