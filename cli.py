@@ -98,9 +98,21 @@ def _demo(arguments: argparse.Namespace, rest: list[str]):
 
 def _tokenize(arguments: argparse.Namespace, rest: list[str]):
     from vanilla_transformer.train.config import parse_arguments
+
+    config, switches = parse_arguments(rest, "vanilla-transformer tokenize")
+    if switches.resume:
+        raise ValueError("--resume must not be given to tokenize: there is nothing to go on with.")
+    if config.tokenizer is not None:
+        raise ValueError(
+            f"tokenizer must be null where one is to be learned, got {config.tokenizer!r}."
+        )
+    if switches.dry_run:
+        from vanilla_transformer.train.dry_run import describe
+
+        print(describe(config, switches.recipe))
+        return
     from vanilla_transformer.train.loop import prepare_tokenizer
 
-    config, _ = parse_arguments(rest, "vanilla-transformer tokenize")
     tokenizer = prepare_tokenizer(config)
     print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 

@@ -23,6 +23,13 @@ def run(tmp_path_factory):
     return folder
 
 
+def test_a_dry_run_of_tokenize_leaves_nothing(capsys, tmp_path):
+    folder = tmp_path / "run"
+    assert main(["tokenize", "demo", *SMALL, "--output_dir", str(folder), "--dry_run"]) == 0
+    assert "vocab_size: 300" in capsys.readouterr().out
+    assert not folder.exists()
+
+
 def test_average_evaluate_and_the_table(run, capsys):
     assert main(["average", str(run), "--num_checkpoints", "2"]) == 0
     assert "the mean of 2 checkpoints" in capsys.readouterr().out
@@ -58,6 +65,8 @@ def test_translate_answers_every_line_in_order(run, capsys, monkeypatch, tmp_pat
         (["train", "demo", "--warmup_step", "3"], "Did you mean 'warmup_steps'?"),
         (["train", "demo", "--max_steps", "few"], "max_steps"),
         (["tokenize", "demo", "--dataset", "no/such/folder"], "no/such/folder"),
+        (["tokenize", "demo", "--resume"], "--resume must not be given to tokenize"),
+        (["tokenize", "demo", "--tokenizer", "some/model"], "tokenizer must be null where one is"),
         (["average", "no_such_run"], "no_such_run"),
         (["evaluate", "no_such_run"], "no_such_run"),
         (["translate", "./no_such_run"], "no_such_run"),
