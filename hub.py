@@ -173,8 +173,9 @@ def load_run(
                 f"run must be a vanilla_transformer, got a {config.model_type}: {run}."
             )
         model = VanillaTransformerForConditionalGeneration.from_pretrained(run)
-        # a checkpoint of a run has its tokenizer in the run folder
-        is_checkpoint = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
+        # a checkpoint has its tokenizer in the run folder
+        is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
+        is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
         home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
         tokenizer = AutoTokenizer.from_pretrained(home)
     except SafetensorError as error:

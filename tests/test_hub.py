@@ -354,6 +354,11 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
     assert not (tmp_path / "out").exists()
 
 
+def test_a_model_may_lie_in_a_folder_called_checkpoints(run_folder, tmp_path):
+    model = Path(shutil.copytree(run_folder, tmp_path / "checkpoints" / "mine"))
+    assert load_run(model)[1].get_vocab() == load_run(run_folder)[1].get_vocab()
+
+
 def test_a_tokenizer_of_another_model_is_not_published(run_folder, tmp_path):
     model, _ = load_run(run_folder)
     broken = tmp_path / "broken"

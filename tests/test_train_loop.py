@@ -15,6 +15,7 @@ import torch
 import train_toys
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
 
+from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
 from vanilla_transformer.train.averaging import average_run, average_weights
@@ -264,14 +265,32 @@ def test_a_skipped_step_is_counted(corpus, tmp_path, monkeypatch):
 
 
 def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):
-    brought = str(whole_run / "tokenizer")
-    config = train_toys.toy_config(corpus, tmp_path / "run", tokenizer=brought, max_steps=1)
-    train(config)
-    assert not (tmp_path / "run/tokenizer").exists()
-    one, two = (AutoTokenizer.from_pretrained(path) for path in (brought, tmp_path / "run"))
-    assert one.get_vocab() == two.get_vocab()
+    brought = Path(shutil.copytree(whole_run / "tokenizer", tmp_path / "brought"))
+    settings = {"tokenizer": str(brought), "max_steps": 1}
+    train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
+    expected = AutoTokenizer.from_pretrained(brought).get_vocab()
+    shutil.rmtree(brought)
+    # the run keeps its own
+    average_run(tmp_path / "run")
+    for part in ("", "tokenizer"):
+        assert AutoTokenizer.from_pretrained(tmp_path / "run" / part).get_vocab() == expected
+    assert load_run(tmp_path / "run/checkpoints/step-1")[1].get_vocab() == expected
     with pytest.raises(ValueError, match=r"tokenizer .* cannot be loaded"):
         prepare_tokenizer(train_toys.toy_config(corpus, tmp_path, tokenizer=str(tmp_path / "no")))
+
+
+def test_a_run_keeps_the_tokenizer_that_it_began_with(corpus, whole_run, tmp_path):
+    settings = {"tokenizer": str(whole_run / "tokenizer"), "max_steps": 1}
+    prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    # what does not shape it may change before the first step
+    prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "run", **settings, seed=2))
+    prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "other", vocab_size=280))
+    settings["tokenizer"] = str(tmp_path / "other/tokenizer")
+    with pytest.raises(ValueError, match=r"its vocabulary be that of .*, got another in .*run"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    with pytest.raises(ValueError, match=r"tokenizer was '.*', got None"):
+        train(train_toys.toy_config(corpus, tmp_path / "run"))
 
 
 def test_a_vocabulary_learned_with_other_settings_is_not_taken(corpus, tmp_path):

@@ -152,7 +152,10 @@ def average_run(
     if target.resolve() != folder.resolve() and (target / "checkpoints").exists():
         raise ValueError(f"output_dir must not be another run's folder, got {target}.")
     averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema)
-    tokenizer = load_tokenizer(config.tokenizer or str(folder / "tokenizer"))
+    own = folder / "tokenizer"
+    # a run of an earlier version has no copy of one that it was given
+    is_elsewhere = config.tokenizer is not None and not own.is_dir()
+    tokenizer = load_tokenizer(config.tokenizer if is_elsewhere else str(own))
     model = VanillaTransformerForConditionalGeneration.from_pretrained(
         averaged[-1], dtype=torch.float32
     ).eval()

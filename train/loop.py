@@ -78,7 +78,7 @@ PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 
 
 def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTrainedTokenizerBase:
-    """Take the tokenizer that was asked for or learned before, or learn it into the run folder.
+    """Take the tokenizer that was asked for or learned before, or learn it; the run keeps a copy.
 
     Args:
         config: Settings of the run.
@@ -88,23 +88,32 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded, lacks a token that training needs, or was learned with
-            other settings.
+        ValueError: If it cannot be loaded, lacks a token that training needs, was learned with
+            other settings, or is not the one that the run folder keeps.
     """
     folder = Path(config.output_dir)
-    learned = folder / "tokenizer"
-    if learned.is_dir() and (folder / RECIPE_FILE).is_file():
-        refuse_other_vocabulary(config, read_recipe(folder))
-    if config.tokenizer is None and not learned.is_dir():
+    own = folder / "tokenizer"
+    if config.tokenizer is not None:
+        tokenizer = load_tokenizer(config.tokenizer)
+        if own.is_dir() and load_tokenizer(str(own)).get_vocab() != tokenizer.get_vocab():
+            raise ValueError(
+                f"output_dir must be new, or its vocabulary be that of tokenizer "
+                f"{config.tokenizer!r}, got another in {own}."
+            )
+    elif own.is_dir():
+        if (folder / RECIPE_FILE).is_file():
+            refuse_other_vocabulary(config, read_recipe(folder))
+        tokenizer = load_tokenizer(str(own))
+    else:
         tokenizer = _learn_tokenizer(config, texts or load_texts(config))
-        unfinished = learned.with_name(".tokenizer.unfinished")
+    if not own.is_dir():
+        unfinished = own.with_name(".tokenizer.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         save_tokenizer(tokenizer, unfinished)
-        # whoever finds the vocabulary finds what it was learned with
+        # whoever finds the vocabulary finds what it was made with
         save_config(config, folder / RECIPE_FILE)
-        unfinished.rename(learned)
-        return tokenizer
-    return load_tokenizer(config.tokenizer or str(learned))
+        unfinished.rename(own)
+    return tokenizer
 
 
 def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBase:
