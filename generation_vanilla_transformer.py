@@ -911,7 +911,9 @@ def limit_by_sentence(
     """
     if config.max_extra_tokens is None:
         return stopping_criteria
-    limits = new_token_limits(input_ids, stopping_criteria, config, model_kwargs, 1)
+    limits = new_token_limits(
+        input_ids, stopping_criteria, config, model_kwargs, rows_per_sentence=1
+    )
     own = SentenceLengthCriteria(limits, input_ids.shape[1])
     return StoppingCriteriaList([*stopping_criteria, own])
 

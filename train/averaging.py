@@ -196,9 +196,9 @@ def _to_average(
         ema, minutes = config.ema_decay is not None, config.averaged_minutes
     # one without its optimizer can still be averaged
     spared = [OPTIMIZER_FILE] if ema else [OPTIMIZER_FILE, EMA_FILE]
-    refuse_damaged(folder / "checkpoints", spared)
     found = regular_checkpoints(folder / "checkpoints", spared)
     if not found:
+        refuse_damaged(folder / "checkpoints", spared)
         raise ValueError(f"{folder} must have a checkpoint to average, got none.")
     if ema:
         last = checkpoints(folder / "checkpoints", spared)[-1]

@@ -142,17 +142,17 @@ def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
 
 
 def refuse_damaged(folder: Path, spared: Collection[str] = ()) -> None:
-    """Refuse a folder that has checkpoints, none of them whole.
+    """Refuse a folder without a whole checkpoint, where there are others.
 
     Args:
         folder: Of all checkpoints.
         spared: Names of files that need not be whole.
 
     Raises:
-        ValueError: If it is one; says what the newest lacks.
+        ValueError: If there are any; says what the newest lacks.
     """
     found = _named(folder)
-    if found and not checkpoints(folder, spared):
+    if found:
         raise ValueError(
             f"{folder} must have a whole checkpoint, got {found[-1].name} with "
             f"{_damaged_file(found[-1], spared)} missing or cut off."

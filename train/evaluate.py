@@ -333,8 +333,8 @@ def _keep(folder: Path, key: str, scores: dict[str, Any], texts: dict[str, list[
     (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
     for side in _SIDES:
         path = folder / "hypotheses" / f"{key}.{side}.txt"
-        text = "".join(f"{text}\n" for text in _flat(texts[side]))
-        path.write_text(text, encoding="utf-8", newline="\n")
+        lines = "".join(f"{line}\n" for line in _flat(texts[side]))
+        path.write_text(lines, encoding="utf-8", newline="\n")
     all_scores = {**read_scores(folder), key: scores}
     unfinished = folder / f".{SCORES_FILE}.unfinished"
     unfinished.write_text(json.dumps(all_scores, indent=1, ensure_ascii=False), encoding="utf-8")

@@ -319,9 +319,9 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {folder}.")
-    checkpointing.refuse_damaged(folder / "checkpoints")
     found = checkpointing.checkpoints(folder / "checkpoints")
     if not found:
+        checkpointing.refuse_damaged(folder / "checkpoints")
         return None
     if not resume:
         raise ValueError(
