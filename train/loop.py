@@ -93,7 +93,9 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
     """
     folder = Path(config.output_dir)
     own = folder / "tokenizer"
-    if config.tokenizer is not None:
+    kept = read_recipe(folder) if own.is_dir() and (folder / RECIPE_FILE).is_file() else None
+    # the run's copy serves, even where what was brought along is gone
+    if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
         tokenizer = load_tokenizer(config.tokenizer)
         if own.is_dir() and load_tokenizer(str(own)).get_vocab() != tokenizer.get_vocab():
             raise ValueError(
@@ -101,8 +103,8 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
                 f"{config.tokenizer!r}, got another in {own}."
             )
     elif own.is_dir():
-        if (folder / RECIPE_FILE).is_file():
-            refuse_other_vocabulary(config, read_recipe(folder))
+        if kept is not None and config.tokenizer is None:
+            refuse_other_vocabulary(config, kept)
         tokenizer = load_tokenizer(str(own))
     else:
         tokenizer = _learn_tokenizer(config, texts or load_texts(config))
