@@ -125,6 +125,13 @@ def test_the_table_puts_what_is_counted_beside_the_formula(tmp_path, monkeypatch
     ratios = {row[0]: row[2] for row in written["recurrence"]["rows"]}
     assert ratios[64] == pytest.approx(1)
     assert ratios[32] < ratios[64] < ratios[128]
+    costs = written["length"]["costs"]
+    for place, row in enumerate(written["recurrence"]["rows"]):
+        seconds = {kind: own[place]["seconds"] for kind, own in costs.items()}
+        assert row[3:] == [
+            pytest.approx((seconds[kind] + seconds["its projections"]) / seconds["recurrent"])
+            for kind in ("self-attention", "the same, fused")
+        ]
     assert "10 of 10 are the exact number" in written["path"]["says"]
 
 
