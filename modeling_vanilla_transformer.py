@@ -11,7 +11,7 @@
 # WITHOUT WARRANTIES OR CONDITIONS OF ANY KIND, either express or implied.
 # See the License for the specific language governing permissions and
 # limitations under the License.
-"""The Transformer of "Attention Is All You Need", in the order of the paper's section 3.
+"""The Transformer of "Attention Is All You Need", section 3, from its parts to the whole.
 
 Shapes: B sentences, S source positions, T target positions, Q queries, K keys, h heads, d_k and d_v
 widths of a head's keys and values, d_model width of the residual stream, d_ff inner width, V tokens

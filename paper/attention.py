@@ -459,8 +459,9 @@ def _head_section(weights: AttentionWeights, layer: int | None, head: int | None
         name="head",
         title="One head, as figures 4 and 5 draw it",
         says="From each word on the left a line leads to each word that it looks at, the more "
-        "opaque the higher the weight; the tokens of a word are joined. The strongest line, in "
-        f"self-attention other than to a word's own place, is in {strongest[0]}: {strongest[3]} "
+        "opaque the higher the weight; the tokens of a word are joined. The strongest line, "
+        "not counting those from a word to itself in self-attention, is in "
+        f"{strongest[0]}: {strongest[3]} "
         f"looks at {strongest[4]} with {strongest[5]:.2f}.",
         columns=("attention", "layer", "head", "strongest line from", "to", "weight"),
         rows=rows,

@@ -55,6 +55,16 @@ PROPERTIES = {
     "linear offset": "one matrix takes every PE(pos) to PE(pos + k): fitted on every other "
     "position, it misses the rest by less than 0.1%",
 }
+# the number that decides each, as it is written beside yes and no
+DECIDED_BY = {
+    "bounded": "the largest |value|, of the shorter sentence and of the longer",
+    "deterministic": "the largest difference of the two",
+    "unique": "the smallest distance of two positions, in usual steps",
+    "same step": "the length of that step",
+    "smooth": "the largest step of one position, in smallest steps of two",
+    "extends": "the largest |value| of the longer, in that of the shorter",
+    "linear offset": "the largest share that is missed",
+}
 MOST_GROWTH = 2.0
 LEAST_DISTANCE = 0.1
 MOST_RESIDUAL = 1e-3
@@ -530,19 +540,20 @@ def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
     return Measured(growth, f"{growth:.3g} times as large", growth <= 1 + MOST_RESIDUAL)
 
 
-def share_of_new_values(encoding: Tensor, trained_length: int) -> float:
-    """How many features take values past the training that they never had in it.
+def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0.0) -> float:
+    """How many features take values past the training that they never came near in it.
 
     Args:
         encoding: [N, d], with N beyond `trained_length`.
         trained_length: Positions that were trained.
+        margin: How far out of its range a value may be and still be near.
 
     Returns:
-        Share of the d features that leave their own range.
+        Share of the d features that leave their own range by more than that.
     """
     seen, new = encoding[:trained_length], encoding[trained_length:]
     lowest, highest = seen.min(dim=0).values, seen.max(dim=0).values
-    is_new = ((new < lowest) | (new > highest)).any(dim=0)
+    is_new = ((new < lowest - margin) | (new > highest + margin)).any(dim=0)
     return is_new.double().mean().item()
 
 

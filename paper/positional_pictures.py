@@ -82,9 +82,9 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
         return torch.cat((values.flip(0), values[1:]))
 
     figure, axes = new_figure(7.0, 3.8)
-    axes.fill_between(
-        offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label="from least to most"
-    )
+    is_thin = bool((highest - lowest).max() < exact.shape[1] / 1000)
+    label = "from least to most" + ", no wider than the line" * is_thin
+    axes.fill_between(offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label=label)
     axes.plot(offsets, both_sides(mean), label="mean over the positions")
     axes.set_xlabel("distance k, in positions")
     axes.set_ylabel("PE(pos) · PE(pos + k)")
@@ -246,6 +246,9 @@ def draw_candidates(
                 axes.plot(both, encoding[both, feature], "o", color="C3")
             axes.lines[-1].set_label(f"alike: {found.earlier} and {found.position}")
         handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+        lowest, highest = axes.get_ylim()
+        # room for the legend below what is drawn
+        axes.set_ylim(lowest - 0.2 * len(handles) * (highest - lowest), highest)
         axes.legend(handles.values(), handles.keys(), loc="lower right", fontsize=8)
         axes.set_ylabel("value")
         axes.grid(alpha=0.3)
@@ -337,6 +340,9 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
     Returns:
         The picture.
     """
+    import matplotlib
+    from matplotlib.patches import Patch
+
     sines = encoding[:, ::2]
     panels = {
         "bits of the position": (bits, "viridis", 0),
@@ -344,14 +350,21 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
         "the sines": (sines, SIGNED, -1),
     }
     figure, plots = new_figure(9.6, 1.2 + 0.16 * len(bits), columns=len(panels))
-    for axes, (title, (values, colors, lowest)) in zip(plots[0], panels.items(), strict=True):
+    for axes, (title, (values, shades, lowest)) in zip(plots[0], panels.items(), strict=True):
         axes.imshow(
-            values.numpy(), cmap=colors, vmin=lowest, vmax=1, aspect="auto", interpolation="nearest"
+            values.numpy(), cmap=shades, vmin=lowest, vmax=1, aspect="auto", interpolation="nearest"
         )
         axes.set_title(title)
         axes.set_xlabel("bit" if axes is plots[0, 0] else "pair i")
         axes.set_xticks(range(values.shape[1]))
     plots[0, 0].set_ylabel("position")
+    colors = matplotlib.colormaps["viridis"]([0.0, 1.0])
+    figure.legend(
+        [Patch(facecolor=color) for color in colors],
+        ["bit 0, or a sine below 0", "bit 1, or a sine of at least 0"],
+        loc="outside lower center",
+        ncols=2,
+    )
     return figure
 
 

@@ -12,7 +12,12 @@ from vanilla_transformer.paper import order_task
 from vanilla_transformer.paper import positional_encoding as encodings
 from vanilla_transformer.paper import positional_pictures as pictures
 from vanilla_transformer.paper.order_task import COPYING, WHO_CHASES_WHOM, Training
-from vanilla_transformer.paper.positional_encoding import LEAST_DISTANCE, PAPER_BASE, PROPERTIES
+from vanilla_transformer.paper.positional_encoding import (
+    DECIDED_BY,
+    LEAST_DISTANCE,
+    PAPER_BASE,
+    PROPERTIES,
+)
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.trained import add_model_flag, load_trained
 
@@ -36,6 +41,8 @@ NUM_BITS = 5
 COUNTED_BITS = 8
 # bits of the binary candidate
 WIDEST = 16
+# how far out of its range a feature must be to be new
+NEW_VALUE = 0.1
 WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 NUM_WORDS = 1000
 # the directions that hold this share of the positions' energy are compared
@@ -429,8 +436,8 @@ def wishes() -> Section:
         "cannot be told apart; a step that depends on the length means something else in every "
         "sentence; and what is the same matrix everywhere is easy to learn. Each wish becomes a "
         "rule that can be measured.",
-        columns=("property", "the rule"),
-        rows=list(PROPERTIES.items()),
+        columns=("property", "the rule", "decided by"),
+        rows=[[name, rule, DECIDED_BY[name]] for name, rule in PROPERTIES.items()],
     )
 
 
@@ -717,10 +724,11 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
         name="addition",
         title="Added, not concatenated: random words",
         says=f"The k directions that hold {ENERGY:.0%} of the energy of {num_positions} positions "
-        f"are few: {wide.num_directions} of {WIDTHS[-1]}. Of {NUM_WORDS:,} random words as a "
-        f"model's embedding is made, {narrow.word_energy:.0%} of the energy lies along these "
+        f"are few: {wide.num_directions} of {WIDTHS[-1]}. Of {NUM_WORDS:,} random words, drawn "
+        f"as a new embedding is, {narrow.word_energy:.0%} of the energy lies along these "
         f"directions with d_model = {WIDTHS[0]}, and {wide.word_energy:.1%} with {WIDTHS[-1]}: "
-        f"k / d_model, as chance has it. The two subspaces come near to a right angle "
+        f"k / d_model, as chance has it. The subspaces of the k strongest directions of either "
+        "come near to a right angle "
         f"({wide.mean_angle:.0f} degrees on average). Along them a position has "
         f"{narrow.position_to_word:.1f} times the energy of a word with {WIDTHS[0]} features, and "
         f"{wide.position_to_word:.0f} times with {WIDTHS[-1]}: there it can be read off the sum.",
@@ -766,8 +774,8 @@ def trained_addition(model, num_positions: int, seed: int) -> Section:
         f"{trained.word_energy:.1%} of their energy, {more} than random words of the same width "
         f"({chance.word_energy:.1%}), and a position has "
         f"{trained.position_to_word:.1f} times the energy of a word there. The two subspaces are "
-        f"{'nearer' if closer else 'less near'} to each other than by chance: their mean angle "
-        f"is {trained.mean_angle:.0f} degrees, of random words {chance.mean_angle:.0f}.",
+        f"{'nearer' if closer else 'less near'} to each other than by chance: their mean principal "
+        f"angle is {trained.mean_angle:.0f} degrees, of random words {chance.mean_angle:.0f}.",
         columns=("words", *OVERLAP_COLUMNS),
         rows=[[name, *_overlap_cells(one, d_model)] for name, one in found.items()],
         numbers={"mean_word_length": sizes[0], "mean_position_length": sizes[1]},
@@ -780,7 +788,7 @@ OVERLAP_COLUMNS = (
     "words' energy on positions",
     "positions' energy on words",
     "smallest angle",
-    "mean angle",
+    "mean principal angle",
     "mean |cosine|",
     "position : word",
 )
@@ -924,7 +932,8 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
     ]
     within = {row[0]: row[1] for row in rows}
     past = {row[0]: row[4] for row in rows}
-    new = encodings.share_of_new_values(sinusoidal_encoding(length, sizes.d_model), trained)
+    table = sinusoidal_encoding(length, sizes.d_model)
+    new = encodings.share_of_new_values(table, trained, NEW_VALUE)
     return Section(
         name="length",
         title="Learned against sinusoidal, and sentences longer than any in training",
@@ -934,8 +943,9 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
         f"(learned), where {chance:.2f} is knowing nothing. Past position {trained} the learned "
         f"table has only rows that no training has touched, and the loss is {past['learned']:.1f}. "
         f"The sinusoids exist there, and the loss is {past['sinusoidal']:.1f}. The paper says only "
-        f"that they may extrapolate: {new:.0%} of their features take values past position "
-        f"{trained} that they never had before it, and no training has shown what those mean.",
+        f"that they may extrapolate: past position {trained} {new:.0%} of their features take "
+        f"values more than {NEW_VALUE} out of the range they had before it, and no training has "
+        "shown what those mean.",
         columns=(
             "positions",
             f"loss in rows of {trained}",

@@ -211,7 +211,9 @@ def _softmax_section(
     for axes, (field, label) in zip(all_axes[0], panels, strict=True):
         for name, statistics in found.items():
             values = [getattr(entry, field) for entry in statistics]
-            axes.plot(widths, values, marker="o", label=name)
+            # where two are alike, the upper one lets the lower one through
+            line = "--" if name == list(found)[-1] else "-"
+            axes.plot(widths, values, marker="o", linestyle=line, label=name)
         axes.set_xscale("log", base=2)
         axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
         axes.set_xlabel("d_k")
@@ -236,13 +238,15 @@ def _softmax_section(
         f" possible; scaled, {paper.largest:.2f} and {paper.entropy:.2f}. The gradient has to pass "
         f"through the softmax's Jacobian. Unscaled, it vanishes (norm below {VANISHED}) for "
         f"{none.vanished:.0%} of the queries at d_k = {widths[at]} and for "
-        f"{last_none.vanished:.0%} at {widths[-1]}, where its median is "
-        f"{last_none.median_gradient:.4f} against {last_paper.median_gradient:.3f} scaled; the "
-        f"mean falls later ({none.gradient:.3f} and {last_none.gradient:.3f}), as the few queries "
-        "that hesitate between two keys hold it up. Divided by the root of d_model, the weights "
-        f"are too even (entropy {slip.entropy:.2f}): heads begin almost as an average of all keys, "
-        f"with a Jacobian of {slip.median_gradient:.3f}, and the gradient of queries and keys is "
-        "multiplied by the smaller factor as well.",
+        f"{last_none.vanished:.0%} at {widths[-1]}. Its median is {none.median_gradient:.3f} at "
+        f"{widths[at]}, against {paper.median_gradient:.3f} scaled, and "
+        f"{last_none.median_gradient:.4f} at {widths[-1]}, against "
+        f"{last_paper.median_gradient:.3f}; the mean falls later ({none.gradient:.3f} and "
+        f"{last_none.gradient:.3f}), as the few queries that hesitate between two keys hold it up. "
+        f"Divided by the root of d_model, the weights are too even (entropy {slip.entropy:.2f}): "
+        "heads begin almost as an average of all keys, with a Jacobian of "
+        f"{slip.median_gradient:.3f}, and the gradient of queries and keys is multiplied by the "
+        "smaller factor as well.",
         columns=(
             "scaling",
             "d_k",

@@ -287,7 +287,7 @@ def _work_section(counted: dict[str, dict[str, float]], sentence_length: int) ->
         name="work",
         title="The work of training: as the paper estimates it, and counted",
         says=f"The paper's FLOPs are time, times {GPUS} GPUs, times the {TFLOPS_PER_GPU} TFLOP/s "
-        "that it takes a P100 to sustain: what the machines could have done in that time. Counted "
+        "that it assumes a P100 sustains: what the machines could have done in that time. Counted "
         "are the matrix products that the model itself asks for, forward and backward, over the "
         f"paper's steps of {config.tokens_per_step:,} source and target tokens: {shares[0]:.0%} of "
         f"the estimate for base and {shares[1]:.0%} for big. By the paper's seconds a step each "
@@ -350,7 +350,8 @@ def _table_section(
         f"{big.flops_de / best.flops_de:.0%}. All of the paper's FLOPs are estimates of time on "
         "machines; the last columns are what our count gives for the same training, into German "
         f"{ours[base.name] / base.flops_de:.0%} and {ours[big.name] / big.flops_de:.0%} of it. "
-        "The table has big into French at 41.8, the text of section 6.1 at 41.0.",
+        "The table has big into French at 41.8, the text of section 6.1 at 41.0. It gives no FLOPs "
+        "for ByteNet, which the picture therefore lacks.",
         columns=(
             "model",
             "en-de",

@@ -388,7 +388,7 @@ def test_wider_embeddings_leave_the_positions_more_room(written):
         # of a random direction: the mean of |cosine| is the root of 2 / (pi d), nearly
         expected = math.sqrt(2 / math.pi / row["d_model"])
         assert row["mean |cosine|"] == pytest.approx(expected, rel=0.05)
-    angles = [row["mean angle"] for row in rows]
+    angles = [row["mean principal angle"] for row in rows]
     assert angles == sorted(angles)
 
 
@@ -478,6 +478,8 @@ def test_the_loss_by_position_is_cross_entropy():
 def test_features_that_leave_their_range_are_counted():
     table = torch.tensor([[0.0, 1, 5], [1, 0, 6], [0.5, 2, 5], [0.2, 0, 5.5]])
     assert encodings.share_of_new_values(table, 2) == pytest.approx(1 / 3)
+    assert encodings.share_of_new_values(table, 2, margin=0.9) == pytest.approx(1 / 3)
+    assert encodings.share_of_new_values(table, 2, margin=1.1) == 0
 
 
 def test_a_band_shows_where_the_dot_product_depends_on_the_position():

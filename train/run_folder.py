@@ -250,9 +250,12 @@ def draw_attention(
         source: A sentence to translate.
     """
     weights = attention_weights(model, tokenizer, source)
-    width, height = 2.0 + 0.32 * len(weights.source), 1.5 + 0.28 * len(weights.target)
+    width, height = 2.8 + 0.32 * len(weights.source), 1.5 + 0.28 * len(weights.target)
     figure, axes = new_figure(width, height)
-    axes.imshow(weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, aspect="auto")
+    image = axes.imshow(
+        weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
+    )
+    figure.colorbar(image, ax=axes, label="weight, the mean of the heads of the last layer")
     label_places(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
