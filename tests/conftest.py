@@ -1,5 +1,6 @@
 """Small models with sizes that are all different, for every test file."""
 
+import datasets
 import pytest
 import torch
 import train_toys
@@ -20,6 +21,16 @@ SMALL = {
     "decoder_attention_heads": 3,
     "decoder_ffn_dim": 18,
 }
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_cache(tmp_path_factory):
+    """Tokenize text anew, here and in processes that tests start: a cache would hide what fails."""
+    folder = tmp_path_factory.mktemp("cache")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
+        patch.setenv("HF_DATASETS_CACHE", str(folder))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ import pyarrow as pa
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
+from vanilla_transformer.tokenization import bpe_dropout
 from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
 from vanilla_transformer.train.corpus import text_hash, texts_of
 from vanilla_transformer.train.run_folder import tokenizer_hash
@@ -60,6 +61,12 @@ class Spelling:
     dropout: tuple[float, float]
     seed: int
     number: int
+
+
+# what an earlier version of the code has left is not taken for its own
+_CODE = hashlib.sha256(
+    b"".join(Path(file).read_bytes() for file in (__file__, bpe_dropout.__file__))
+).hexdigest()[:16]
 
 
 def encode_pairs(
@@ -120,7 +127,7 @@ def encode_pairs(
 
 def _cache(name: str) -> Path:
     # by content alone: the library's own place would follow from where the corpus lies
-    folder = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer")
+    folder = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", _CODE)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 
