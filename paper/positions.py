@@ -943,7 +943,7 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
         f"(learned), where {chance:.2f} is knowing nothing. Past position {trained} the learned "
         f"table has only rows that no training has touched, and the loss is {past['learned']:.1f}. "
         f"The sinusoids exist there, and the loss is {past['sinusoidal']:.1f}. The paper says only "
-        f"that they may extrapolate: past position {trained} {new:.0%} of their features take "
+        f"that they may extrapolate: past position {trained}, {new:.0%} of their features take "
         f"values more than {NEW_VALUE} out of the range they had before it, and no training has "
         "shown what those mean.",
         columns=(
