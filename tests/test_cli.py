@@ -2,11 +2,13 @@
 
 import io
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.hub import load_run
+from vanilla_transformer.train import loop
 from vanilla_transformer.train.demo import contents, translation_table
 
 SMALL_MODEL = "{hidden_size: 16, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 16}"
@@ -93,6 +95,30 @@ def test_a_checkpoint_translates_like_any_model(run, capsys, tmp_path):
     _, tokenizer = load_run(checkpoint)
     assert tokenizer.get_vocab() == load_run(run)[1].get_vocab()
     assert load_run(checkpoint)[0].generation_config.max_extra_tokens == 50
+
+
+def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
+    pushed = []
+
+    def push_to_hub(*arguments, **options):
+        pushed.append((arguments, options))
+        return SimpleNamespace(commit_url="where it is")
+
+    monkeypatch.setattr("vanilla_transformer.hub.push_to_hub", push_to_hub)
+    flags = ["--private", "--revision", "next", "--commit_message", "a new one"]
+    assert main(["push", "some/run", "user/name", *flags]) == 0
+    assert main(["push", "some/run", "user/name"]) == 0
+    options = {"private": True, "revision": "next", "commit_message": "a new one"}
+    run_and_name = ("some/run", "user/name")
+    # what no flag says is left to the function, and to the account's default
+    assert pushed == [(run_and_name, options), (run_and_name, {})]
+    assert capsys.readouterr().out == "where it is\n" * 2
+
+
+def test_a_training_that_was_asked_to_end_does_not_say_that_it_is_done(monkeypatch):
+    for is_finished, status in ((False, 143), (True, 0)):
+        monkeypatch.setattr(loop, "train", lambda config, resume, done=is_finished: done)
+        assert main(["train", "demo"]) == status
 
 
 def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):

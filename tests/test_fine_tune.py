@@ -336,16 +336,20 @@ def test_from_the_hub_and_back_to_it(base, corpus, translations, tmp_path):
         _run([*push, str(base), "user/base"], hub, tmp_path / "owner")
         settings = {"max_steps": 3, "save_steps": 1, "learning_rate": 1e-2}
         published = {"push_to_hub": True, "hub_model_id": "user/tuned"}
+        published |= {"hub_private_repo": True, "hub_revision": "next", "hub_token": TOKEN}
         arguments = flags("user/base", corpus, output_dir, **settings, **published)
-        _run([sys.executable, "-m", MODULE, *arguments], hub, tmp_path / "author")
+        # nobody is logged in here: the flag alone may write
+        _run([sys.executable, "-m", MODULE, *arguments], hub, tmp_path / "author", token=None)
+        repository = hub.repositories["models", "user/tuned"]
+        assert repository.private
         # once, when it is done: the library's own pushes would follow each checkpoint
-        history = hub.repositories["models", "user/tuned"].history("main")
-        assert len(list(history)) == 2
+        assert [len(list(repository.history(branch))) for branch in ("main", "next")] == [1, 2]
         code = f"""
 {WITHOUT_THE_PACKAGE}
 import json
 from transformers import pipeline
-translate = pipeline("translation", model="user/tuned", trust_remote_code=True)
+tuned = {{"model": "user/tuned", "revision": "next"}}
+translate = pipeline("translation", **tuned, trust_remote_code=True)
 print(json.dumps([line["translation_text"] for line in translate({sources!r})]))
 """
         said = _run([sys.executable, "-c", code], hub, tmp_path / "reader")
@@ -353,12 +357,12 @@ print(json.dumps([line["translation_text"] for line in translate({sources!r})]))
     assert b"base_model: user/base" in (output_dir / "README.md").read_bytes()
 
 
-def _run(command, hub, home) -> str:
+def _run(command, hub, home, token=TOKEN) -> str:
     home.mkdir()
     kept = {name: value for name, value in os.environ.items() if not name.startswith("HF_")}
     done = subprocess.run(
         command,
-        env={**kept, **hub.environment(home, TOKEN)},
+        env={**kept, **hub.environment(home, token)},
         cwd=home,
         capture_output=True,
         text=True,
