@@ -468,6 +468,32 @@ def test_settings_that_only_modules_know_are_left_to_them(
     assert not searched
 
 
+def test_autocast_is_left_to_the_modules(lively_model, source, searched):
+    model = lively_model()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        model.generate(**source, **PAPER)
+        with pytest.raises(ValueError, match="int8 must be used with neither autocast nor"):
+            model.generate(**source, **PAPER, int8=True)
+    assert not searched
+
+
+@pytest.mark.parametrize(
+    ("search", "more", "message"),
+    [
+        (PAPER, lambda model: {"synced_gpus": True}, "one process, got several in step"),
+        (GREEDY, lambda model: {"synced_gpus": True}, "no streamer in one process, got another"),
+        (GREEDY, lambda model: {"assistant_model": copy.deepcopy(model)}, "no assistant, got one"),
+    ],
+)
+def test_whole_numbers_are_refused_to_what_does_not_search_alone(
+    lively_model, source, search, more, message
+):
+    model = lively_model()
+    one = {name: ids[:1] for name, ids in source.items()}
+    with pytest.raises(ValueError, match=f"int8 must be used with {message}"):
+        model.generate(**one, **search, **more(model), int8=True)
+
+
 def test_outputs_once_asked_for_do_not_slow_what_comes_after(lively_model, source, searched):
     model = lively_model()
     model.set_attn_implementation("eager")

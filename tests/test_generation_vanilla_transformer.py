@@ -186,6 +186,67 @@ def test_stopping_early_loses_nothing(model, source, monkeypatch):
     assert max(steps) == 30
 
 
+class Plant(LogitsProcessor):
+    """Gives the tokens of each step log-probabilities; the last step's stay."""
+
+    def __init__(self, *steps):
+        self.steps = steps
+
+    def __call__(self, input_ids, scores):
+        planted = torch.full_like(scores, -torch.inf)
+        step = min(input_ids.shape[1], len(self.steps)) - 1
+        for token, log_prob in self.steps[step].items():
+            planted[:, token] = log_prob
+        return planted
+
+
+@pytest.mark.parametrize(("alpha", "log_prob", "length"), [(2.0, -1.5, 8), (-0.7, -0.8, 2)])
+def test_the_search_waits_for_what_the_penalty_can_still_make_the_best(
+    model, source, alpha, log_prob, length
+):
+    # only at its end, or at once, is the longer one worth more than the end token alone
+    assert log_prob / equations.length_penalty(length, alpha) > -1.0
+    assert log_prob / equations.length_penalty(2 if length > 2 else 30, alpha) < -1.0
+    planted = Plant({2: -1.0, 5: log_prob}, *[{5: 0.0}] * (length - 2), {2: 0.0})
+    settings = {"num_beams": 2, "length_penalty_alpha": alpha, "max_new_tokens": 30}
+    found = model.generate(**source, **settings, logits_processor=[planted])
+    assert without_padding(found) == [[1, *[5] * (length - 1), 2]] * 4
+
+
+def test_hypotheses_go_on_beside_as_many_as_end_tokens_can_end(model, source):
+    planted = Plant({5: -1.0, 6: -1.0}, {2: -1.0, 3: -1.0, 7: -2.0}, *[{7: 0.0}] * 2, {2: 0.0})
+    settings = {"num_beams": 2, "length_penalty_alpha": 2.0, "max_new_tokens": 9}
+    found = model.generate(**source, **settings, eos_token_id=[2, 3], logits_processor=[planted])
+    for row in without_padding(found):
+        assert row[2:] == [7, 7, 7, 2]
+
+
+def test_a_streamer_is_given_each_token_of_the_translation(model, source):
+    class Streamer:
+        tokens = []
+        is_ended = False
+
+        def put(self, tokens):
+            self.tokens += tokens.tolist() if tokens.dim() == 1 else tokens[0].tolist()
+
+        def end(self):
+            self.is_ended = True
+
+    streamer = Streamer()
+    out = model.generate(source["input_ids"][:1], num_beams=1, max_new_tokens=9, streamer=streamer)
+    assert streamer.is_ended
+    assert streamer.tokens == out[0].tolist()
+    assert len(streamer.tokens) > 2
+
+
+def test_greedy_search_needs_no_token_that_ends_or_pads(model, source):
+    settings = {"num_beams": 1, "max_new_tokens": 5}
+    expected = model.generate(**source, **settings, suppress_tokens=[2])
+    model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
+    found = model.generate(**source, **settings, suppress_tokens=[2])
+    assert found.tolist() == expected.tolist()
+
+
 CACHES = [{}, {"use_cache": False}, {"cache_implementation": "static"}]
 
 

@@ -210,6 +210,12 @@ def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options):
     assert cache.get_seq_length() == 5
 
 
+def test_a_step_of_training_keeps_no_cache(small_model, batch):
+    model = small_model()
+    assert model(**batch, use_cache=True).past_key_values is not None
+    assert model.train()(**batch, use_cache=True).past_key_values is None
+
+
 def test_without_positions_the_source_is_a_set(small_model):
     order = torch.tensor([2, 0, 3, 1])
     source = torch.tensor([[5, 9, 4, 17]])
@@ -370,6 +376,11 @@ def test_source_target_and_output_are_one_matrix_whatever_happens(small_model, t
     assert {tuple(table.shape) for table in tables(model)} == {(31, 12)}
     assert is_one_matrix(model.to(torch.bfloat16))
     assert is_one_matrix(copy.deepcopy(model))
+    another = nn.Embedding(29, 12)
+    model.set_input_embeddings(another)
+    assert model.get_decoder().embed_tokens is another
+    model.tie_weights()
+    assert is_one_matrix(model)
 
 
 def test_untied_tables_are_three_and_all_are_resized(small_model, tmp_path):
@@ -383,6 +394,8 @@ def test_untied_tables_are_three_and_all_are_resized(small_model, tmp_path):
     model.save_pretrained(tmp_path)
     again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
     close(tables(again), tables(model))
+    again.set_input_embeddings(nn.Embedding(31, 12))
+    close(tables(again)[2:], tables(model)[2:])
 
 
 @pytest.mark.parametrize(
@@ -479,12 +492,20 @@ def test_checkpointed_gradients_are_the_gradients(small_model, batch, reentrant)
         model(**batch, labels=batch["decoder_input_ids"]).loss.backward()
         return [parameter.grad.clone() for parameter in model.parameters()]
 
+    layers = [*model.get_encoder().layers, *model.get_decoder().layers]
+    computed = []
+    for layer in layers:
+        layer.feed_forward.register_forward_pre_hook(lambda part, _: computed.append(part))
     plain = gradients()
+    assert len(computed) == len(layers)
     model.gradient_checkpointing_enable({"use_reentrant": reentrant})
     assert model.is_gradient_checkpointing
     # a reentrant checkpoint follows gradients through its inputs only
     model.enable_input_require_grads()
+    computed.clear()
     close(gradients(), plain)
+    # what is not kept is computed once more
+    assert len(computed) == 2 * len(layers)
 
 
 @pytest.mark.skipif(
