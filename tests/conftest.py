@@ -5,11 +5,16 @@ import pytest
 import torch
 import train_toys
 from accelerate.state import AcceleratorState
+from hypothesis import settings
 
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+
+# how long an example takes says how busy the machine is
+settings.register_profile("any machine", deadline=None)
+settings.load_profile("any machine")
 
 SMALL = {
     "vocab_size": 23,
