@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from vanilla_transformer.cli import main
+from vanilla_transformer.console import run_command
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.demo import contents, translation_table
@@ -119,6 +120,14 @@ def test_a_training_that_was_asked_to_end_does_not_say_that_it_is_done(monkeypat
     for is_finished, status in ((False, 143), (True, 0)):
         monkeypatch.setattr(loop, "train", lambda config, resume, done=is_finished: done)
         assert main(["train", "demo"]) == status
+
+
+def test_a_command_that_the_user_stops_says_nothing_more(capsys):
+    def stopped():
+        raise KeyboardInterrupt
+
+    assert run_command(stopped) == 130
+    assert capsys.readouterr().err == ""
 
 
 def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):

@@ -119,6 +119,16 @@ def test_what_fairseq_never_writes_is_not_written(converted):
     assert 1 in model.generate(ids, **raised, bad_words_ids=[[0]])[0]
 
 
+def test_moses_cuts_words_as_the_languages_that_are_given_do(converted, tmp_path):
+    checkpoint = str(PEERS / "fairseq-post" / "model.pt")
+    languages = ["--source_lang", "fr", "--target_lang", "it"]
+    assert main(["convert", "fairseq", checkpoint, str(tmp_path / "out"), *languages]) == 0
+    given, own = (loaded(path)[1] for path in (tmp_path / "out", converted / "fairseq-post"))
+    assert (given.src_lang, given.tgt_lang) == ("fr", "it")
+    assert (own.src_lang, own.tgt_lang) == ("en", "de")
+    assert given.tokenize("l'amour") != own.tokenize("l'amour")
+
+
 def test_without_codes_tokens_are_read_and_written(tmp_path, capsys):
     source = PEERS / "fairseq-post"
     for name in ("model.pt", "dict.en.txt", "dict.de.txt"):

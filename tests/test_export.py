@@ -473,6 +473,16 @@ def test_the_command_writes_the_folder_once(command, files, saved, tmp_path, cap
     assert "OUT must be a new or an empty folder" in capsys.readouterr().err
 
 
+def test_the_flags_of_the_command_reach_the_engine(saved, tmp_path):
+    sizes = {}
+    for quantization in ("float32", "int8"):
+        out = tmp_path / quantization
+        flags = ["--quantization", quantization, "--num_positions", "30"]
+        assert main(["export", "ctranslate2", str(saved), str(out), *flags]) == 0
+        sizes[quantization] = (out / "model.bin").stat().st_size
+    assert sizes["int8"] < sizes["float32"] / 2
+
+
 @pytest.mark.parametrize(
     ("kind", "package"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxscript")]
 )
