@@ -1,16 +1,24 @@
-"""Every command block of the README, run as it is written, in a folder with a small `runs/demo`."""
+"""Every command block of the README, run as it is written, in a folder with a small `runs/demo`.
+
+And the results that it shows, against those that are kept.
+"""
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from document_blocks import ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
 from hub_stand_in import running_hub
 
-BLOCKS = blocks((ROOT / "README.md").read_text(encoding="utf-8"), "bash", "python")
+from vanilla_transformer.train.evaluate import score_table
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = blocks(README, "bash", "python")
 
 PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
 
@@ -107,3 +115,51 @@ def test_a_block_of_the_readme_runs(number, reader):
         assert done.returncode == 0, f"{command}\n{done.stderr}"
         if " push " in command:
             (folder / "published").touch()
+
+
+def kept(path):
+    return json.loads((ROOT / "results" / path).read_text(encoding="utf-8"))
+
+
+def table_rows(heading):
+    """The cells of the rows below a heading, up to the next."""
+    section = re.split(r"^#+ ", README.split(f"{heading}\n")[1], flags=re.MULTILINE)[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
+    return [[cell.strip().replace("*", "") for cell in row] for row in rows[1:]]
+
+
+def test_the_scores_that_the_demo_prints_are_those_that_are_kept():
+    [run] = set(re.findall(r"\(results/([^/)]*-demo)/", README))
+    assert f"\n{score_table(kept(f'{run}/scores.json')['test'])}\n" in README
+
+
+def test_the_scores_on_real_text_are_those_that_are_kept():
+    rows = table_rows("### On real text")
+    assert len(rows) > 1
+    for *_, bleu, chrf, folder in rows:
+        run = re.search(r"\(results/([^)]*)\)", folder)[1]
+        [scores] = [one for one in kept(f"{run}/scores.json").values() if one["split"] == "test"]
+        assert [bleu, chrf] == [f"{scores['bleu']:.2f}", f"{scores['chrf']:.2f}"]
+
+
+@pytest.mark.parametrize(
+    ("column", "study", "which"),
+    [
+        (1, "training", []),
+        (2, "translation", ["beam 4, 32 short"]),
+        (3, "translation", ["beam 4, 32 long"]),
+    ],
+)
+def test_the_speed_is_that_of_the_study_that_is_kept(column, study, which):
+    cells = [row[column] for row in table_rows("## Speed") if row[column]]
+    shown = [[float(number) for number in re.findall(r"[\d.]+", cell)] for cell in cells]
+    measured = kept(f"2026-11-21-speed/{study}-base/study.json")["sections"][f"{study}-base"]
+    expected = []
+    for row in measured["rows"]:
+        *of_what, contender, ratio, low, high = row[: measured["columns"].index("to") + 1]
+        # the one that all are compared with has no row
+        if of_what == which and contender != "transformers Marian":
+            expected.append([ratio, low, high])
+    assert len(expected) > 3
+    # two digits of the four that the study's own page has: 1.3545, 1.355, 1.36
+    np.testing.assert_allclose(shown, expected, rtol=0, atol=0.006)
