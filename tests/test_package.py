@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+DATA = ("train/recipes/*.yaml", "train/launch/*", "space/README.md", "space/requirements.txt")
 NOT_SHIPPED = {"tests", "results", "benchmarks", "build", "dist", "runs"}
 
 
@@ -55,7 +56,7 @@ def test_the_wheel_holds_every_module_and_recipe(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = [
         path.relative_to(ROOT)
-        for pattern in ("*.py", "*/*.py", "*/*/*.py", "train/recipes/*.yaml", "train/launch/*")
+        for pattern in ("*.py", "*/*.py", "*/*/*.py", *DATA)
         for path in ROOT.glob(pattern)
         if not path.relative_to(ROOT).parts[0].startswith(".")
         and path.relative_to(ROOT).parts[0] not in NOT_SHIPPED

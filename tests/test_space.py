@@ -100,6 +100,10 @@ def address(run_folder):
     gradio.close_all(verbose=False)
 
 
+def test_the_page_is_for_this_machine_alone_where_no_address_is_given(address):
+    assert urlsplit(address).hostname == "127.0.0.1"
+
+
 def test_a_taken_port_is_said_in_one_sentence(address, capsys):
     taken = str(urlsplit(address).port)
     assert main(["space", "--port", taken]) == 1
