@@ -102,6 +102,9 @@ def test_a_block_of_the_readme_runs(number, reader):
             check=False,
         )
         assert done.returncode == 0, done.stderr
+        # what a comment says that a line prints
+        for number in re.findall(r"\)  # (\d[\d,]*)", block):
+            assert number in done.stdout
         return
     for command in commands(block):
         done = subprocess.run(
