@@ -189,6 +189,16 @@ def sentences(batches):
     )
 
 
+def test_the_order_of_a_seed_is_the_one_it_always_was(pairs):
+    steps = steps_of(pairs, tokens_per_step=150)
+    found = []
+    for number in (0, steps.steps_per_epoch + 1):
+        block, index = steps.block_of(number)
+        found.append([block.numbers[group].tolist() for group in block.steps[index]])
+    assert found[0] == [[43, 54, 64, 86, 4, 14], [46, 13], [18, 27, 50]]
+    assert found[1] == [[88, 37], [6, 54, 14, 57, 1, 86], [32]]
+
+
 def sources(pairs, numbers=None):
     numbers = pairs.kept() if numbers is None else np.asarray(numbers)
     return sorted(tuple(ids.tolist()) for ids in pairs[numbers]["input_ids"])

@@ -9,15 +9,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import MagicMock
 
+import equations
 import pytest
 import torch
 import train_toys
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
 
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
+from vanilla_transformer.train import run_folder as run_folders
 from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import prepare_tokenizer, train
@@ -81,6 +85,111 @@ def test_a_run_says_how_it_went(whole_run):
     environment = (whole_run / "environment.txt").read_text(encoding="utf-8")
     assert re.search(r"^torch: 2\.", environment, re.MULTILINE)
     assert re.search(r"^tokenizer_sha256: [0-9a-f]{64}$", environment, re.MULTILINE)
+    assert re.search(r"^text_sha256: [0-9a-f]{64}$", environment, re.MULTILINE)
+    assert re.search(r"^dataset_commit: none$", environment, re.MULTILINE)
+    assert re.search(r"^cleaning: .*: kept 90, wrong_encoding 0, ", environment, re.MULTILINE)
+    assert re.search(r"^pairs: 90$", environment, re.MULTILINE)
+
+
+def test_a_run_notes_the_commit_of_the_package_and_whether_it_was_changed(tmp_path, monkeypatch):
+    def git(*arguments):
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x@x"]
+        return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
+
+    def noted():
+        return run_folders.environment_facts()["commit"]
+
+    module = tmp_path / "train/run_folder.py"
+    module.parent.mkdir()
+    module.write_text("", encoding="utf-8")
+    git("init")
+    git("add", "train")
+    git("commit", "-m", "x", "--no-gpg-sign")
+    monkeypatch.setattr(run_folders, "__file__", str(module))
+    commit = git("rev-parse", "HEAD").stdout.strip()
+    assert len(commit) >= 40
+    assert noted() == commit
+    module.write_text("changed", encoding="utf-8")
+    assert noted() == f"{commit} (dirty)"
+    # installed somewhere inside a checkout of something else
+    monkeypatch.setattr(run_folders, "__file__", str(tmp_path / "train/lib/run_folder.py"))
+    assert noted() == "none"
+
+
+def test_what_must_not_change_a_run_leaves_its_losses(whole_run):
+    losses = [line["loss"] for line in read_metrics(whole_run) if "loss" in line]
+    assert losses[:3] == pytest.approx([6.2522, 5.4815, 4.8731], abs=1e-3)
+
+
+def test_settings_reach_the_step_the_save_and_the_search(corpus, tmp_path, monkeypatch):
+    of_steps, rates, kept_seconds = [], [], []
+    real_step, real_save = loop.training_step, checkpointing.save_checkpoint
+
+    def step_noted(accelerator, model, optimizer, scheduler, batches, *settings):
+        of_steps.append(settings)
+        rates.append(optimizer.param_groups[0]["lr"])
+        return real_step(accelerator, model, optimizer, scheduler, batches, *settings)
+
+    def save_noted(*given, keep_seconds, **others):
+        kept_seconds.append(keep_seconds)
+        return real_save(*given, keep_seconds=keep_seconds, **others)
+
+    monkeypatch.setattr(loop, "training_step", step_noted)
+    monkeypatch.setattr(checkpointing, "save_checkpoint", save_noted)
+    of_a_step = {"label_smoothing": 0.3, "max_grad_norm": 0.7}
+    of_the_run = {"averaged_minutes": 2.0, "max_steps": 3}
+    of_the_rate = {"warmup_steps": 2, "learning_rate_factor": 0.5}
+    search = {"num_beams": 3, "length_penalty_alpha": 0.3, "max_extra_tokens": 7}
+    settings = {**of_a_step, **of_the_run, **of_the_rate, **search}
+    train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    assert of_steps == [(0.3, 0.7)] * 3
+    # the log has the rate by itself: this is the one that the weights are changed with
+    expected = [0.5 * equations.learning_rate(number, 16, 2) for number in (1, 2, 3)]
+    assert rates == pytest.approx(expected)
+    assert kept_seconds == [120]
+    for folder in ("run", "run/checkpoints/step-3"):
+        kept = GenerationConfig.from_pretrained(tmp_path / folder)
+        assert {name: getattr(kept, name) for name in search} == search
+
+
+def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
+    tables = []
+    for seed in (1, 1, 2):
+        config = train_toys.toy_config(corpus, tmp_path, seed=seed)
+        model, _ = loop._make_model(config, VanillaTransformerTokenizer())
+        tables.append(model.lm_head.weight)
+    assert torch.equal(tables[0], tables[1])
+    assert not torch.equal(tables[0], tables[2])
+
+
+def test_dropout_is_another_for_each_seed_step_and_process(monkeypatch):
+    seeds = []
+    monkeypatch.setattr(loop, "training_step", lambda *given: seeds.append(torch.initial_seed()))
+    for seed in (1, 2):
+        for step_number in (1, 2):
+            for process in (0, 1):
+                run = MagicMock(moving_average=None)
+                run.config.seed, run.accelerator.process_index = seed, process
+                loop._step(run, step_number, [])
+    assert len(seeds) == len(set(seeds)) == 8
+
+
+def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monkeypatch):
+    real_open = loop.layout.open_accelerator
+
+    def with_a_scaler(config):
+        accelerator = real_open(config)
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+        return accelerator
+
+    monkeypatch.setattr(loop.layout, "open_accelerator", with_a_scaler)
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=3))
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=4), resume=True)
+    scalers = [
+        checkpointing.read_optimizer(path)["scaler"]
+        for path in checkpoints(tmp_path / "run/checkpoints")
+    ]
+    assert [scaler["scale"] for scaler in scalers] == [8.0, 16.0]
 
 
 def test_a_run_in_two_parts_is_the_run_in_one(corpus, whole_run, tmp_path):
