@@ -1,5 +1,6 @@
 """Settings: the paper's, then a recipe's, then the command line's."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -153,6 +154,34 @@ def test_a_vocabulary_is_not_taken_for_one_of_other_settings():
     refuse_other_vocabulary(load_config("demo", others), before)
     with pytest.raises(ValueError, match="vocab_size was 2000, got 8000; seed was 1, got 2"):
         refuse_other_vocabulary(load_config("demo", {"vocab_size": 8000, "seed": 2}), before)
+
+
+VOCABULARY = {
+    *("dataset", "name", "revision", "weight", "mix", "streaming", "source_lang", "target_lang"),
+    *("tokenizer", "vocab_size", "symbol_lang", "seed"),
+}
+RUN = VOCABULARY | {
+    *("max_length", "max_length_ratio", "drop_duplicates", "block_pairs", "paper_row", "model"),
+    *("tokens_per_step", "length_groups_per_step", "bpe_dropout", "bpe_dropout_target"),
+    *("num_spellings", "ema_decay"),
+}
+
+
+@pytest.mark.parametrize(
+    ("refuse", "expected"), [(refuse_other_data, RUN), (refuse_other_vocabulary, VOCABULARY)]
+)
+def test_what_would_be_another_run_or_vocabulary_is_refused_by_name(refuse, expected):
+    before = TrainConfig()
+    refused = {}
+    for field in dataclasses.fields(TrainConfig):
+        changed = copy.copy(before)
+        setattr(changed, field.name, "another")
+        try:
+            refuse(changed, before)
+        except ValueError as error:
+            refused[field.name] = str(error)
+    assert refused.keys() == expected
+    assert all(f" {name} was " in message for name, message in refused.items())
 
 
 def test_a_sentence_beyond_the_learned_positions_is_refused():

@@ -7,8 +7,14 @@ import pytest
 import train_toys
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.train.batches import Collator
 from vanilla_transformer.train.config import load_config, parse_arguments
-from vanilla_transformer.train.data import load_texts, prepare_data, vocabulary_texts
+from vanilla_transformer.train.data import (
+    load_texts,
+    make_steps,
+    prepare_data,
+    vocabulary_texts,
+)
 
 
 def write_texts(folder, **splits):
@@ -67,18 +73,36 @@ def test_each_corpus_has_its_share_of_the_vocabulary(weights, large, small, corp
         assert max(counts.values()) - min(counts.values() if share >= 1 else [0]) <= 1
 
 
+def test_each_corpus_has_its_share_of_an_epoch(corpora, tmp_path):
+    mix = [{"dataset": corpora[1], "weight": 4}]
+    config = config_of(tmp_path, corpora[0], weight=1, mix=mix)
+    _, data = prepared(config)
+    steps = make_steps(config, data, Collator(0, 1, 260), num_processes=1, process_index=0)
+    seen = collections.Counter(
+        text[0]
+        for number in range(steps.steps_per_epoch)
+        for batch in steps[number].batches
+        for text in data.tokenizer.batch_decode(batch["input_ids"], skip_special_tokens=True)
+    )
+    assert seen == {"l": 3, "s": 12}
+
+
 def test_a_run_notes_what_it_left_out_of_each_corpus_and_what_the_text_was(
     corpora, tmp_path, caplog
 ):
     caplog.set_level("INFO")
-    repeated = write_texts(tmp_path / "more", train=["l3", "new", "new", "caf\ufffd", "", "x" * 80])
-    config = config_of(tmp_path, corpora[0], mix=[{"dataset": repeated}], drop_duplicates=True)
+    repeated = write_texts(
+        tmp_path / "more", train=["l3", "new", "new", "caf\ufffd", "", "x" * 80, "q"]
+    )
+    # of the shortest line the German, with its mark, is half as long again
+    rules = {"drop_duplicates": True, "max_length_ratio": 1.4}
+    config = config_of(tmp_path, corpora[0], mix=[{"dataset": repeated}], **rules)
     _, data = prepared(config)
     nothing = "wrong_encoding 0, empty 0, too_long 0, length_ratio 0, duplicate 0"
     said = [
         f"{corpora[0]}: kept 12, {nothing}",
         # a line of it is in the other corpus too
-        f"{repeated}: kept 1, wrong_encoding 1, empty 1, too_long 1, length_ratio 0, duplicate 2",
+        f"{repeated}: kept 1, wrong_encoding 1, empty 1, too_long 1, length_ratio 1, duplicate 2",
     ]
     assert data.facts["cleaning"] == "; ".join(said)
     assert all(line in caplog.text for line in said)
