@@ -1,5 +1,6 @@
 """Translations of a split, in order, and their scores with signatures."""
 
+import dataclasses
 import json
 import shutil
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import evaluate as evaluating
+from vanilla_transformer.train.config import save_config
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.step import smoothed_loss_sum
@@ -48,7 +50,8 @@ def test_scores_are_kept_with_their_signatures_and_translations(run):
         text = (run / f"hypotheses/test.{side}.txt").read_text(encoding="utf-8")
         assert text.count("\n") == 7
     card = ModelCard.load(run / "README.md")
-    assert [result.metric_type for result in card.data.eval_results] == ["bleu", "chrf"]
+    own = [result for result in card.data.eval_results if result.dataset_split == "test"]
+    assert [result.metric_type for result in own] == ["bleu", "chrf"]
     assert scores["bleu_signature"] in card.text
 
 
@@ -151,6 +154,7 @@ def test_the_loss_never_holds_the_scores_of_all_tokens(monkeypatch):
     model.lm_head.register_forward_hook(lambda module, given, scores: held.append(scores.numel()))
     # of four tokens: in two precisions, and their log-probabilities
     monkeypatch.setattr(evaluating, "block_bytes", lambda device: 4 * 19 * 3 * 4)
+    model.train()
     loss = validation_loss(Accelerator(cpu=True), model, [{**inputs, "labels": labels}])
     assert held == [4 * 19, 4 * 19, 2 * 19]
     assert loss == pytest.approx(expected.item(), rel=1e-6)
@@ -330,7 +334,46 @@ def test_comet_is_looked_for_before_a_long_translation(run, monkeypatch, tmp_pat
 
 def test_comet_is_one_score_among_the_others(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(evaluating, "comet_program", lambda: "comet-score")
-    monkeypatch.setattr(evaluating, "comet_score", lambda *given: 0.8125)
+    judged = []
+    monkeypatch.setattr(evaluating, "comet_score", lambda *given: judged.append(given) or 0.8125)
     assert main([str(run), "--comet", "Unbabel/another", "--output_dir", str(tmp_path)]) == 0
     assert "COMET        0.8125   Unbabel/another" in capsys.readouterr().out
     assert kept(tmp_path)["test"]["comet"] == 0.8125
+    texts = [
+        (tmp_path / f"hypotheses/test.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        for side in ("source", "translation", "reference")
+    ]
+    assert judged == [(*texts, "Unbabel/another")]
+
+
+def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
+    run, tmp_path, monkeypatch
+):
+    class Asked(BaseException):
+        pass
+
+    def asked(*place):
+        raise Asked(*place[1:])
+
+    recipe = evaluating.read_recipe(run)
+    save_config(dataclasses.replace(recipe, revision="v1.0"), tmp_path / "recipe.yaml")
+    monkeypatch.setattr(evaluating, "load_translations", asked)
+    with pytest.raises(Asked) as own:
+        evaluate(str(tmp_path))
+    assert own.value.args == (None, "en", "de", "v1.0", False)
+    with pytest.raises(Asked) as other:
+        evaluate(str(tmp_path), dataset="some/corpus", name="x")
+    assert other.value.args == ("x", "en", "de", None, False)
+
+
+def test_every_flag_reaches_the_evaluation(monkeypatch):
+    given = []
+    monkeypatch.setattr(evaluating, "evaluate", lambda **settings: given.append(settings))
+    data = {"split": "train", "dataset": "some/corpus", "name": "x"}
+    languages = {"source_lang": "de", "target_lang": "en"}
+    scoring = {"bleu_tokenizer": "none", "comet": "y", "against": "other", "output_dir": "out"}
+    search = {"num_beams": 2, "length_penalty_alpha": 0.5, "max_extra_tokens": 3}
+    settings = {**data, **languages, **scoring, **search}
+    flags = [f"--{name}={value}" for name, value in settings.items()]
+    assert main(["run", *flags, "--int8"]) == 0
+    assert given == [{"run": "run", **settings, "int8": True}]
