@@ -148,25 +148,28 @@ def test_a_checkpoint_is_written_where_only_files_open_to_write_can_be_flushed(
     tmp_path, monkeypatch
 ):
     """As on Windows: no descriptor of a folder, and no flush of one that only reads."""
-    writable = {}
+    opened, flushed = {}, set()
 
     def open_as_windows(path, flags):
         if Path(path).is_dir():
             raise PermissionError(13, "Permission denied")
         descriptor = os.open(path, flags)
-        writable[descriptor] = flags == os.O_RDWR
+        opened[descriptor] = (Path(path).name, flags == os.O_RDWR)
         return descriptor
 
     def fsync_as_windows(descriptor):
-        if not writable[descriptor]:
+        name, is_writable = opened[descriptor]
+        if not is_writable:
             raise OSError(9, "Bad file descriptor")
+        flushed.add(name)
 
     windows = {"name": "nt", "open": open_as_windows, "fsync": fsync_as_windows}
     own = {name: getattr(os, name) for name in ("close", "O_RDONLY", "O_RDWR")}
     monkeypatch.setattr(checkpointing, "os", SimpleNamespace(**own, **windows))
     save(tmp_path, 4)
     assert names(checkpoints(tmp_path)) == ["step-4"]
-    assert writable
+    assert flushed == {path.name for path in (tmp_path / "step-4").iterdir()}
+    assert len(flushed) > 3
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])

@@ -153,6 +153,29 @@ def test_a_micro_batch_is_what_fits_and_no_more_than_helps(fitting):
     assert 25_000 > fitting(7, "cuda", precision="bf16") > fitting(7, "cuda")
 
 
+def test_only_the_processes_of_a_host_share_its_memory(monkeypatch):
+    sharing = []
+    monkeypatch.setattr(
+        memory, "free_bytes", lambda device, processes: sharing.append(processes) or 10**11
+    )
+    config, cpu = TrainConfig(), torch.device("cpu")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    tokens_that_fit(config, config.model_config(37_000), 63_000_000, cpu, 8)
+    # who starts the processes by hand does not say
+    monkeypatch.delenv("LOCAL_WORLD_SIZE")
+    tokens_that_fit(config, config.model_config(37_000), 63_000_000, cpu, 8)
+    assert sharing == [2, 8]
+
+
+def test_a_process_with_a_part_of_the_weights_has_the_scores_of_all_tokens():
+    sizes = TrainConfig().model_config(37_000)
+    whole, part = (
+        bytes_per_token(sizes, "fp32", 99, "cpu", is_whole) for is_whole in (True, False)
+    )
+    # in two precisions, and their log-probabilities
+    assert part - whole >= 3 * 4 * 37_000
+
+
 def test_what_cannot_fit_is_refused(fitting):
     with pytest.raises(ValueError, match=r"cpu must have 1\.\d GB .* max_length 256, got 0\.6 GB"):
         fitting(0.6)
@@ -194,6 +217,9 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
     # a checkpoint of an earlier version does not say
     assert tokens(free, num_processes=1) == 300
     assert tokens(fixed, num_processes=1, tokens_per_micro_batch=77) == 90
+    # what fits on every one of them
+    monkeypatch.setattr(accelerator, "gather", lambda own: torch.cat((own, own - 180)))
+    assert tokens(free) == 120
 
 
 def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
