@@ -21,16 +21,29 @@ pytestmark = pytest.mark.usefixtures("new_process")
 FOREVER = 50_000
 
 
-def start(recipe, *flags, processes=0):
-    # a launcher and what it launched are a group that one signal reaches
-    return subprocess.Popen(
-        train_toys.command(recipe, *flags, processes=processes),
-        env=train_toys.environment(),
-        stderr=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        text=True,
-        start_new_session=True,
-    )
+@pytest.fixture
+def start():
+    """A function from a recipe and flags to a process that does not outlive its test."""
+    started = []
+
+    def begin(recipe, *flags, processes=0):
+        # a launcher and what it launched are a group that one signal reaches
+        process = subprocess.Popen(
+            train_toys.command(recipe, *flags, processes=processes),
+            env=train_toys.environment(),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def wait_until(happened, process, seconds=120):
@@ -98,7 +111,7 @@ def kill_at_a_random_instant(process, folder, rng, in_a_save):
     ],
 )
 def test_a_run_that_is_killed_again_and_again_ends_as_one_never_killed(
-    corpus, tmp_path, kills, num_workers
+    corpus, tmp_path, start, kills, num_workers
 ):
     folder = tmp_path / "run"
     settings = {"save_every_steps": 3, "eval_every_steps": 50, "num_workers": num_workers}
@@ -128,7 +141,7 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_never_killed(
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, num_workers):
+def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, start, num_workers):
     folder = tmp_path / "run"
     settings = {"save_every_steps": FOREVER, "num_workers": num_workers}
     recipe = train_toys.write_recipe(
@@ -139,7 +152,7 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, num_workers):
     wait_until(lambda: last_step(folder) >= 2, process)
     # its workers too, as a launcher does
     os.killpg(process.pid, signal.SIGTERM)
-    _, stderr = process.communicate()
+    _, stderr = process.communicate(timeout=100)
     assert process.returncode == 143
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
@@ -149,7 +162,7 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, num_workers):
 
 
 @pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_path, goes_on):
+def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_path, start, goes_on):
     folder = tmp_path / "run"
     settings = {"eval_every_steps": 50, "save_every_steps": FOREVER}
     recipe = train_toys.write_recipe(
