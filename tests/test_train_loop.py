@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 from unittest.mock import MagicMock
 
@@ -190,6 +191,37 @@ def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monk
         for path in checkpoints(tmp_path / "run/checkpoints")
     ]
     assert [scaler["scale"] for scaler in scalers] == [8.0, 16.0]
+
+
+class Wrapper(torch.nn.Module):
+    """What accelerate puts around a model that several processes have."""
+
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, **inputs):
+        return self.module(**inputs)
+
+
+def test_what_is_around_the_model_is_gone_before_the_group_of_processes(
+    corpus, tmp_path, monkeypatch, stop_at
+):
+    real_prepare = loop.layout.prepare
+    wrappers, left = [], []
+
+    def prepare(accelerator, *given):
+        model, *optimizers = real_prepare(accelerator, *given)
+        wrapper = Wrapper(model)
+        accelerator._models.append(wrapper)
+        wrappers.append(weakref.ref(wrapper))
+        return wrapper, *optimizers
+
+    monkeypatch.setattr(loop.layout, "prepare", prepare)
+    monkeypatch.setattr(loop.Accelerator, "end_training", lambda _: left.append(wrappers[-1]()))
+    stop_at(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), 1)
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), resume=True)
+    assert left == [None, None]
 
 
 def test_a_run_in_two_parts_is_the_run_in_one(corpus, whole_run, tmp_path):

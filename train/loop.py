@@ -216,12 +216,12 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
                 _save(run, step, is_stop=not is_due)
             if is_stopped:
                 logger.warning("asked to end: saved step %d, go on with --resume", step)
-                run.accelerator.end_training()
+                _end(run)
                 return False
     if run.accelerator.is_main_process:
         logger.info("%s, is in %s", average_run(run.folder), run.folder)
     run.accelerator.wait_for_everyone()
-    run.accelerator.end_training()
+    _end(run)
     return True
 
 
@@ -545,6 +545,14 @@ def _save(run: Run, step: int, is_stop: bool = False):
             is_stop=is_stop,
         )
     run.accelerator.wait_for_everyone()
+
+
+def _end(run: Run):
+    # freed after the group of processes, what sums gradients over them would hold Python's lock
+    # while it waits for threads that need it
+    del run.wrapped_model
+    run.accelerator.free_memory()
+    run.accelerator.end_training()
 
 
 @contextmanager
