@@ -1,5 +1,6 @@
 """Runs that are killed, asked to end or out of space, and go on as if they had not been."""
 
+import contextlib
 import os
 import random
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import train_toys
 from accelerate.state import AcceleratorState
@@ -42,7 +44,11 @@ def start():
     yield begin
     for process in started:
         if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+            # a launcher gives each of its processes a group of its own
+            family = psutil.Process(process.pid)
+            for member in (*family.children(recursive=True), family):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
             process.communicate()
 
 
