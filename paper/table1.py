@@ -309,6 +309,8 @@ def _draw_recurrence(rows: Sequence[Sequence[float]]) -> "Figure":
     axes.axhline(1, color="0.5", linewidth=1)
     axes.axvline(1, color="0.5", linewidth=1, linestyle="--")
     axes.annotate("n = d", (1, min(*seconds, *fused)), (5, 0), textcoords="offset points")
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter("{x:g}")
     axes.set_xticks(ratios, [f"{ratio:g}" for ratio in ratios])
     axes.minorticks_off()
     axes.set_xlabel("n / d")
