@@ -82,7 +82,8 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
         return torch.cat((values.flip(0), values[1:]))
 
     figure, axes = new_figure(7.0, 3.8)
-    is_thin = bool((highest - lowest).max() < exact.shape[1] / 1000)
+    # in shares of the line's height, which is d / 2 at most
+    is_thin = bool((highest - lowest).max() < 1e-3 * exact.shape[1])
     label = "from least to most" + ", no wider than the line" * is_thin
     axes.fill_between(offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label=label)
     axes.plot(offsets, both_sides(mean), label="mean over the positions")

@@ -177,8 +177,6 @@ def test_the_numbers_of_a_page_are_those_of_the_studies(name):
     # a run's own page stands in the folder itself
     runs = set(re.findall(r"\]\(\.\./(results/[\w-]+)/README\.md\)", PAGES[name]))
     pages = [(ROOT / one / "README.md").read_text(encoding="utf-8") for one in studies | runs]
-    # what a block prints is tested
-    pages += [output for _, output in python_blocks(PAGES[name])]
     known = {number for page in pages for number in NUMBER.findall(page)}
     assert len(quoted & known) > 5 or not studies
     assert quoted - sections <= known

@@ -29,7 +29,7 @@ def start():
     started = []
 
     def begin(recipe, *flags, processes=0):
-        # a launcher and what it launched are a group that one signal reaches
+        # a process and its data workers are a group that one signal reaches
         process = subprocess.Popen(
             train_toys.command(recipe, *flags, processes=processes),
             env=train_toys.environment(),

@@ -63,12 +63,6 @@ class Spelling:
     number: int
 
 
-# what an earlier version of the code has left is not taken for its own
-_CODE = hashlib.sha256(
-    b"".join(Path(file).read_bytes() for file in (__file__, bpe_dropout.__file__))
-).hexdigest()[:16]
-
-
 def encode_pairs(
     rows: datasets.Dataset,
     split: str,
@@ -126,8 +120,11 @@ def encode_pairs(
 
 
 def _cache(name: str) -> Path:
-    # by content alone: the library's own place would follow from where the corpus lies
-    folder = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", _CODE)
+    # by content alone: the library's own place would follow from where the corpus lies; and what
+    # another version of the code has left is not taken for its own
+    code = b"".join(Path(file).read_bytes() for file in (__file__, bpe_dropout.__file__))
+    version = hashlib.sha256(code).hexdigest()[:16]
+    folder = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", version)
     folder.mkdir(parents=True, exist_ok=True)
     return folder / name
 
