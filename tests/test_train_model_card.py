@@ -54,9 +54,33 @@ def test_a_card_names_sizes_steps_average_and_losses(run):
         "at most 50 tokens more than the source",
     ):
         assert fact in text
-    assert re.search(r"\| time \| \d+ s on \d+ CPU cores \|", text)
+    assert re.search(r"\| time \| \d+ s on (\d+ of )?\d+ CPU cores \|", text)
     sources = (run / "hypotheses/test.source.txt").read_text().splitlines()
     assert f"| {sources[0]} | {' '.join(sources[0].split()[::-1])} | " in text
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "said"),
+    [
+        (1, 1, "1 of 8 CPU cores"),
+        (3, 2, "6 of 8 CPU cores, 2 processes"),
+        (4, 2, "8 CPU cores, 2 processes"),
+        (16, 1, "8 CPU cores"),
+    ],
+)
+def test_a_card_says_how_many_of_the_cores_were_used(threads, processes, said, run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "elsewhere")
+    path = folder / "environment.txt"
+    text = path.read_text(encoding="utf-8")
+    for name, fact in {
+        "cpus": 8,
+        "threads_per_process": threads,
+        "processes": processes,
+        "gpus": "none",
+    }.items():
+        text = re.sub(rf"^{name}: .*$", f"{name}: {fact}", text, flags=re.MULTILINE)
+    path.write_text(text, encoding="utf-8")
+    assert re.search(rf"\| time \| \d+ s on {said} \|", card(folder).text)
 
 
 def test_a_card_has_the_last_loss_there_was(run, tmp_path):

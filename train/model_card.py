@@ -230,12 +230,15 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     environment = read_environment(folder)
     seconds = (read_average(folder) or {}).get("seconds")
     if environment and seconds is not None:
-        devices = environment[-1]["gpus"]
+        last_start = environment[-1]
+        devices = last_start["gpus"]
         if devices == "none":
-            devices = f"{environment[-1]['cpus']} CPU cores"
+            cores = int(last_start["cpus"])
+            used = int(last_start["threads_per_process"]) * int(last_start["processes"])
+            devices = f"{cores} CPU cores" if used >= cores else f"{used} of {cores} CPU cores"
         facts["time"] = f"{_duration(seconds)} on {devices}"
-        if environment[-1]["processes"] != "1":
-            facts["time"] += f", {environment[-1]['processes']} processes"
+        if last_start["processes"] != "1":
+            facts["time"] += f", {last_start['processes']} processes"
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items())]) + "\n"
 
 
