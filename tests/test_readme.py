@@ -19,6 +19,7 @@ from vanilla_transformer.train.evaluate import score_table
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks(README, "bash", "python")
+NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
 
@@ -165,3 +166,15 @@ def test_the_speed_is_that_of_the_study_that_is_kept(column, study, which):
             expected.append([ratio, low, high])
     assert len(expected) > 3
     np.testing.assert_allclose(shown, expected, rtol=0, atol=0.00501)
+
+
+def test_what_data_takes_is_what_is_kept():
+    """Each number of the table stands in one of the two studies."""
+    table = README.split("](results/2026-11-22-data)):\n\n| | measured |\n")[1].split("\n\n")[0]
+    shown = {
+        number for row in table.splitlines()[1:] for number in NUMBER.findall(row.split("|")[2])
+    }
+    studies = [kept(f"2026-11-22-data/{kind}/study.json") for kind in ("stored", "streamed")]
+    measured = [text for study in studies for _, text in study["sections"]["data"]["rows"]]
+    assert len(shown) > 10
+    assert shown <= {number for text in measured for number in NUMBER.findall(text)}
