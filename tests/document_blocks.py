@@ -13,6 +13,8 @@ SMALL = [
     *("--vocab_size", "300", "--max_steps", "3", "--model", SMALL_MODEL),
     *("--tokens_per_step", "900", "--save_every_steps", "1", "--num_averaged_checkpoints", "3"),
 ]
+# as prose and tables write one
+NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?(?![\d-])")
 TRAINING = re.compile(r"(vanilla-transformer |vanilla_transformer\.)train ")
 
 

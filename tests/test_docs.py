@@ -9,7 +9,7 @@ from importlib import import_module
 
 import nbformat
 import pytest
-from document_blocks import ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
+from document_blocks import NUMBER, ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
@@ -27,7 +27,6 @@ QUICK = ("scaling", "schedule", "curve", "table4")
 IN_ORDER = "serving.md"
 PEERS = ROOT / "tests" / "peers"
 TREES = ["(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon))) (. .))"] * 40
-NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?(?![\d-])")
 
 
 @pytest.fixture(scope="module")

@@ -12,14 +12,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from document_blocks import ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
+from document_blocks import NUMBER, ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
 from hub_stand_in import running_hub
 
 from vanilla_transformer.train.evaluate import score_table
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 BLOCKS = blocks(README, "bash", "python")
-NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
 
 PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
 
