@@ -4,9 +4,16 @@ import pytest
 import torch
 import train_toys
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer.train import fused
-from vanilla_transformer.train.fused import CheapDropout, fused_loss_sum, use_cheap_dropout
+from vanilla_transformer.train.fused import (
+    FLOAT32_ATTENTION,
+    CheapDropout,
+    fused_loss_sum,
+    suit_processor,
+    use_cheap_dropout,
+)
 from vanilla_transformer.train.step import IGNORED, mask_for_sdpa, smoothed_loss_sum
 
 MODELS = {
@@ -189,3 +196,54 @@ def test_a_models_dropout_is_exchanged_and_its_weights_are_not():
     assert {module.p for module in changed} == {0.3}
     assert all(module.training for module in changed)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+class Attended(TorchDispatchMode):
+    """Notes what torch's own attention is given."""
+
+    def __init__(self):
+        super().__init__()
+        self.kinds = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if "scaled_dot_product" in str(func):
+            self.kinds.append(args[0].dtype)
+        return func(*args, **(kwargs or {}))
+
+
+def test_on_a_processor_attention_is_in_single_precision_where_all_else_is_in_half(batch, tmp_path):
+    model = train_toys.toy_model(dropout=0.0).train()
+    expected = plain(model, batch, 0.1)
+    gradients = taken(model, expected)
+    suit_processor(model, is_half=True)
+    assert model.config._attn_implementation == FLOAT32_ATTENTION
+    # the same masks and kernels: where there is no half precision nothing changes
+    again = plain(model, batch, 0.1)
+    assert again == expected
+    torch.testing.assert_close(taken(model, again), gradients, rtol=0, atol=0)
+
+    with Attended() as attended, torch.autocast("cpu", torch.bfloat16):
+        loss = quick(model, batch, 0.1)
+        found = taken(model, loss)
+    # two of each layer forward and two backward, one of the encoder's each way
+    assert len(attended.kinds) == 2 * (len(model.model.decoder.layers) * 2 + 1)
+    assert set(attended.kinds) == {torch.float32}
+    assert float(loss.detach()) == pytest.approx(float(expected.detach()), rel=1e-2)
+    expected, found = (
+        torch.cat([tensor.flatten() for tensor in each.values()]) for each in (gradients, found)
+    )
+    assert (found - expected).norm() < 0.1 * expected.norm()
+
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForSeq2SeqLM.from_pretrained(tmp_path)
+    assert loaded.config._attn_implementation == "sdpa"
+    assert FLOAT32_ATTENTION not in (tmp_path / "config.json").read_text(encoding="utf-8")
+
+
+def test_another_attention_that_was_asked_for_is_kept():
+    model = train_toys.toy_model()
+    suit_processor(model, is_half=False)
+    assert model.config._attn_implementation == "sdpa"
+    model.set_attn_implementation("eager")
+    suit_processor(model, is_half=True)
+    assert model.config._attn_implementation == "eager"

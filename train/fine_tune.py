@@ -24,7 +24,6 @@ from transformers import (
     HfArgumentParser,
     PreTrainedModel,
     PreTrainedTokenizerBase,
-    Seq2SeqTrainer,
     Seq2SeqTrainingArguments,
     TrainerCallback,
     set_seed,
@@ -39,6 +38,7 @@ from vanilla_transformer.train.layout import leave_processes
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.step import IGNORED
+from vanilla_transformer.train.trainer import FusedTrainer
 
 logger = logging.getLogger(__name__)
 
@@ -218,7 +218,7 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
 
     # the library would publish every checkpoint, and without the code that loads it
     is_published, args.push_to_hub = args.push_to_hub, False
-    trainer = Seq2SeqTrainer(
+    trainer = FusedTrainer(
         model=add_adapters(model, ours.lora_rank) if ours.lora_rank else model,
         args=args,
         # with label smoothing the trainer hides the labels from the model; a collator that knows

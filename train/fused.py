@@ -11,6 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 
@@ -18,6 +21,8 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
 # a decision of dropout has 16 random bits
 LANES = 2**16
+# the name under which the library knows `attention_in_float32`
+FLOAT32_ATTENTION = "sdpa_float32"
 
 
 def block_bytes(device: str) -> int:
@@ -281,6 +286,51 @@ class _Drop(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor, None]:
         return grad_output * ctx.is_kept.to(grad_output.dtype).mul_(ctx.scale), None
+
+
+def attention_in_float32(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """torch's own attention in single precision, whatever the precision around it. Section 3.2.1.
+
+    On a processor its backward pass takes several times as long in half precision.
+
+    Args:
+        module: The attention, which knows whether it is causal.
+        query: [B, h, T, d_k].
+        key: [B, h, S, d_k].
+        value: [B, h, S, d_v].
+        attention_mask: Which keys are seen, as torch's own attention takes it.
+        kwargs: As the library's function for torch's own attention takes them.
+
+    Returns:
+        Values, [B, T, h, d_v], in the precision of the query, and None for the weights.
+    """
+    singles = (tensor.float() for tensor in (query, key, value))
+    with torch.autocast(query.device.type, enabled=False):
+        values, _ = sdpa_attention_forward(module, *singles, attention_mask, **kwargs)
+    return values.to(query.dtype), None
+
+
+AttentionInterface.register(FLOAT32_ATTENTION, attention_in_float32)
+AttentionMaskInterface.register(FLOAT32_ATTENTION, sdpa_mask)
+
+
+def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
+    """Exchange, in place, what of a model takes long to train on a processor.
+
+    Args:
+        model: The model.
+        is_half: Whether it is trained in half precision.
+    """
+    use_cheap_dropout(model)
+    if is_half and model.config._attn_implementation == "sdpa":
+        model.set_attn_implementation(FLOAT32_ATTENTION)
 
 
 def use_cheap_dropout(model: nn.Module) -> None:

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.fused import use_cheap_dropout
+from vanilla_transformer.train.fused import suit_processor
 from vanilla_transformer.train.memory import keep_memory
 
 logger = logging.getLogger(__name__)
@@ -197,7 +197,7 @@ def prepare(
         autocast = torch.autocast(accelerator.device.type, torch.bfloat16)
         model.forward = autocast(model.forward)
     if accelerator.device.type == "cpu":
-        use_cheap_dropout(model)
+        suit_processor(model, is_half=config.precision != "fp32")
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=1.0,

@@ -47,6 +47,7 @@ from vanilla_transformer.train.data import (
     vocabulary_texts,
 )
 from vanilla_transformer.train.evaluate import validation_loss
+from vanilla_transformer.train.fused import FLOAT32_ATTENTION
 from vanilla_transformer.train.memory import tokens_that_fit
 from vanilla_transformer.train.pairs import say_counts
 from vanilla_transformer.train.progress import (
@@ -430,7 +431,7 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
     cells = count_cells(batches)
-    if run.model.config._attn_implementation == "sdpa":
+    if run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION):
         batches = [mask_for_sdpa(batch) for batch in batches]
     try:
         result = training_step(

@@ -1,0 +1,74 @@
+"""The library's `Seq2SeqTrainer`, with the loss and dropout that training of ours has."""
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import Seq2SeqTrainer
+
+from vanilla_transformer.train.fused import suit_processor
+from vanilla_transformer.train.memory import keep_memory
+from vanilla_transformer.train.step import IGNORED, batch_loss_sum
+
+# what a batch of a collator may have for the loss to be known from it
+KNOWN_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
+
+
+class FusedTrainer(Seq2SeqTrainer):
+    """A `Seq2SeqTrainer` to which a step of training is the same, in fewer passes over memory.
+
+    Arguments, loss and checkpoints are the library's. With adapters, weights that are spread over
+    processes, a compiled model, or inputs or a loss of one's own nothing is gained. On a processor
+    dropout draws from the fast generator: as much is dropped, but not the same.
+
+    Args:
+        args: As `Seq2SeqTrainer` takes them.
+        kwargs: As `Seq2SeqTrainer` takes them.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        if self.args.device.type == "cpu":
+            keep_memory()
+            suit_processor(self.model, is_half=self.args.bf16)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> Tensor | tuple[Tensor, Any]:
+        """The loss of a batch; in training without the scores that it is of.
+
+        Args:
+            model: The model, as the trainer has prepared it.
+            inputs: A batch, with labels [B, T].
+            return_outputs: Whether the outputs are wanted too.
+            num_items_in_batch: Target tokens of the whole step, or None for those of this batch.
+
+        Returns:
+            The loss, or loss and outputs.
+        """
+        is_plain = (
+            model.training
+            and not return_outputs
+            and self.compute_loss_func is None
+            and self.args.n_gpu <= 1
+            and "labels" in inputs
+            and KNOWN_INPUTS.issuperset(inputs)
+        )
+        if not is_plain:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        labels = inputs["labels"]
+        places = (labels.flatten() != IGNORED).nonzero().flatten()
+        if "decoder_input_ids" not in inputs:
+            own = self.accelerator.unwrap_model(model)
+            inputs["decoder_input_ids"] = own.prepare_decoder_input_ids_from_labels(labels=labels)
+        batch = {**inputs, "places": places}
+        smoothing = self.args.label_smoothing_factor
+        loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
+        if num_items_in_batch is None:
+            return loss / len(places)
+        # processes average their gradients; where the tokens are of all, so has the loss to be
+        is_of_all = self.args.average_tokens_across_devices
+        return loss * (self.accelerator.num_processes if is_of_all else 1) / num_items_in_batch
