@@ -65,6 +65,9 @@ def corpus(tmp_path_factory):
 def new_process():
     """Forget the layout and precision of the first run in this process, which accelerate keeps."""
     AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    # what serves several tests is made before the next of them is a new process
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 @pytest.fixture
