@@ -144,9 +144,11 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="a run folder of ours")
     parser.add_argument("--output_dir", type=Path, required=True, help="where to leave it all")
+    parser.add_argument("--max_steps", type=int, help="fewer updates than the run has")
     parser.add_argument("--splits", default="validation,test", help="to score (%(default)s)")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.run)
+    recipe.max_steps = arguments.max_steps or recipe.max_steps
     tokenizer = AutoTokenizer.from_pretrained(arguments.run / "tokenizer")
     set_seed(recipe.seed)
     ours = VanillaTransformerConfig.from_pretrained(arguments.run)

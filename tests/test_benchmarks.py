@@ -12,10 +12,11 @@ import pytest
 import torch
 import train_toys
 
-from vanilla_transformer.benchmarks import contest, peers, training, work
+from vanilla_transformer.benchmarks import contest, marian_trainer, peers, training, work
 from vanilla_transformer.benchmarks.__main__ import main
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_metrics
 
 
 @pytest.fixture
@@ -43,6 +44,25 @@ def test_a_stream_is_measured(flags, capsys):
     options = ("--streaming", "true", "--block_pairs", 40, "--blocks", 3)
     table = measured(capsys, "data", *flags, *options)
     assert re.findall(r"^block (\d) +from step", table, re.MULTILINE) == ["0", "1", "2"]
+
+
+@pytest.mark.usefixtures("new_process")
+def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(tmp_path, capsys):
+    corpus, run, out = (tmp_path / name for name in ("corpus", "run", "out"))
+    train_toys.write_corpus(corpus)
+    train(train_toys.toy_config(corpus, run))
+    command = [str(run), "--output_dir", str(out), "--max_steps", "6", "--splits", "validation"]
+    assert marian_trainer.main(command) == 0
+    scores = json.loads((out / "scores.json").read_text(encoding="utf-8"))
+    assert set(scores) > {"parameters", "validation-last", "validation-averaged"}
+    assert scores["validation-last"]["bleu_signature"] in capsys.readouterr().out
+    lines = (out / "validation-averaged.translation.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == scores["validation-averaged"]["sentences"]
+    history = json.loads((out / "checkpoints/log_history.json").read_text(encoding="utf-8"))
+    rates = {line["step"]: line["learning_rate"] for line in history if "learning_rate" in line}
+    ours = {line["step"]: line.get("learning_rate") for line in read_metrics(run)}
+    # the library counts its steps from nought, so that the first one changes nothing
+    assert rates == {step: pytest.approx(ours.get(step - 1, 0)) for step in range(1, 7)}
 
 
 SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1)
