@@ -30,7 +30,9 @@ FIRST_SLOTS = 64
 LARGEST_SAFE_LOGIT = 60.0
 HIGHEST_INT8 = 127
 SMALLEST_SCALE = 1e-12
-INT8_ENGINE = "onednn"
+# kernels in whole numbers: the sooner one for few outputs of all rows together, and for more
+INT8_KERNELS = ("fbgemm", "onednn")
+FEW_OUTPUTS = 2**19
 
 PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
 ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
@@ -92,17 +94,20 @@ class Int8Product:
         weight, bias = side_by_side(layers)
         scales = weight.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / HIGHEST_INT8
         zeros = torch.zeros(len(weight), dtype=torch.long)
-        engine = torch.backends.quantized.engine
         with warnings.catch_warnings():
             # the kernels take no other tensors, though these are to go
             warnings.filterwarnings("ignore", ".*quantize_per_channel", UserWarning)
             levels = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        self.num_outputs = len(weight)
+        before = torch.backends.quantized.engine
+        known = torch.backends.quantized.supported_engines
+        self.weights = []
         try:
-            if INT8_ENGINE in torch.backends.quantized.supported_engines:
-                torch.backends.quantized.engine = INT8_ENGINE
-            self.weight = torch.ops.quantized.linear_prepack(levels, bias)
+            for kernel in [name for name in INT8_KERNELS if name in known] or [before]:
+                torch.backends.quantized.engine = kernel
+                self.weights.append(torch.ops.quantized.linear_prepack(levels, bias))
         finally:
-            torch.backends.quantized.engine = engine
+            torch.backends.quantized.engine = before
         kernels = torch.ops.quantized
         kernel = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
         self.multiply = kernel.default
@@ -118,7 +123,9 @@ class Int8Product:
         Returns:
             [rows, outputs of all layers].
         """
-        return self.multiply(x, self.weight, self.in_seven_bits)
+        few, many = self.weights[0], self.weights[-1]
+        weight = few if len(x) * self.num_outputs <= FEW_OUTPUTS else many
+        return self.multiply(x, weight, self.in_seven_bits)
 
 
 class PackedAttention:

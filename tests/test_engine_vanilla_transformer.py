@@ -517,6 +517,42 @@ def test_whole_numbers_are_near(lively_model, source, searched, scores, fields):
         assert isinstance(product, engine.Int8Product)
 
 
+@pytest.mark.parametrize("num_rows", [1, 4, 80])
+@pytest.mark.parametrize("then_relu", [False, True])
+def test_a_product_in_whole_numbers_is_that_of_what_is_rounded(num_rows, then_relu, monkeypatch):
+    layers = [torch.nn.Linear(30, outputs) for outputs in (20, 7)]
+    x = torch.randn(num_rows, 30)
+    with torch.no_grad():
+        plain = torch.cat([layer(x) for layer in layers], dim=1)
+    product = engine.Int8Product(layers, then_relu)
+    # the levels of x as torch chooses them, those of each output's weights by hand
+    scale, zero = torch._choose_qparams_per_tensor(x, product.in_seven_bits)
+    rounded = scale * ((x / scale).round() + zero).clamp(0, 255).sub(zero)
+    expected = []
+    for layer in layers:
+        step = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+        expected.append(rounded @ (step * (layer.weight.detach() / step).round()).T + layer.bias)
+    expected = torch.cat(expected, dim=1).detach()
+    if then_relu:
+        plain, expected = plain.relu(), expected.relu()
+    for few in (0, 2**19):
+        monkeypatch.setattr(engine, "FEW_OUTPUTS", few)
+        found = product(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, plain, rtol=0.1, atol=0.05)
+
+
+def test_few_rows_have_a_kernel_of_their_own(monkeypatch):
+    known = torch.backends.quantized.supported_engines
+    product = engine.Int8Product([torch.nn.Linear(8, 5)])
+    assert len(product.weights) == max(1, len({*engine.INT8_KERNELS} & {*known}))
+    monkeypatch.setattr(product, "weights", ["few", "many"])
+    monkeypatch.setattr(product, "multiply", lambda x, weight, _: weight)
+    monkeypatch.setattr(engine, "FEW_OUTPUTS", 5 * 12)
+    assert product(torch.ones(12, 8)) == "few"
+    assert product(torch.ones(13, 8)) == "many"
+
+
 def test_whole_numbers_are_a_setting_that_is_kept(lively_model, source, searched, tmp_path):
     model = lively_model()
     generation.set_paper_search(model)
