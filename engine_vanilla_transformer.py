@@ -11,6 +11,7 @@ padding, W slots of the self-attention cache, h heads, C candidates, V tokens in
 import functools
 import math
 import sys
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -24,6 +25,8 @@ TRIED_ROWS = (1, 4, 7, 60, 300)
 # the likeliest tokens are looked for among the best of so many groups of the vocabulary
 TOKENS_PER_GROUP = 64
 SMALLEST_GROUPED_VOCABULARY = 4096
+# scores of attention in memory at a time
+MOST_SCORES = 2**25
 # slots for keys and values at first
 FIRST_SLOTS = 64
 # beyond this an exponential of float32 needs the largest logit taken off
@@ -37,10 +40,13 @@ FEW_OUTPUTS = 2**19
 PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
 ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
 ATTENTION_KERNELS = ("eager", "sdpa")
-# where the hooks come from that are left after outputs of layers were asked for, and do nothing
-CAPTURE = "transformers.utils.output_capturing"
+# where hooks come from that do nothing to a search: what is left after outputs of layers were asked
+# for, and what lets gradients begin at the embeddings
+HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 
 _engines: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+# every thread that searches asks for one, and torch packs for one kernel at a time
+_engines_lock = threading.Lock()
 
 
 class FloatProduct:
@@ -160,14 +166,22 @@ class PackedAttention:
         Returns:
             [B * R, h * d_v].
         """
-        sentences, heads = keys.shape[:2]
+        sentences, heads, _, slots = keys.shape
         query = query.view(sentences, -1, heads, self.d_k).transpose(1, 2)  # [B, h, R, d_k]
         query = query.reshape(sentences * heads, -1, self.d_k)
-        if bias is None:
-            scores = torch.bmm(query, keys.flatten(0, 1)).mul_(self.scaling)  # [B * h, R, W]
-        else:
-            scores = torch.baddbmm(bias, query, keys.flatten(0, 1), alpha=self.scaling)
-        context = torch.bmm(scores.softmax(dim=-1), values.flatten(0, 1))  # [B * h, R, d_v]
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        # of long texts some rows at a time, or their scores would be most of the memory
+        rows = max(1, MOST_SCORES // (sentences * heads * slots))
+        parts = []
+        for start in range(0, query.shape[1], rows):
+            part = query[:, start : start + rows]
+            if bias is None:
+                scores = torch.bmm(part, keys).mul_(self.scaling)  # [B * h, rows, W]
+            else:
+                own = bias if bias.shape[1] == 1 else bias[:, start : start + rows]
+                scores = torch.baddbmm(own, part, keys, alpha=self.scaling)
+            parts.append(torch.bmm(scores.softmax(dim=-1), values))  # [B * h, rows, d_v]
+        context = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # [B * h, R, d_v]
         context = context.view(sentences, heads, -1, self.d_v).transpose(1, 2)
         return context.reshape(-1, heads * self.d_v)
 
@@ -488,10 +502,12 @@ class _Stack:
             return None
         if config.position_encoding == "learned":
             return self.encoding.table.weight[config.position_offset :][:length]
-        if self.table is None or len(self.table) < length:
+        # another thread may write its own here in between
+        table = self.table
+        if table is None or len(table) < length:
             nothing = self.embedding.weight.new_zeros(1, 2 * length, config.d_model)
-            self.table = self.encoding(nothing)[0]
-        return self.table[:length]
+            table = self.table = self.encoding(nothing)[0]
+        return table[:length]
 
 
 class _Tokens:
@@ -644,7 +660,8 @@ def why_not(model: nn.Module) -> str | None:
         kind = type(module)
         if "forward" in vars(module) or module._forward_pre_hooks:
             return "no hooks on modules, got one"
-        if any(hook.__module__ != CAPTURE for hook in module._forward_hooks.values()):
+        hooks = module._forward_hooks.values()
+        if any(hook.__module__ not in HARMLESS_HOOKS for hook in hooks):
             return "no hooks on modules, got one"
         is_ours = getattr(home, kind.__name__, None) is kind
         if not (kind in PLAIN_MODULES or is_ours or kind.__module__ in ACTIVATION_MODULES):
@@ -663,6 +680,8 @@ def why_not(model: nn.Module) -> str | None:
 def engine_for(model: nn.Module, int8: bool = False) -> SearchEngine:
     """A model's engine, made where there is none of the weights as they are now.
 
+    One is kept: to search in turns in whole numbers and not is to make it anew each time.
+
     Args:
         model: Of which `why_not` has nothing to say.
         int8: Whether products are in whole numbers.
@@ -671,12 +690,13 @@ def engine_for(model: nn.Module, int8: bool = False) -> SearchEngine:
         The engine.
     """
     state = (int8, *_fingerprint(model))
-    known = _engines.get(model)
-    if known is None or known[0][:-1] != state[:-1] or not torch.equal(known[0][-1], state[-1]):
-        # the old one's memory first
-        known = None
-        _engines.pop(model, None)
-        known = _engines[model] = state, SearchEngine(model, int8)
+    with _engines_lock:
+        known = _engines.get(model)
+        if known is None or known[0][:-1] != state[:-1] or not torch.equal(known[0][-1], state[-1]):
+            # the old one's memory first
+            known = None
+            _engines.pop(model, None)
+            known = _engines[model] = state, SearchEngine(model, int8)
     return known[1]
 
 

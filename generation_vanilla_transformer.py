@@ -224,7 +224,10 @@ class PaperSearchMixin:
     ) -> SearchEngine | None:
         """What computes this search; None where that are the model's own modules."""
         config = generation_config
-        only_modules_can = only_modules_can or needs_modules(config, model_kwargs) or why_not(self)
+        only_modules_can = only_modules_can or needs_modules(config, model_kwargs)
+        if only_modules_can is None and (only_modules_can := why_not(self)) is not None:
+            # of a model that was moved or changed; its weights would be kept as they were
+            forget_engine(self)
         if only_modules_can is None:
             # the encoder has asked before the search does; configurations are copied on the way
             engine = config._engine and config._engine()
@@ -408,7 +411,7 @@ class PaperBeamSearch:
         ids = input_ids.new_full((*shape, length), self.fill)
         ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
         origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
-        scores = torch.zeros(shape, device=input_ids.device)
+        scores = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
         nothing = torch.full_like(scores, -torch.inf)
         # all beams begin alike: only the first may be continued at first
         scores[:, 1:] = -torch.inf

@@ -141,7 +141,7 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None,
         mask: Tensor | None,
-        past_key_values: Cache | None = None,
+        past_key_values: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Let each position of `x` gather from `memory`, or from `x` itself.
@@ -174,10 +174,11 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(context.reshape(*x.shape[:-1], -1)), weights
 
     def _keys_and_values(
-        self, x: Tensor, memory: Tensor | None, past_key_values: Cache | None
+        self, x: Tensor, memory: Tensor | None, past_key_values: EncoderDecoderCache | None
     ) -> tuple[Tensor, Tensor]:
-        cache, is_cross_attention = past_key_values, memory is not None
-        if isinstance(past_key_values, EncoderDecoderCache):
+        is_cross_attention = memory is not None
+        cache, is_cross_attention = None, memory is not None
+        if past_key_values is not None:
             cache = past_key_values.self_attention_cache
             if is_cross_attention:
                 cache = past_key_values.cross_attention_cache
@@ -189,10 +190,9 @@ class MultiHeadAttention(nn.Module):
         value = self._heads(self.v_proj(source), self.d_v)  # [B, h, K, d_v]
         if cache is None:
             return key, value
-        key, value = cache.update(key, value, self.layer_idx)
-        if is_cross_attention and cache is not past_key_values:
+        if is_cross_attention:
             past_key_values.is_updated[self.layer_idx] = True
-        return key, value
+        return cache.update(key, value, self.layer_idx)
 
     @staticmethod
     def _heads(x: Tensor, width: int) -> Tensor:
@@ -649,17 +649,16 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             past_key_values = EncoderDecoderCache(
                 DynamicCache(config=self.config), DynamicCache(config=self.config)
             )
+        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
+            # of the target alone: keys and values of the memory are made anew
+            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
         past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        self_attention_cache = (
-            past_key_values.self_attention_cache
-            if isinstance(past_key_values, EncoderDecoderCache)
-            else past_key_values
-        )
+        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
         mask = create_causal_mask(
             config=self.config,
             inputs_embeds=embedded,
             attention_mask=attention_mask,
-            past_key_values=self_attention_cache,
+            past_key_values=own_cache,
         )
         memory_mask = create_bidirectional_mask(
             config=self.config,

@@ -89,7 +89,7 @@ class TranslationPipeline(Pipeline):
         """
         prepare, search, _ = self._sanitize_parameters(**kwargs)
         batching = {
-            "batch_size": batch_size or self._batch_size,
+            "batch_size": self._batch_size if batch_size is None else batch_size,
             **self._preprocess_params,
             **prepare,
         }
@@ -133,6 +133,13 @@ class TranslationPipeline(Pipeline):
                     f"each text must be a string, got {type(text).__name__} "
                     f"({_shortened(text)}). KeyDataset(dataset, column) takes a dataset's column."
                 )
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"each text must be whole characters, got half of one ({error.reason}) at "
+                    f"place {error.start}: {_shortened(text)}."
+                ) from None
         if not input_:
             return []
         ids = self.tokenizer(input_)["input_ids"]
@@ -300,9 +307,12 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
             f"the model's only to {vocab_size - 1}."
         )
     for token in ("pad_token_id", "eos_token_id"):
-        known = getattr(model.config, token)
+        known = getattr(model.config, token, None)
         allowed = known if isinstance(known, list) else [known]
         given = getattr(tokenizer, token)
+        if given is None and token == "eos_token_id":
+            # a few tokenizers call theirs something else
+            continue
         if known is not None and given not in allowed:
             raise ValueError(
                 f"tokenizer must be the model's own: its {token} is {given}, the model's {known}."

@@ -569,3 +569,65 @@ def test_whole_numbers_are_a_setting_that_is_kept(lively_model, source, searched
 def test_whole_numbers_are_asked_for_by_true_or_false(lively_model, source):
     with pytest.raises(ValueError, match="int8 must be True or False, got 'yes'"):
         lively_model().generate(**source, **PAPER, int8="yes")
+
+
+@pytest.mark.parametrize("search", [PAPER, GREEDY])
+def test_scores_of_long_texts_are_made_in_parts(lively_model, source, scores, search, monkeypatch):
+    model = lively_model()
+    expected = model.generate(**source, **search)
+    # three rows of the shortest source, and always one
+    monkeypatch.setattr(engine, "MOST_SCORES", 4 * 3 * 7 * 3)
+    assert torch.equal(model.generate(**source, **search), expected)
+    monkeypatch.setattr(engine, "MOST_SCORES", 1)
+    assert torch.equal(model.generate(**source, **search), expected)
+    for found in scores[1:]:
+        torch.testing.assert_close(found, scores[0], rtol=1e-5, atol=1e-5)
+
+
+def test_another_thread_may_have_made_a_shorter_table_of_positions(lively_model, monkeypatch):
+    stack = engine.SearchEngine(lively_model()).stacks["encoder"]
+    make, expected = stack.encoding, stack.positions(30)
+
+    class Interrupted:
+        """An encoding during which another thread stores what it has made."""
+
+        config = make.config
+
+        def __call__(self, nothing):
+            made = make(nothing)
+            stack.table = made[0, :3]
+            return made
+
+    stack.table = None
+    monkeypatch.setattr(stack, "encoding", Interrupted())
+    assert torch.equal(stack.positions(30), expected)
+
+
+def test_gradients_that_may_begin_at_the_embeddings_do_no_harm(lively_model, source, searched):
+    model = lively_model()
+    expected = model.generate(**source, **PAPER)
+    model.enable_input_require_grads()
+    assert torch.equal(model.generate(**source, **PAPER), expected)
+    assert len(searched) == 2
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_the_search_keeps_its_scores_in_single_precision(lively_model, source, kind):
+    model = lively_model()
+    expected = model.generate(**source, **PAPER)
+    torch.set_default_dtype(kind)
+    try:
+        found = model.generate(**source, **PAPER)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found, expected)
+
+
+def test_an_engine_goes_with_the_weights_it_was_made_of(lively_model, source):
+    model = lively_model()
+    model.generate(**source, **PAPER)
+    made = weakref.ref(engine.engine_for(model))
+    assert made() is not None
+    model.bfloat16().generate(**source, **PAPER)
+    gc.collect()
+    assert made() is None

@@ -238,6 +238,14 @@ def test_the_result_loads_as_any_model_and_says_how_good_it_is(learned):
     assert "model-index" in card
 
 
+def test_a_card_names_no_path(base, corpus, learned):
+    card = (learned / "README.md").read_text()
+    assert f"`{base.name}`, fine-tuned for 150 steps on `{corpus.name}`" in card
+    # but for the line that loads the model, and which publishing changes
+    others = [line for line in card.splitlines() if "pipeline(" not in line]
+    assert not any(str(path.parent) in line for path in (base, corpus, learned) for line in others)
+
+
 def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(save_base, corpus, tmp_path):
     base = save_base(dropout=0.3)
     settings = {"max_steps": 7, "save_steps": 4, "learning_rate": 1e-2}
@@ -285,6 +293,18 @@ def test_adapters_are_all_that_lora_trains_and_peft_loads_them(
     assert found != translated(base, sources)
     scored = score_translations(found, references)
     assert scores_of(folder)["eval_chrf"] == pytest.approx(scored["chrf"])
+
+
+def test_adapters_are_merged_in_the_precision_they_were_trained_in(base, corpus, tmp_path):
+    settings = {
+        "max_steps": 2,
+        "lora_rank": 2,
+        "learning_rate": 0.05,
+        "predict_with_generate": True,
+    }
+    whole = tuned(base, corpus, tmp_path / "whole", **settings)
+    rounded = tuned(base, corpus, tmp_path / "rounded", bf16_full_eval=True, **settings)
+    train_toys.assert_same_bits(whole, rounded)
 
 
 def test_adapters_go_on_where_they_stopped(base, corpus, tmp_path):

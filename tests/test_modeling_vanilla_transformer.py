@@ -210,6 +210,20 @@ def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options):
     assert cache.get_seq_length() == 5
 
 
+def test_a_cache_of_the_target_alone_does_as_well(small_model, batch):
+    model = small_model()
+    memory = {"attention_mask": batch["attention_mask"]}
+    cache = DynamicCache(config=model.config)
+    with torch.no_grad():
+        whole = model(**batch)
+        memory["encoder_outputs"] = (whole.encoder_last_hidden_state,)
+        for first, last in ((0, 2), (2, 5)):
+            target = batch["decoder_input_ids"][:, first:last]
+            part = model(**memory, decoder_input_ids=target, past_key_values=cache)
+            close(part.logits, whole.logits[:, first:last], atol=1e-5)
+    assert cache.get_seq_length() == 5
+
+
 def test_a_step_of_training_keeps_no_cache(small_model, batch):
     model = small_model()
     assert model(**batch, use_cache=True).past_key_values is not None

@@ -1,5 +1,6 @@
 """Text in, text out: what a translation pipeline promises around the model's own search."""
 
+import copy
 import itertools
 
 import datasets
@@ -204,6 +205,13 @@ def test_a_misspelt_setting_is_refused(translate):
         translate(TEXTS[0], num_beam=2)
     with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
         TranslationPipeline(translate.model, translate.tokenizer, batch_size=0)(TEXTS)
+    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+        translate(TEXTS, batch_size=0)
+
+
+def test_half_a_character_is_refused(translate):
+    with pytest.raises(ValueError, match=r"half of one .* at place 5: 'dogs \\ud83d'"):
+        translate(["dogs", "dogs \ud83d"])
 
 
 @pytest.mark.parametrize("inputs", [None, 5, b"bytes", {"en": "text"}])
@@ -248,6 +256,12 @@ def test_the_tokenizer_of_another_model_is_refused(tokenizer, options, message):
     model = make_model(tokenizer, **options)
     with pytest.raises(ValueError, match=message):
         TranslationPipeline(model, tokenizer, device="cpu")
+
+
+def test_a_tokenizer_may_call_its_end_token_something_else(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = None
+    assert TranslationPipeline(make_model(tokenizer), other, device="cpu")("dogs")
 
 
 def test_one_of_several_end_tokens_is_enough(tokenizer):

@@ -124,6 +124,25 @@ def test_a_loss_that_is_not_a_number_stays_one(batch):
     assert not torch.isfinite(quick(model, batch, 0.1))
 
 
+def test_a_batch_of_which_no_label_counts_changes_nothing(batch):
+    model = train_toys.toy_model().train()
+    loss = quick(model, {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}, 0.1)
+    assert loss == 0
+    assert all(not gradient.any() for gradient in taken(model, loss).values())
+
+
+def test_weights_may_be_in_half_precision(batch):
+    model = train_toys.toy_model(dropout=0.0).train()
+    expected = taken(model, plain(model, batch, 0.1))
+    found = taken(model.bfloat16(), quick(model, batch, 0.1))
+    assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}
+    expected, found = (
+        torch.cat([tensor.flatten().float() for tensor in each.values()])
+        for each in (expected, found)
+    )
+    assert (found - expected).norm() < 0.1 * expected.norm()
+
+
 def test_a_gradient_is_taken_once(batch):
     loss = quick(train_toys.toy_model(), batch, 0.1)
     loss.backward(retain_graph=True)

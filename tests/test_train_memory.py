@@ -1,6 +1,8 @@
 """How much memory a step takes, and what follows for the size of a micro-batch."""
 
+import ctypes
 import json
+import os
 import subprocess
 import sys
 
@@ -245,3 +247,41 @@ def test_another_error_of_a_step_is_not_taken_for_full_memory(corpus, tmp_path, 
     monkeypatch.setattr(loop, "training_step", broken)
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         train(train_toys.toy_config(corpus, tmp_path / "run"))
+
+
+SHAPES = """
+import ctypes, torch
+from vanilla_transformer.train.memory import keep_memory
+
+class Usage(ctypes.Structure):
+    _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]
+
+usage = ctypes.CDLL(None).mallinfo2
+usage.restype = Usage
+keep_memory()
+torch.set_num_threads(1)
+weight = torch.ones(64, 64, dtype=torch.bfloat16)
+for rows in range(1, 501):
+    torch.mm(torch.ones(rows, 64, dtype=torch.bfloat16), weight)
+    if rows in (250, 500):
+        # what is in use, as malloc.h has it
+        print(usage().field_7)
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallinfo2"), reason="needs glibc 2.33")
+def test_kernels_for_many_shapes_of_batches_do_not_pile_up():
+    # torch and the allocator read their settings once in a process
+    done = subprocess.run(
+        [sys.executable, "-c", SHAPES], capture_output=True, text=True, check=True
+    )
+    before, after = map(int, done.stdout.split())
+    assert after - before < 50e6
+
+
+def test_how_many_kernels_are_kept_can_be_set(monkeypatch):
+    first, second = memory.KERNEL_CACHES
+    monkeypatch.setenv(first, "7")
+    monkeypatch.delenv(second, raising=False)
+    memory.keep_memory()
+    assert (os.environ[first], os.environ[second]) == ("7", str(memory.KEPT_KERNELS))

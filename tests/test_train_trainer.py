@@ -145,6 +145,13 @@ def test_a_loss_of_ones_own_is_taken(trained, monkeypatch):
     assert_same(plain, trained(FusedTrainer, compute_loss_func=twice))
 
 
+def test_noise_on_the_embeddings_is_added(trained, monkeypatch):
+    monkeypatch.setattr(trainer, "batch_loss_sum", None)
+    plain = trained(Seq2SeqTrainer, neftune_noise_alpha=20.0)
+    assert_same(plain, trained(FusedTrainer, neftune_noise_alpha=20.0))
+    assert trained(Seq2SeqTrainer)[0] != pytest.approx(plain[0], rel=1e-5)
+
+
 def test_evaluation_is_the_librarys(model, tokenizer, rows, tmp_path):
     arguments = Seq2SeqTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     both = [
@@ -159,21 +166,19 @@ def test_evaluation_is_the_librarys(model, tokenizer, rows, tmp_path):
     assert both[0] == both[1]
 
 
-def test_dropout_is_the_cheap_one_and_weights_keep_their_names(model, tokenizer, rows, tmp_path):
-    for module in model.modules():
-        if type(module) is torch.nn.Dropout:
-            module.p = 0.1
-    names = list(model.state_dict())
+def test_every_model_that_is_trained_gets_the_cheap_dropout(model, tokenizer, rows, tmp_path):
     arguments = Seq2SeqTrainingArguments(
         str(tmp_path), max_steps=1, use_cpu=True, report_to="none", save_strategy="no"
     )
+    config = VanillaTransformerConfig(**{**model.config.to_dict(), "dropout": 0.1})
     made = FusedTrainer(
-        model=model,
+        model_init=lambda: VanillaTransformerForConditionalGeneration(config),
         args=arguments,
         train_dataset=rows,
         data_collator=collator_of(tokenizer, model),
     )
     made.train()
-    assert any(isinstance(module, CheapDropout) for module in model.modules())
-    assert not any(type(module) is torch.nn.Dropout for module in model.modules())
-    assert list(model.state_dict()) == names
+    found = [module for module in made.model.modules() if isinstance(module, torch.nn.Dropout)]
+    assert found
+    assert all(isinstance(module, CheapDropout) for module in found if module.p)
+    assert list(made.model.state_dict()) == list(model.state_dict())

@@ -14,6 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vanilla_transformer.train.files import write_whole
+
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
@@ -214,9 +216,7 @@ def make_regular(checkpoint: Path) -> None:
         checkpoint: Its folder.
     """
     text = json.dumps({**read_state(checkpoint), "is_stop": False}, indent=1)
-    unfinished = checkpoint / f".{STATE_FILE}.unfinished"
-    unfinished.write_text(text, encoding="utf-8")
-    unfinished.replace(checkpoint / STATE_FILE)
+    write_whole(checkpoint / STATE_FILE, text)
 
 
 def _is_of_a_stop(checkpoint: Path) -> bool:

@@ -22,6 +22,7 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     closest_name,
 )
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.train.files import write_whole
 
 RECIPES = Path(__file__).parent / "recipes"
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -481,8 +482,9 @@ def save_config(config: TrainConfig, path: Path) -> None:
         config: The settings.
         path: The .yaml file to write.
     """
-    text = yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-    path.write_text(text, encoding="utf-8")
+    write_whole(
+        path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
+    )
 
 
 def refuse_other_data(config: TrainConfig, before: TrainConfig) -> None:

@@ -130,6 +130,21 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
+def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
+    """Whether a dataset is one that readers of a model card find under its name.
+
+    Args:
+        dataset: As in `load_translations`.
+        source_lang: As there.
+        target_lang: As there.
+
+    Returns:
+        False for what is here, and for what can be no name on the Hub.
+    """
+    is_here = is_local(dataset, source_lang, target_lang)
+    return not is_here and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
+
+
 def dataset_commit(
     dataset: str, name: str | None, revision: str | None, source_lang: str, target_lang: str
 ) -> str | None:

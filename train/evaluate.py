@@ -23,6 +23,7 @@ from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
+from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.fused import block_bytes
 from vanilla_transformer.train.layout import LONGEST_WAIT, leave_processes
 from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
@@ -336,9 +337,7 @@ def _keep(folder: Path, key: str, scores: dict[str, Any], texts: dict[str, list[
         lines = "".join(f"{line}\n" for line in _flat(texts[side]))
         path.write_text(lines, encoding="utf-8", newline="\n")
     all_scores = {**read_scores(folder), key: scores}
-    unfinished = folder / f".{SCORES_FILE}.unfinished"
-    unfinished.write_text(json.dumps(all_scores, indent=1, ensure_ascii=False), encoding="utf-8")
-    unfinished.replace(folder / SCORES_FILE)
+    write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> str | None:

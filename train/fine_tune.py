@@ -33,7 +33,7 @@ from vanilla_transformer.console import run_command
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.corpus import is_on_hub, load_translations
 from vanilla_transformer.train.layout import leave_processes
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.scoring import score_translations
@@ -249,14 +249,17 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
         raise
     trainer.save_state()
     trainer.save_model(str(Path(args.output_dir, ADAPTER_FOLDER)) if ours.lora_rank else None)
+    if ours.lora_rank:
+        # before an evaluation in half precision, which rounds the weights in place
+        merged = trainer.model.merge_and_unload()
+        if trainer.is_world_process_zero():
+            merged.save_pretrained(args.output_dir)
+            tokenizer.save_pretrained(args.output_dir)
 
     scores = trainer.evaluate() if is_evaluated else {}
     if scores:
         trainer.save_metrics("eval", scores)
     if trainer.is_world_process_zero():
-        if ours.lora_rank:
-            trainer.model.merge_and_unload().save_pretrained(args.output_dir)
-            tokenizer.save_pretrained(args.output_dir)
         write_card(ours, args, trainer.state.global_step, scores)
         if is_published:
             commit = push_to_hub(
@@ -305,11 +308,16 @@ def write_card(
     """
     folder = Path(args.output_dir)
     name = folder.resolve().name
+    # a path is a name to nobody else
+    is_known = is_on_hub(ours.dataset, ours.source_lang, ours.target_lang)
+    dataset = ours.dataset if is_known else Path(ours.dataset).name
+    is_here = Path(ours.run).exists()
+    source = Path(ours.run).resolve().name if is_here else ours.run
     results = [
         EvalResult(
             task_type="translation",
-            dataset_type=ours.dataset,
-            dataset_name=ours.dataset,
+            dataset_type=dataset,
+            dataset_name=dataset,
             dataset_config=ours.name,
             dataset_split="validation",
             metric_type=metric,
@@ -324,7 +332,7 @@ def write_card(
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "translation"],
-        base_model=None if Path(ours.run).exists() else ours.run,
+        base_model=None if is_here else ours.run,
         model_name=name if results else None,
         eval_results=results or None,
     )
@@ -334,7 +342,7 @@ def write_card(
 
 # {name}: {ours.source_lang} to {ours.target_lang}
 
-`{ours.run}`, fine-tuned for {steps:,} steps on `{ours.dataset}`.
+`{source}`, fine-tuned for {steps:,} steps on `{dataset}`.
 
 ```python
 import vanilla_transformer

@@ -121,7 +121,8 @@ def _loss_and_gradients(
     grad_states = torch.empty_like(states)
     grad_weight, grad_bias = None, None if bias is None else torch.zeros_like(bias)
     rows = max(1, block_bytes(states.device.type) // (4 * size))
-    blocks = -(-states.shape[0] // rows)
+    # none of the labels of a batch may count
+    blocks = max(1, -(-states.shape[0] // rows))
     for x, label, grad in zip(
         *(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True
     ):
@@ -203,7 +204,7 @@ class Lookup(torch.autograd.Function):
         """
         (ids,) = ctx.saved_tensors
         gradient, ctx.table.gradient = ctx.table.gradient, None
-        return gradient.index_add_(0, ids, grad_output), None, None
+        return gradient.index_add_(0, ids, grad_output.to(gradient.dtype)), None, None
 
 
 def fused_loss_sum(

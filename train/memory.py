@@ -30,8 +30,12 @@ CGROUP = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 # larger tensors come from the system and go back to it
-LARGEST_KEPT = 2**30
+LARGEST_KEPT = (2**30, 2**25)
 MOST_KEPT = 2**31 - 1
+# where oneDNN, and torch's own layer above it, read how many kernels they keep; a step has some
+# thirty for each shape of a micro-batch
+KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+KEPT_KERNELS = 128
 
 
 def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
@@ -190,9 +194,16 @@ def keep_memory() -> None:
     """Let the C library keep what a step of training frees, for the next step.
 
     It would give large tensors back to the system, which makes them anew of empty pages: an eighth
-    of the time of a step. Where there is no such library, nothing changes.
+    of the time of a step. Where there is no such library, nothing changes. oneDNN, which multiplies
+    in half precision, is to keep little: it makes a kernel for each shape of a batch, and thousands
+    of them, between the tensors, leave the memory in so many pieces that to find one takes longer
+    and longer.
     """
+    for name in KERNEL_CACHES:
+        os.environ.setdefault(name, str(KEPT_KERNELS))
     allocator = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    if allocator is not None:
-        allocator(M_MMAP_THRESHOLD, LARGEST_KEPT)
+    # older versions of the library keep half of a heap at most
+    if allocator is not None and any(
+        allocator(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT
+    ):
         allocator(M_TRIM_THRESHOLD, MOST_KEPT)

@@ -1,6 +1,5 @@
 """The model card of a run: what the model is, how good it is, how it was trained, on what."""
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,7 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import is_local
+from vanilla_transformer.train.corpus import is_on_hub
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     describe_average,
@@ -81,7 +80,8 @@ def _metadata(
 ) -> ModelCardData:
     direction = f"{config.source_lang}-{config.target_lang}"
     corpora = dict.fromkeys(corpus["dataset"] for corpus in _corpora(config))
-    on_hub = [dataset for dataset in corpora if _is_on_hub(dataset, config)]
+    languages = (config.source_lang, config.target_lang)
+    on_hub = [dataset for dataset in corpora if is_on_hub(dataset, *languages)]
     results = [
         EvalResult(
             task_type="translation",
@@ -122,15 +122,11 @@ def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
     return [{"dataset": config.dataset, "name": config.name}, *config.mix]
 
 
-def _is_on_hub(dataset: str, config: TrainConfig) -> bool:
-    is_here = is_local(dataset, config.source_lang, config.target_lang)
-    return not is_here and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
-
-
 def _data_name(corpus: Mapping[str, Any], config: TrainConfig) -> str:
     dataset, name = corpus["dataset"], corpus["name"]
-    shown = f"`{dataset}`" if _is_on_hub(dataset, config) else f"`{Path(dataset).name}`"
-    return f"{shown}, `{name}`" if name else shown
+    is_known = is_on_hub(dataset, config.source_lang, config.target_lang)
+    shown = dataset if is_known else Path(dataset).name
+    return f"`{shown}`, `{name}`" if name else f"`{shown}`"
 
 
 def _results(scores: Mapping[str, Mapping[str, Any]], average: str | None) -> str:

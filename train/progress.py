@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.run_folder import METRICS_FILE, read_metrics
 from vanilla_transformer.train.step import IGNORED, StepResult
 
@@ -106,11 +107,7 @@ class Progress:
         )
         if accelerator.is_main_process:
             kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
-            unfinished = folder / f".{METRICS_FILE}.unfinished"
-            unfinished.write_text(
-                "".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8"
-            )
-            unfinished.replace(self.path)
+            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     @staticmethod
     def _empty_window() -> dict[str, float]:

@@ -64,6 +64,26 @@ def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
     )
 
 
+def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
+    """Whether the loss can be had without the scores of all tokens of the vocabulary.
+
+    Where each process has a part of the weights, only a module has all of its own; and what a
+    launcher's compiler has made is one function of the inputs.
+
+    Args:
+        accelerator: Knows the layout.
+        model: A model that `accelerator` prepared.
+
+    Returns:
+        Whether it is one of this package, with all weights on each process.
+    """
+    if accelerator.distributed_type == DistributedType.NO:
+        return isinstance(model, VanillaTransformerForConditionalGeneration)
+    return isinstance(model, DistributedDataParallel) and isinstance(
+        model.module, VanillaTransformerForConditionalGeneration
+    )
+
+
 def batch_loss_sum(
     accelerator: Accelerator, model: nn.Module, inputs: dict[str, Tensor], label_smoothing: float
 ) -> Tensor:
@@ -78,23 +98,20 @@ def batch_loss_sum(
     Returns:
         The sum, a scalar in float32.
     """
-    ours = VanillaTransformerForConditionalGeneration
-    if accelerator.distributed_type == DistributedType.NO and isinstance(model, ours):
+    if not takes_fused_loss(accelerator, model):
+        others = {name: inputs[name] for name in inputs if name not in ("labels", "places")}
+        logits = model(**others, use_cache=False).logits
+        return smoothed_loss_sum(logits, inputs["labels"], label_smoothing)
+    if not isinstance(model, DistributedDataParallel):
         with accelerator.autocast():
             return fused_loss_sum(model, **inputs, label_smoothing=label_smoothing)
-    if isinstance(model, DistributedDataParallel) and isinstance(model.module, ours):
-        # its gradients are summed over processes only after a forward of its own
-        plain, model.module.forward = model.module.forward, partial(fused_loss_sum, model.module)
-        try:
-            with accelerator.autocast():
-                return model(**inputs, label_smoothing=label_smoothing)
-        finally:
-            model.module.forward = plain
-    # where each process has a part of the weights, only a module has all of its own; and what a
-    # launcher's compiler has made is one function of the inputs
-    others = {name: inputs[name] for name in inputs if name not in ("labels", "places")}
-    logits = model(**others, use_cache=False).logits
-    return smoothed_loss_sum(logits, inputs["labels"], label_smoothing)
+    # its gradients are summed over processes only after a forward of its own
+    plain, model.module.forward = model.module.forward, partial(fused_loss_sum, model.module)
+    try:
+        with accelerator.autocast():
+            return model(**inputs, label_smoothing=label_smoothing)
+    finally:
+        model.module.forward = plain
 
 
 def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,11 +3,12 @@
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
 from vanilla_transformer.train.fused import suit_processor
 from vanilla_transformer.train.memory import keep_memory
-from vanilla_transformer.train.step import IGNORED, batch_loss_sum
+from vanilla_transformer.train.step import IGNORED, batch_loss_sum, takes_fused_loss
 
 # what a batch of a collator may have for the loss to be known from it
 KNOWN_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
@@ -16,20 +17,26 @@ KNOWN_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
 class FusedTrainer(Seq2SeqTrainer):
     """A `Seq2SeqTrainer` to which a step of training is the same, in fewer passes over memory.
 
-    Arguments, loss and checkpoints are the library's. With adapters, weights that are spread over
-    processes, a compiled model, or inputs or a loss of one's own nothing is gained. On a processor
-    dropout draws from the fast generator: as much is dropped, but not the same.
-
-    Args:
-        args: As `Seq2SeqTrainer` takes them.
-        kwargs: As `Seq2SeqTrainer` takes them.
+    Arguments, loss and checkpoints are the library's. What is not the plain training of a model of
+    this package (adapters, weights spread over devices, a compiled model, noise on the embeddings,
+    inputs or a loss of one's own) is left to the library. On a processor dropout draws from the
+    fast generator: as much is dropped, but not the same.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
+        """Make the optimizer, of a model that suits the device.
+
+        Args:
+            args: As `Seq2SeqTrainer` takes them.
+            kwargs: As `Seq2SeqTrainer` takes them.
+
+        Returns:
+            The optimizer.
+        """
         if self.args.device.type == "cpu":
             keep_memory()
-            suit_processor(self.model, is_half=self.args.bf16)
+            suit_processor(self.model, is_half=self.accelerator.mixed_precision != "no")
+        return super().create_optimizer(*args, **kwargs)
 
     def compute_loss(
         self,
@@ -52,8 +59,10 @@ class FusedTrainer(Seq2SeqTrainer):
         is_plain = (
             model.training
             and not return_outputs
+            and takes_fused_loss(self.accelerator, model)
+            and not self.is_model_parallel
             and self.compute_loss_func is None
-            and self.args.n_gpu <= 1
+            and self.neftune_noise_alpha is None
             and "labels" in inputs
             and KNOWN_INPUTS.issuperset(inputs)
         )

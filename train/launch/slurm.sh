@@ -5,6 +5,8 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --signal=TERM@120
 set -euo pipefail
+# of the notice of 120 seconds, what the processes get before they are killed
+export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=110
 
 launch_folder=$(python -c 'import vanilla_transformer.train as t; print(t.__path__[0] + "/launch")')
 export MAIN_PROCESS_IP=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
