@@ -10,6 +10,7 @@ padding, W slots of the self-attention cache, h heads, C candidates, V tokens in
 
 import functools
 import math
+import platform
 import sys
 import threading
 import warnings
@@ -22,6 +23,8 @@ from torch import Tensor, nn
 # rows that products are packed for, and numbers of rows that may come, to try what is packed with
 PACKED_ROWS = 128
 TRIED_ROWS = (1, 4, 7, 60, 300)
+# numbers of rows beyond it are made multiples of it, where a kernel is made for each number
+ROWS_TOGETHER = 8
 # the likeliest tokens are looked for among the best of so many groups of the vocabulary
 TOKENS_PER_GROUP = 64
 SMALLEST_GROUPED_VOCABULARY = 4096
@@ -60,9 +63,12 @@ class FloatProduct:
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
         weight, self.bias = side_by_side(layers)
         self.then_relu = then_relu
-        self.is_packed = torch.backends.mkl.is_available() and packs_for_any_rows()
-        if not self.is_packed:
+        self.library = packing_library()
+        if self.library is None:
             self.weight = weight.t().contiguous()
+            return
+        if self.library == "onednn":
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
             return
         self.weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
         # of the weight itself the product reads the shape only
@@ -79,7 +85,9 @@ class FloatProduct:
         Returns:
             [rows, outputs of all layers].
         """
-        if self.is_packed:
+        if self.library == "onednn":
+            return onednn_product(x, self.weight, self.bias, self.then_relu)
+        if self.library == "mkl":
             product = packed_product(x, self.weight, self.shape_of_weight, self.bias)
         elif self.bias is None:
             product = x @ self.weight
@@ -556,23 +564,78 @@ def packed_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tenso
     return torch.ops.mkl._mkl_linear.default(x, packed_weight, weight, bias, x.shape[0])
 
 
-@functools.cache
-def packs_for_any_rows() -> bool:
-    """Whether weights packed for some rows serve any number of them here.
+def onednn_product(
+    x: Tensor, packed_weight: Tensor, bias: Tensor | None, then_relu: bool
+) -> Tensor:
+    """The same from weights that oneDNN has laid out.
 
-    MKL promises the number they were packed for only, so others are tried, once in a process.
+    Args:
+        x: [rows, inputs].
+        packed_weight: The weight as `_reorder_linear_weight` gave it.
+        bias: [outputs], or None.
+        then_relu: Whether what is below zero becomes zero.
 
     Returns:
-        Whether all products were right.
+        [rows, outputs].
     """
+    rows = len(x)
+    # it makes a kernel for each number of rows, and there should not be many
+    if rows > ROWS_TOGETHER and rows % ROWS_TOGETHER:
+        x = nn.functional.pad(x, (0, 0, 0, -rows % ROWS_TOGETHER))
+    then = "relu" if then_relu else "none"
+    product = torch.ops.mkldnn._linear_pointwise.default(x, packed_weight, bias, then, [], "")
+    return product[:rows]
+
+
+@functools.cache
+def packing_library() -> str | None:
+    """Which library multiplies with packed weights here, of those that do it right.
+
+    MKL has its best kernels for Intel's processors only; on others oneDNN takes a half to a fifth
+    of its time. Both are there for torch's own use and promise little, so they are tried, once in a
+    process: MKL names the number of rows that it packs for.
+
+    Returns:
+        "mkl", "onednn", or None where neither is there or right for all numbers of rows.
+    """
+    return next(filter(_multiplies, ("mkl",) if is_intel() else ("onednn", "mkl")), None)
+
+
+def is_intel() -> bool:
+    """Whether the processor is one of Intel's, as far as the system says.
+
+    Returns:
+        Whether it is.
+    """
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return "GenuineIntel" in file.read(2**12)
+    except OSError:
+        return "Intel" in platform.processor()
+
+
+def _multiplies(library: str) -> bool:
+    is_there = getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available()
+    if not is_there:
+        return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-    for num_rows in TRIED_ROWS:
-        x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
-        product = packed_product(x, packed, weight, None)
-        if not torch.allclose(product, x @ weight.T, rtol=1e-4, atol=1e-4):
-            return False
+    try:
+        if library == "mkl":
+            packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
+        else:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+        for num_rows in TRIED_ROWS:
+            x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
+            if library == "mkl":
+                product = packed_product(x, packed, weight, None)
+            else:
+                product = onednn_product(x, packed, None, then_relu=False)
+            if not torch.allclose(product, x @ weight.T, rtol=1e-4, atol=1e-4):
+                return False
+    except (AttributeError, NotImplementedError, RuntimeError):
+        # another version of torch
+        return False
     return True
 
 

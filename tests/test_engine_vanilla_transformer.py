@@ -199,12 +199,11 @@ def test_a_sum_of_exponentials_stands_any_size(shift):
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 31, 129, 300])
-@pytest.mark.parametrize("is_packed", [True, False])
-def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_rows, is_packed):
-    if not is_packed:
-        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    elif not torch.backends.mkl.is_available():
-        pytest.skip("this torch has no kernels for packed weights")
+@pytest.mark.parametrize("library", ["mkl", "onednn", None])
+def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_rows, library):
+    if library is not None and not engine._multiplies(library):
+        pytest.skip(f"this torch has no kernels of {library} for packed weights")
+    monkeypatch.setattr(engine, "packing_library", lambda: library)
     for inputs, outputs, bias in ((40, 70, True), (600, 90, False)):
         layers = [torch.nn.Linear(inputs, outputs + more, bias=bias) for more in (0, 3)]
         x = torch.randn(num_rows, inputs)
@@ -226,12 +225,38 @@ def test_packed_weights_that_serve_one_number_of_rows_only_are_not_used(monkeypa
         return right(x, *weights) + (x.shape[0] != engine.PACKED_ROWS)
 
     monkeypatch.setattr(engine, "packed_product", right_for_those_packed_for)
-    tried_anew = functools.cache(engine.packs_for_any_rows.__wrapped__)
-    monkeypatch.setattr(engine, "packs_for_any_rows", tried_anew)
+    monkeypatch.setattr(engine, "is_intel", lambda: True)
+    tried_anew = functools.cache(engine.packing_library.__wrapped__)
+    monkeypatch.setattr(engine, "packing_library", tried_anew)
     layer, x = torch.nn.Linear(40, 70), torch.randn(3, 40)
     with torch.no_grad():
         torch.testing.assert_close(engine.FloatProduct([layer])(x), layer(x))
-    assert not tried_anew()
+    assert tried_anew() is None
+
+
+@pytest.mark.parametrize(
+    ("is_intel", "there", "chosen"),
+    [
+        (True, {"mkl", "onednn"}, "mkl"),
+        (True, {"onednn"}, None),
+        (False, {"mkl", "onednn"}, "onednn"),
+        (False, {"mkl"}, "mkl"),
+        (False, set(), None),
+    ],
+)
+def test_the_library_that_packs_is_there_and_right(monkeypatch, is_intel, there, chosen):
+    monkeypatch.setattr(engine, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(engine, "_multiplies", there.__contains__)
+    assert engine.packing_library.__wrapped__() == chosen
+
+
+def test_another_version_of_torch_without_its_kernels_multiplies_too(monkeypatch):
+    def gone(*_, **__):
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(engine, "onednn_product", gone)
+    monkeypatch.setattr(engine, "packed_product", gone)
+    assert engine.packing_library.__wrapped__() is None
 
 
 def train_a_step(model):
@@ -400,11 +425,11 @@ def test_a_model_made_for_inference_alone_is_searched(lively_model, source, by_m
 def test_another_default_type_is_no_hindrance(lively_model, source, by_modules, searched):
     model = lively_model()
     expected = by_modules(model, **source, **PAPER)
-    engine.packs_for_any_rows.cache_clear()
+    engine.packing_library.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
         found = model.generate(**source, **PAPER)
-        assert engine.packs_for_any_rows()
+        assert engine.packing_library() or not torch.backends.mkl.is_available()
     finally:
         torch.set_default_dtype(torch.float32)
     assert found.tolist() == expected.tolist()
