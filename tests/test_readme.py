@@ -146,17 +146,17 @@ def test_the_scores_on_real_text_are_those_that_are_kept():
 
 
 @pytest.mark.parametrize(
-    ("column", "study", "which"),
+    ("column", "day", "study", "which"),
     [
-        (1, "training", []),
-        (2, "translation", ["beam 4, 32 short"]),
-        (3, "translation", ["beam 4, 32 long"]),
+        (1, "2026-11-21", "training", []),
+        (2, "2026-11-22", "translation", ["beam 4, 32 short"]),
+        (3, "2026-11-22", "translation", ["beam 4, 32 long"]),
     ],
 )
-def test_the_speed_is_that_of_the_study_that_is_kept(column, study, which):
+def test_the_speed_is_that_of_the_study_that_is_kept(column, day, study, which):
     cells = [row[column] for row in table_rows("## Speed") if row[column]]
     shown = [[float(number) for number in re.findall(r"[\d.]+", cell)] for cell in cells]
-    measured = kept(f"2026-11-21-speed/{study}-base/study.json")["sections"][f"{study}-base"]
+    measured = kept(f"{day}-speed/{study}-base/study.json")["sections"][f"{study}-base"]
     expected = []
     for row in measured["rows"]:
         *of_what, contender, ratio, low, high = row[: measured["columns"].index("to") + 1]
