@@ -110,7 +110,9 @@ def test_the_papers_rows_are_spoken_of_only_where_all_are_beside(smoothings):
 
 def test_a_model_is_as_sure_as_its_targets_were():
     table = torch.tensor([[0.7, 0.3], [0.0, 1.0]])
-    training = Training(d_model=16, steps=200, warmup_steps=40)
+    training = Training(
+        d_model=16, steps=400, sentences_per_step=512, warmup_steps=40, learning_rate_factor=0.5
+    )
     found = confidence_after(0.2, table, training)
     # five tokens in all, the three before the first word among them
     sure = [0.8 * p + 0.2 / 5 for p in table.max(dim=1).values.tolist()]
