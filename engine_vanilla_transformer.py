@@ -41,8 +41,13 @@ INT8_KERNELS = ("fbgemm", "onednn")
 FEW_OUTPUTS = 2**19
 
 PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
-ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
-ATTENTION_KERNELS = ("eager", "sdpa")
+# activations, and what takes the place of plain modules in training
+HOMES_OF_PLAIN_MODULES = (
+    "transformers.activations",
+    "torch.nn.modules.activation",
+    "vanilla_transformer.train.fused",
+)
+ATTENTION_KERNELS = ("eager", "sdpa", "sdpa_float32")
 # where hooks come from that do nothing to a search: what is left after outputs of layers were asked
 # for, and what lets gradients begin at the embeddings
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
@@ -591,9 +596,9 @@ def onednn_product(
 def packing_library() -> str | None:
     """Which library multiplies with packed weights here, of those that do it right.
 
-    MKL has its best kernels for Intel's processors only; on others oneDNN takes a half to a fifth
-    of its time. Both are there for torch's own use and promise little, so they are tried, once in a
-    process: MKL names the number of rows that it packs for.
+    MKL has its best kernels for Intel's processors only; on others oneDNN is the faster. Both are
+    there for torch's own use and promise little, so they are tried, once in a process: MKL names
+    the number of rows that it packs for.
 
     Returns:
         "mkl", "onednn", or None where neither is there or right for all numbers of rows.
@@ -615,26 +620,27 @@ def is_intel() -> bool:
 
 
 def _multiplies(library: str) -> bool:
-    is_there = getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available()
-    if not is_there:
+    if not getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available():
         return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
     try:
         if library == "mkl":
             packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
+            multiply = functools.partial(
+                packed_product, packed_weight=packed, weight=weight, bias=None
+            )
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+            multiply = functools.partial(
+                onednn_product, packed_weight=packed, bias=None, then_relu=False
+            )
         for num_rows in TRIED_ROWS:
             x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
-            if library == "mkl":
-                product = packed_product(x, packed, weight, None)
-            else:
-                product = onednn_product(x, packed, None, then_relu=False)
-            if not torch.allclose(product, x @ weight.T, rtol=1e-4, atol=1e-4):
+            if not torch.allclose(multiply(x), x @ weight.T, rtol=1e-4, atol=1e-4):
                 return False
-    except (AttributeError, NotImplementedError, RuntimeError):
-        # another version of torch
+    except (AttributeError, RuntimeError):
+        # another torch has no such operators, or refuses what they are given
         return False
     return True
 
@@ -727,10 +733,11 @@ def why_not(model: nn.Module) -> str | None:
         if any(hook.__module__ not in HARMLESS_HOOKS for hook in hooks):
             return "no hooks on modules, got one"
         is_ours = getattr(home, kind.__name__, None) is kind
-        if not (kind in PLAIN_MODULES or is_ours or kind.__module__ in ACTIVATION_MODULES):
+        is_plain = kind in PLAIN_MODULES or kind.__module__ in HOMES_OF_PLAIN_MODULES
+        if not (is_plain or is_ours):
             return f"plain modules, got {kind.__name__} of {kind.__module__}"
         # others do the same in either mode, and new ones are made in training
-        if module.training and (is_ours or kind is nn.Dropout):
+        if module.training and (is_ours or isinstance(module, nn.Dropout)):
             return f"a model in evaluation mode, got its {kind.__name__} in training"
     for parameter in model.parameters():
         if type(parameter) is not nn.Parameter or parameter.dtype != torch.float32:

@@ -140,6 +140,9 @@ def main(argv: list[str] | None = None) -> int:
 
     Returns:
         0.
+
+    Raises:
+        ValueError: If `--max_steps` is more than the run has, or none.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="a run folder of ours")
@@ -148,7 +151,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--splits", default="validation,test", help="to score (%(default)s)")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.run)
-    recipe.max_steps = arguments.max_steps or recipe.max_steps
+    if arguments.max_steps is not None:
+        if not 1 <= arguments.max_steps <= recipe.max_steps:
+            raise ValueError(
+                f"max_steps must be from 1 to the run's {recipe.max_steps}, "
+                f"got {arguments.max_steps}."
+            )
+        recipe.max_steps = arguments.max_steps
     tokenizer = AutoTokenizer.from_pretrained(arguments.run / "tokenizer")
     set_seed(recipe.seed)
     ours = VanillaTransformerConfig.from_pretrained(arguments.run)

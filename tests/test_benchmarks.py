@@ -63,6 +63,9 @@ def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(tmp_path, capsys)
     ours = {line["step"]: line.get("learning_rate") for line in read_metrics(run)}
     # the library counts its steps from nought, so that the first one changes nothing
     assert rates == {step: pytest.approx(ours.get(step - 1, 0)) for step in range(1, 7)}
+    for wrong in ("0", "13"):
+        with pytest.raises(ValueError, match=f"from 1 to the run's 12, got {wrong}"):
+            marian_trainer.main([*command[:3], "--max_steps", wrong])
 
 
 SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1)

@@ -221,8 +221,8 @@ def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_
 def test_packed_weights_that_serve_one_number_of_rows_only_are_not_used(monkeypatch):
     right = engine.packed_product
 
-    def right_for_those_packed_for(x, *weights):
-        return right(x, *weights) + (x.shape[0] != engine.PACKED_ROWS)
+    def right_for_those_packed_for(x, *weights, **named):
+        return right(x, *weights, **named) + (x.shape[0] != engine.PACKED_ROWS)
 
     monkeypatch.setattr(engine, "packed_product", right_for_those_packed_for)
     monkeypatch.setattr(engine, "is_intel", lambda: True)
@@ -600,7 +600,7 @@ def test_whole_numbers_are_asked_for_by_true_or_false(lively_model, source):
 def test_scores_of_long_texts_are_made_in_parts(lively_model, source, scores, search, monkeypatch):
     model = lively_model()
     expected = model.generate(**source, **search)
-    # three rows of the shortest source, and always one
+    # of four sentences, three heads and seven source tokens three rows at a time, then one
     monkeypatch.setattr(engine, "MOST_SCORES", 4 * 3 * 7 * 3)
     assert torch.equal(model.generate(**source, **search), expected)
     monkeypatch.setattr(engine, "MOST_SCORES", 1)

@@ -3,13 +3,10 @@
 import pytest
 import torch
 import torch.nn.functional as F
+import train_toys
 from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTrainingArguments
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train import trainer
 from vanilla_transformer.train.fused import CheapDropout
 from vanilla_transformer.train.trainer import FusedTrainer
@@ -32,18 +29,7 @@ def rows(tokenizer):
 
 @pytest.fixture
 def model(tokenizer):
-    config = VanillaTransformerConfig(
-        vocab_size=len(tokenizer),
-        hidden_size=24,
-        encoder_layers=1,
-        decoder_layers=2,
-        encoder_attention_heads=2,
-        decoder_attention_heads=2,
-        encoder_ffn_dim=32,
-        decoder_ffn_dim=40,
-        dropout=0.0,
-    )
-    return VanillaTransformerForConditionalGeneration(config)
+    return train_toys.toy_model(vocab_size=len(tokenizer), dropout=0.0)
 
 
 def collator_of(tokenizer, model):
@@ -170,9 +156,8 @@ def test_every_model_that_is_trained_gets_the_cheap_dropout(model, tokenizer, ro
     arguments = Seq2SeqTrainingArguments(
         str(tmp_path), max_steps=1, use_cpu=True, report_to="none", save_strategy="no"
     )
-    config = VanillaTransformerConfig(**{**model.config.to_dict(), "dropout": 0.1})
     made = FusedTrainer(
-        model_init=lambda: VanillaTransformerForConditionalGeneration(config),
+        model_init=lambda: train_toys.toy_model(vocab_size=len(tokenizer), dropout=0.1),
         args=arguments,
         train_dataset=rows,
         data_collator=collator_of(tokenizer, model),

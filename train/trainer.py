@@ -70,10 +70,10 @@ class FusedTrainer(Seq2SeqTrainer):
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
         places = (labels.flatten() != IGNORED).nonzero().flatten()
-        if "decoder_input_ids" not in inputs:
-            own = self.accelerator.unwrap_model(model)
-            inputs["decoder_input_ids"] = own.prepare_decoder_input_ids_from_labels(labels=labels)
         batch = {**inputs, "places": places}
+        if "decoder_input_ids" not in batch:
+            own = self.accelerator.unwrap_model(model)
+            batch["decoder_input_ids"] = own.prepare_decoder_input_ids_from_labels(labels=labels)
         smoothing = self.args.label_smoothing_factor
         loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
         if num_items_in_batch is None:
