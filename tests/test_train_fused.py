@@ -1,18 +1,23 @@
 """What training does in fewer passes is what the plain model does: losses and gradients."""
 
+from collections import Counter
+
 import pytest
 import torch
 import train_toys
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSeq2SeqLM
 
+from vanilla_transformer.engine_vanilla_transformer import why_not
 from vanilla_transformer.train import fused
 from vanilla_transformer.train.fused import (
     FLOAT32_ATTENTION,
     CheapDropout,
+    OneDnnLinear,
     fused_loss_sum,
     suit_processor,
     use_cheap_dropout,
+    use_onednn,
 )
 from vanilla_transformer.train.step import IGNORED, mask_for_sdpa, smoothed_loss_sum
 
@@ -215,6 +220,108 @@ def test_a_models_dropout_is_exchanged_and_its_weights_are_not():
     assert {module.p for module in changed} == {0.3}
     assert all(module.training for module in changed)
     torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+
+
+class Products(TorchDispatchMode):
+    """Counts products by the library that makes them."""
+
+    def __init__(self):
+        super().__init__()
+        self.numbers = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "_linear_pointwise"):
+            self.numbers[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def onednn(monkeypatch):
+    """A processor on which oneDNN is the faster; it multiplies right on all that have it."""
+    if not torch.backends.mkldnn.is_available():
+        pytest.skip("torch was built without oneDNN")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
+    monkeypatch.setattr(fused, "is_intel", lambda: False)
+    fused.has_wide_vectors_of_another.cache_clear()
+    yield
+    fused.has_wide_vectors_of_another.cache_clear()
+
+
+@pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
+def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
+    model = train_toys.toy_model(dropout=0.0, **fields).train()
+    expected = plain(model, batch, 0.1)
+    gradients = taken(model, expected)
+    # as is the sum over blocks of the vocabulary's loss
+    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * model.config.vocab_size * 5)
+    suit_processor(model, is_half=False)
+    with Products() as products:
+        found = quick(model, batch, 0.1)
+        found_gradients = taken(model, found)
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+    torch.testing.assert_close(found_gradients, gradients, rtol=1e-4, atol=1e-5)
+    linears = [module for module in model.modules() if type(module) is OneDnnLinear]
+    blocks = -(-len(places_of(batch["labels"])) // 5)
+    # one there and two back of each layer but the projection, and of each block of the loss, for
+    # which all that is left to torch is the gradient of a bias
+    assert products.numbers["_linear_pointwise"] == 3 * (len(linears) - 1 + blocks)
+    assert products.numbers["mm"] == (blocks if model.config.output_bias else 0)
+    assert products.numbers["addmm"] == 0
+
+
+def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn):
+    model = train_toys.toy_model(dropout=0.1)
+    calls, names = [], list(model.state_dict())
+    handle = model.model.encoder.layers[0].feed_forward.fc1.register_forward_hook(
+        lambda *_: calls.append(1)
+    )
+    use_onednn(model)
+    assert list(model.state_dict()) == names
+    model(**{name: batch[name] for name in ("input_ids", "decoder_input_ids")})
+    assert calls == [1]
+    handle.remove()
+    suit_processor(model, is_half=True)
+    assert why_not(model.eval()) is None
+    assert "training" in why_not(model.train())
+
+
+def test_other_layers_and_precisions_are_left_to_torch(onednn):
+    class Own(torch.nn.Linear):
+        pass
+
+    model = torch.nn.Sequential(Own(3, 3), torch.nn.Linear(3, 3))
+    use_onednn(model)
+    assert [type(module) for module in model] == [Own, OneDnnLinear]
+    x = torch.randn(2, 1, 3)
+    expected = torch.nn.Linear.forward(model[1], x)
+    torch.testing.assert_close(model[1](x), expected)
+    # what is given may lie in memory in any way
+    torch.testing.assert_close(model[1](x.expand(2, 5, 3)), expected.expand(2, 5, 3))
+    with Products() as products, torch.autocast("cpu", torch.bfloat16):
+        assert model[1](x).dtype == torch.bfloat16
+    assert model[1](x[:0]).shape == (0, 1, 3)
+    assert model.double()[1](x.double()).dtype == torch.float64
+    assert products.numbers["_linear_pointwise"] == 0
+
+
+@pytest.mark.parametrize(
+    ("capability", "is_intel", "is_right", "expected"),
+    [
+        ("AVX512", False, True, True),
+        ("AVX2", False, True, False),
+        ("AVX512", True, True, False),
+        ("AVX512", False, False, False),
+    ],
+)
+def test_onednn_is_taken_where_it_is_the_faster_and_right(
+    onednn, monkeypatch, capability, is_intel, is_right, expected
+):
+    right = fused.onednn_product
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(fused, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(fused, "onednn_product", lambda *args: right(*args) + (not is_right))
+    assert fused.has_wide_vectors_of_another() is expected
 
 
 class Attended(TorchDispatchMode):

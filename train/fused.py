@@ -2,13 +2,16 @@
 
 Between the products with weights a step only moves numbers to and from memory. Here the scores of
 all tokens of the vocabulary are never kept, the embedding has one gradient instead of three that
-are added up, and dropout draws four decisions from one random number.
+are added up, and dropout draws four decisions from one random number. The products themselves are
+oneDNN's on a processor that has wide vectors and is not Intel's, for which MKL has narrow ones.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
@@ -16,6 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.engine_vanilla_transformer import is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
@@ -103,6 +107,107 @@ class LossOfStates(torch.autograd.Function):
         return states, weight, bias, None, None, None, None
 
 
+@functools.cache
+def has_wide_vectors_of_another() -> bool:
+    """Whether oneDNN is the faster in float32 here: MKL has 512 bits on Intel's processors only.
+
+    Its operator is there for torch's own use and promises little, so it is tried, once in a
+    process, as a backward pass uses it.
+
+    Returns:
+        Whether it is, and multiplies right.
+    """
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or is_intel():
+        return False
+    x, weight = torch.randn(2, 90, 70, generator=torch.Generator().manual_seed(0))
+    try:
+        products = onednn_product(x, weight), onednn_product(x.T, weight.T)
+    except (AttributeError, RuntimeError):
+        # another torch has no such operator, or refuses what it is given
+        return False
+    expected = x @ weight.T, x.T @ weight
+    return all(map(functools.partial(torch.allclose, atol=1e-4), products, expected))
+
+
+def is_for_onednn(x: Tensor) -> bool:
+    """Whether oneDNN is the faster to multiply a matrix.
+
+    Args:
+        x: Of any shape.
+
+    Returns:
+        Whether it is.
+    """
+    is_single = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
+    return is_single and has_wide_vectors_of_another()
+
+
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x W^T + b by oneDNN.
+
+    Args:
+        x: [rows, inputs]; may be transposed in memory, as may the weight.
+        weight: [outputs, inputs].
+        bias: [outputs], or None.
+
+    Returns:
+        [rows, outputs].
+    """
+    return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x W^T by the library that is the faster here.
+
+    Args:
+        x: [rows, inputs].
+        weight: [outputs, inputs].
+
+    Returns:
+        [rows, outputs].
+    """
+    return (onednn_product if is_for_onednn(x) else F.linear)(x, weight)
+
+
+class OneDnnLinear(nn.Linear):
+    """A linear layer whose products, there and back, are oneDNN's in float32 on a processor."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: [..., inputs].
+
+        Returns:
+            [..., outputs].
+        """
+        is_half = torch.is_autocast_enabled(x.device.type)
+        if is_half or torch.compiler.is_compiling() or not is_for_onednn(x):
+            return super().forward(x)
+        product = _OneDnnProduct.apply(x.flatten(0, -2), self.weight, self.bias)
+        return product.view(*x.shape[:-1], -1)
+
+
+class _OneDnnProduct(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        ctx.save_for_backward(x, weight)
+        return onednn_product(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        grad_output = grad_output.contiguous()
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        return (
+            onednn_product(grad_output, weight.T) if of_x else None,
+            onednn_product(grad_output.T, x.T) if of_weight else None,
+            grad_output.sum(0) if of_bias else None,
+        )
+
+
 def _loss_and_gradients(
     states: Tensor,
     weight: Tensor,
@@ -127,7 +232,7 @@ def _loss_and_gradients(
         *(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True
     ):
         label, x = label[:, None], x.to(kind)
-        scores = torch.mm(x, factors.T).float()  # [block, V]
+        scores = product(x, factors).float()  # [block, V]
         if bias is not None:
             scores += bias
         most = scores.amax(-1, keepdim=True)
@@ -142,7 +247,7 @@ def _loss_and_gradients(
         # goes off before it: what is left of like sums would be rounding
         powers.sub_(spread * sums).scatter_add_(1, label, (label_smoothing - 1) * sums)
         powers = powers.to(kind)
-        grad.copy_((powers @ factors).float() / sums)
+        grad.copy_(product(powers, factors.T).float() / sums)
         grad_weight = _product_added(grad_weight, powers, (x.float() / sums).to(kind))
         if bias is not None:
             grad_bias += (1 / sums).T[0] @ powers.float()
@@ -153,10 +258,10 @@ def _loss_and_gradients(
 
 def _product_added(sum_so_far: Tensor | None, powers: Tensor, weighted: Tensor) -> Tensor:
     if sum_so_far is None:
-        return (powers.T @ weighted).float()
-    if powers.dtype == torch.float32:
+        return product(powers.T, weighted.T).float()
+    if powers.dtype == torch.float32 and not is_for_onednn(powers):
         return sum_so_far.addmm_(powers.T, weighted)
-    return sum_so_far.add_(powers.T @ weighted)
+    return sum_so_far.add_(product(powers.T, weighted.T))
 
 
 class Table:
@@ -330,8 +435,22 @@ def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
         is_half: Whether it is trained in half precision.
     """
     use_cheap_dropout(model)
+    if not is_half:
+        use_onednn(model)
     if is_half and model.config._attn_implementation == "sdpa":
         model.set_attn_implementation(FLOAT32_ATTENTION)
+
+
+def use_onednn(model: nn.Module) -> None:
+    """Let a model multiply by oneDNN, where that is the faster in float32.
+
+    Args:
+        model: Whose linear layers become of another class, in place, with their weights and hooks.
+    """
+    if has_wide_vectors_of_another():
+        for module in model.modules():
+            if type(module) is nn.Linear:
+                module.__class__ = OneDnnLinear
 
 
 def use_cheap_dropout(model: nn.Module) -> None:
