@@ -12,6 +12,7 @@ import onnxruntime
 import torch
 from transformers import MarianMTModel, PreTrainedModel
 
+from vanilla_transformer.benchmarks.work import texts_of_run
 from vanilla_transformer.console import run_command
 from vanilla_transformer.export.ctranslate2 import to_ctranslate2
 from vanilla_transformer.export.marian import to_marian
@@ -24,9 +25,7 @@ from vanilla_transformer.export.onnx import (
 from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.paper.study import Section, show_study
-from vanilla_transformer.train.corpus import load_translations
-from vanilla_transformer.train.run_folder import read_recipe
-from vanilla_transformer.train.translate import translate_lines
+from vanilla_transformer.train.translate import one_line, translate_lines
 
 NUM_BEAMS = 4
 ALPHA = 0.6
@@ -173,8 +172,7 @@ class Engines:
     def _text(self, ids: list[int]) -> str:
         end = self.model.config.eos_token_id
         ids = ids[: ids.index(end)] if end in ids else ids
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
-        return " ".join(text.split("\n"))
+        return one_line(self.tokenizer.decode(ids, skip_special_tokens=True))
 
 
 def _names(session: onnxruntime.InferenceSession) -> list[str]:
@@ -250,14 +248,7 @@ def _measure(argv: list[str]):
     flags = parser.parse_args(argv)
     if flags.num_sentences is not None and flags.num_sentences < 1:
         raise ValueError(f"num_sentences must be at least 1, got {flags.num_sentences}.")
-    recipe = read_recipe(Path(flags.run))
-    splits = load_translations(
-        recipe.dataset, recipe.name, recipe.source_lang, recipe.target_lang, recipe.revision
-    )
-    if flags.split not in splits:
-        raise ValueError(f"split must be one of {', '.join(splits)}, got {flags.split!r}.")
-    pairs = splits[flags.split]["translation"][: flags.num_sentences]
-    texts = [pair[recipe.source_lang] for pair in pairs]
+    texts, _ = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
     show_study(sections(flags.run, texts), "Exported models", flags.output_dir)
 
 

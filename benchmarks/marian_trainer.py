@@ -11,7 +11,9 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import (
@@ -101,18 +103,18 @@ def train_marian(
 def translate(
     model: MarianMTModel,
     tokenizer: PreTrainedTokenizerBase,
-    sources: list[str],
-    num_beams: int,
+    sources: Sequence[str],
     batch_size: int = 64,
+    **search: Any,
 ) -> list[str]:
-    """Translate with the library's beam search, its length penalty as it comes.
+    """Translate with the library's search, batch by batch as sentences come.
 
     Args:
         model: The Marian.
         tokenizer: Of our run.
         sources: What to translate.
-        num_beams: Beam size.
         batch_size: Sentences at a time.
+        search: Settings of `generate` that differ from the library's own.
 
     Returns:
         The translations, in order.
@@ -124,9 +126,7 @@ def translate(
         ids = model.generate(
             input_ids=batch["input_ids"].to(model.device),
             attention_mask=batch["attention_mask"].to(model.device),
-            num_beams=num_beams,
-            max_new_tokens=batch["input_ids"].shape[1] + 50,
-            max_length=None,
+            **{"max_new_tokens": batch["input_ids"].shape[1] + 50, "max_length": None, **search},
         )
         found += tokenizer.batch_decode(ids, skip_special_tokens=True)
     return found
@@ -179,7 +179,7 @@ def main(argv: list[str] | None = None) -> int:
         for split in arguments.splits.split(","):
             table = texts[split].with_format("arrow")[:]
             sources, references = texts_of(table, languages, split)
-            translations = translate(model, tokenizer, sources, recipe.num_beams)
+            translations = translate(model, tokenizer, sources, num_beams=recipe.num_beams)
             key = f"{split}-{name}"
             scores[key] = score_translations(translations, references, recipe.bleu_tokenizer)
             lines = "".join(line + "\n" for line in translations)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -13,8 +14,10 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train.batches import Collator, plan_steps, steps_for
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.corpus import load_translations
 from vanilla_transformer.train.data import load_texts, vocabulary_texts
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
+from vanilla_transformer.train.run_folder import read_recipe
 
 # Table 3's base and big, and the size that text of some 30,000 sentences is enough for
 SIZES: dict[str, dict[str, Any]] = {
@@ -98,6 +101,30 @@ def read_corpus(config: TrainConfig) -> Corpus:
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
     rows, _ = drop_untrainable(rows, "train", config.max_length)
     return Corpus(sentences, tokenizer, rows, *lengths(rows))
+
+
+def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], list[str]]:
+    """Sentences and references of the data that a run was trained on.
+
+    Args:
+        run: Its folder.
+        split: Of the data.
+        count: The first so many; all if None.
+
+    Returns:
+        Both sides.
+
+    Raises:
+        ValueError: If there is no such split.
+    """
+    recipe = read_recipe(run)
+    sides = recipe.source_lang, recipe.target_lang
+    splits = load_translations(recipe.dataset, recipe.name, *sides, recipe.revision)
+    if split not in splits:
+        raise ValueError(f"split must be one of {', '.join(splits)}, got {split!r}.")
+    pairs = splits[split]["translation"][:count]
+    source, target = ([pair[side] for pair in pairs] for side in sides)
+    return source, target
 
 
 @dataclass

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import train_toys
+from sacrebleu.metrics import BLEU
 
 from vanilla_transformer.benchmarks import contest, marian_trainer, peers, training, work
 from vanilla_transformer.benchmarks.__main__ import main
@@ -217,6 +218,67 @@ def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     np.testing.assert_allclose(result.flop_rates, [10, 20] / result.seconds)
     # 30 million float32, after the second piece only
     assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6
+
+
+def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, capsys, monkeypatch):
+    natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    run = tmp_path / "run"
+    train(train_toys.toy_config(corpus, run, max_steps=3))
+    sources, references = work.texts_of_run(run, "test", 5)
+    assert [len(source) for source in sources] == [len(reference) for reference in references]
+    assert len(sources) == 5
+    # a toy that has not learned to end repeats a word up to a bound
+    said = natural.Translator(natural.OURS, str(run), 1, 12)(sources)
+    assert all(said)
+    monkeypatch.setattr(natural, "texts_of_run", lambda *_: (sources, [*said[:4], "another one"]))
+    monkeypatch.setattr(natural, "PIECE", 3)
+    out = tmp_path / "out"
+    search = ["--num_beams", "1", "--max_new_tokens", "12", "--bleu_tokenizer", "char"]
+    assert natural.main([str(run), *search, "--output_dir", str(out)]) == 0
+    section = json.loads((out / "study.json").read_text())["sections"]["natural"]
+    rows = {row[0]: row for row in section["rows"]}
+    names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_AS_THEY_COME]
+    assert [name for name in rows if name not in natural.CTRANSLATE2] == names
+    assert rows[natural.MARIAN][1:4] == [1, 1, 1]
+    # the same search, in whatever batches
+    for name in (natural.OURS, natural.MARIAN, natural.MARIAN_AS_THEY_COME):
+        assert rows[name][6] == 5
+    metric = BLEU(tokenize="char", force=True)
+    expected = metric.corpus_score(said, [[*said[:4], "another one"]]).score
+    assert 10 < expected < 99
+    assert float(rows[natural.OURS][5]) == pytest.approx(expected, abs=0.005)
+    # two pieces of each, in one round
+    assert np.shape(section["seconds"][natural.OURS]) == (1, 2)
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_batches_of_like_length_are_given_back_in_order(monkeypatch, is_sorted):
+    natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
+    texts, given = ["a b c", "d", "e f", "g\nh"], []
+
+    def translate(model, tokenizer, sources, batch_size, **search):
+        given.extend(sources)
+        return [text.upper() for text in sources]
+
+    monkeypatch.setattr(natural, "translate", translate)
+    translator = natural.Translator.__new__(natural.Translator)
+    translator.name = natural.MARIAN if is_sorted else natural.MARIAN_AS_THEY_COME
+    translator.model = translator.tokenizer = None
+    translator.num_beams = translator.max_new_tokens = 1
+    assert translator(texts) == ["A B C", "D", "E F", "G H"]
+    assert given == (["d", "e f", "g\nh", "a b c"] if is_sorted else texts)
+
+
+def test_what_cannot_be_translated_to_time_it_is_refused(tmp_path, capsys):
+    natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    run = tmp_path / "run"
+    train(train_toys.toy_config(corpus, run, max_steps=1))
+    assert natural.main([str(run), "--split", "tset"]) == 1
+    assert "validation, test, got 'tset'" in capsys.readouterr().err
+    assert natural.main([str(run), "--num_beams", "0"]) == 1
+    assert "num_beams must be at least 1, got 0" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -66,7 +66,19 @@ def translate_lines(
     """
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
     for translations in pipeline(iter(lines), **search):
-        yield " ".join(translations[0]["translation_text"].split("\n"))
+        yield one_line(translations[0]["translation_text"])
+
+
+def one_line(text: str) -> str:
+    """A translation as a line of a file.
+
+    Args:
+        text: With or without line feeds.
+
+    Returns:
+        A space for each of them.
+    """
+    return text.replace("\n", " ")
 
 
 def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:

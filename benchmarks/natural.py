@@ -1,0 +1,222 @@
+"""Translations that end by themselves: `python -m vanilla_transformer.benchmarks.natural RUN`.
+
+The other benchmark of search has random weights and so must force how long translations are. Here
+a trained model translates the text of its run, text in and text out, as users of each engine would
+have it.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from sacrebleu.metrics import BLEU
+from transformers import MarianMTModel
+
+from vanilla_transformer.benchmarks.contest import (
+    Contender,
+    numbers_of,
+    race,
+    ratio_figure,
+    rows_of,
+)
+from vanilla_transformer.benchmarks.marian_trainer import translate
+from vanilla_transformer.benchmarks.peers import MARIAN, OURS
+from vanilla_transformer.benchmarks.translation import CTRANSLATE2, OURS_INT8, load_ctranslate2
+from vanilla_transformer.benchmarks.work import texts_of_run
+from vanilla_transformer.console import run_command
+from vanilla_transformer.export.marian import to_marian
+from vanilla_transformer.hub import load_run
+from vanilla_transformer.paper.study import Section, show_study
+from vanilla_transformer.pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from vanilla_transformer.train.translate import one_line, translate_lines
+
+MARIAN_AS_THEY_COME = f"{MARIAN}, sentences as they come"
+# sentences that each engine is given at once, and that transformers' models have in a batch
+PIECE, BATCH = 256, 32
+# without a penalty the engine would end its search with the first hypothesis
+NO_PENALTY = 1e-6
+
+
+class Translator:
+    """One engine with the weights of a run, sentences in and translations out.
+
+    Args:
+        name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_AS_THEY_COME` or one of `CTRANSLATE2`.
+        run: A run folder.
+        num_beams: Hypotheses of each sentence.
+        max_new_tokens: Where a translation is cut.
+    """
+
+    def __init__(self, name: str, run: str, num_beams: int, max_new_tokens: int):
+        self.name, self.num_beams, self.max_new_tokens = name, num_beams, max_new_tokens
+        self.model, self.tokenizer = load_run(run)
+        self.model.eval()
+        if name in CTRANSLATE2:
+            self.engine = load_ctranslate2(
+                self.model, self.tokenizer, CTRANSLATE2[name], torch.device("cpu")
+            )
+        elif name not in (OURS, OURS_INT8):
+            with tempfile.TemporaryDirectory() as folder:
+                to_marian(self.model, self.tokenizer, Path(folder, "model"))
+                self.model = MarianMTModel.from_pretrained(Path(folder, "model")).eval()
+
+    def __call__(self, texts: Sequence[str]) -> list[str]:
+        """Translate.
+
+        Args:
+            texts: Sentences.
+
+        Returns:
+            Translations, in their order.
+        """
+        if self.name in (OURS, OURS_INT8):
+            return list(
+                translate_lines(
+                    self.model,
+                    self.tokenizer,
+                    texts,
+                    num_beams=self.num_beams,
+                    length_penalty_alpha=0.0,
+                    max_new_tokens=self.max_new_tokens,
+                    max_extra_tokens=None,
+                    int8=self.name == OURS_INT8,
+                )
+            )
+        if self.name in CTRANSLATE2:
+            return self._by_ctranslate2(texts)
+        order = range(len(texts))
+        if self.name == MARIAN:
+            order = sorted(order, key=lambda index: len(texts[index]))
+        given = [texts[index] for index in order]
+        found = translate(
+            self.model,
+            self.tokenizer,
+            given,
+            BATCH,
+            num_beams=self.num_beams,
+            # this is then the search of this package
+            length_penalty=0.0,
+            max_new_tokens=self.max_new_tokens,
+        )
+        return [one_line(text) for _, text in sorted(zip(order, found, strict=True))]
+
+    def _by_ctranslate2(self, texts: Sequence[str]) -> list[str]:
+        # it sorts by length itself
+        results = self.engine.translate_batch(
+            [
+                self.tokenizer.convert_ids_to_tokens(ids)
+                for ids in self.tokenizer(list(texts)).input_ids
+            ],
+            beam_size=self.num_beams,
+            length_penalty=NO_PENALTY,
+            max_decoding_length=self.max_new_tokens,
+            max_batch_size=TOKENS_PER_BATCH,
+            batch_type="tokens",
+        )
+        ids = [self.tokenizer.convert_tokens_to_ids(found.hypotheses[0]) for found in results]
+        return list(map(one_line, self.tokenizer.batch_decode(ids, skip_special_tokens=True)))
+
+
+def sections(
+    texts: list[str], references: list[str], flags: argparse.Namespace
+) -> Iterator[Section]:
+    """Translate the same sentences by each engine.
+
+    Args:
+        texts: Sentences.
+        references: Their translations.
+        flags: Of the command line.
+
+    Yields:
+        The one section.
+    """
+    names = [OURS, OURS_INT8, MARIAN, MARIAN_AS_THEY_COME]
+    absent = [] if find_spec("ctranslate2") else list(CTRANSLATE2)
+    names += [name for name in CTRANSLATE2 if name not in absent]
+    pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
+    amounts = [len(piece) for piece in pieces]
+    search = flags.run, flags.num_beams, flags.max_new_tokens
+    contenders = [Contender(name, Translator, (name, *search), pieces, amounts) for name in names]
+    said: dict[str, list[str]] = {}
+
+    def keep(found: dict[str, list[list[str]]]):
+        said.update({name: list(chain(*found[name])) for name in names})
+
+    results = race(contenders, flags.rounds, torch.device("cpu"), keep, range(len(pieces)))
+    metric = BLEU(tokenize=flags.bleu_tokenizer, force=True)
+    bleu = {name: metric.corpus_score(said[name], [references]).score for name in names}
+    equal = {name: sum(map(str.__eq__, said[name], said[MARIAN])) for name in names}
+    rows = [
+        (name, *ratio, rate, f"{bleu[name]:.2f}", equal[name], peak)
+        for name, *ratio, rate, _, peak in rows_of(results, MARIAN, None)
+    ]
+    yield Section(
+        name="natural",
+        title="Translations that end by themselves",
+        says=f"{len(texts):,} sentences, {PIECE} at once, {flags.num_beams} beams without a length "
+        f"penalty, float32 where int8 is not said. {MARIAN} has batches of {BATCH}, of sentences "
+        "of like length in the first row and as they come in the second; the others make their "
+        f"batches themselves, of {TOKENS_PER_BATCH:,} tokens at most. Text in, text out. Equal is "
+        f"how many translations are those of {MARIAN}. BLEU is {metric.get_signature()}. Each "
+        "contender has a process of its own, and does each piece in its turn; ratios are medians "
+        "over pieces and rounds, with quartiles; memory is beyond what the imports took."
+        + (f" Absent here: {', '.join(absent)}." if absent else ""),
+        columns=("contender", "ratio", "from", "to", "sentences/s", "BLEU", "equal", "peak MB"),
+        rows=rows,
+        figure=ratio_figure({f"{flags.num_beams} beams": rows}, MARIAN),
+        numbers={**numbers_of(results, None), "bleu": bleu, "equal": equal},
+    )
+
+
+def _measure(argv: list[str]):
+    parser = argparse.ArgumentParser(
+        prog="python -m vanilla_transformer.benchmarks.natural",
+        allow_abbrev=False,
+        description="Time translations that end by themselves, of a trained model and its text.",
+    )
+    parser.add_argument("run", metavar="RUN", help="a run folder, whose data is translated")
+    parser.add_argument("--split", default="test", help="of its data (%(default)s)")
+    parser.add_argument(
+        "--num_sentences", type=int, default=4 * PIECE, help="the first so many (%(default)s)"
+    )
+    parser.add_argument("--num_beams", type=int, default=4, help="(%(default)s)")
+    parser.add_argument(
+        "--max_new_tokens", type=int, default=200, help="where each search is cut (%(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=1, help="over all sentences (%(default)s)")
+    parser.add_argument("--threads", type=int, help="as torch has it if not given")
+    parser.add_argument("--bleu_tokenizer", default="13a", help="of sacreBLEU (%(default)s)")
+    parser.add_argument(
+        "--output_dir", type=Path, default=Path("runs/natural"), help="(%(default)s)"
+    )
+    flags = parser.parse_args(argv)
+    for name in ("num_sentences", "num_beams", "max_new_tokens", "rounds", "threads"):
+        value: Any = getattr(flags, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")
+    sides = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
+    if flags.threads is not None:
+        torch.set_num_threads(flags.threads)
+    show_study(sections(*sides, flags), "Translations that end by themselves", flags.output_dir)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Measure, and turn what goes wrong into one sentence.
+
+    Args:
+        argv: The arguments; the process's own if not given.
+
+    Returns:
+        0 if all went well, 1 if it was refused.
+    """
+    return run_command(lambda: _measure(sys.argv[1:] if argv is None else argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
