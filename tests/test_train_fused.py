@@ -243,9 +243,9 @@ def onednn(monkeypatch):
         pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(fused, "is_intel", lambda: False)
-    fused.has_wide_vectors_of_another.cache_clear()
+    fused.is_onednn_faster.cache_clear()
     yield
-    fused.has_wide_vectors_of_another.cache_clear()
+    fused.is_onednn_faster.cache_clear()
 
 
 @pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
@@ -298,6 +298,7 @@ def test_other_layers_and_precisions_are_left_to_torch(onednn):
     torch.testing.assert_close(model[1](x), expected)
     # what is given may lie in memory in any way
     torch.testing.assert_close(model[1](x.expand(2, 5, 3)), expected.expand(2, 5, 3))
+    torch.testing.assert_close(model[1](x[0, 0]), expected[0, 0])
     with Products() as products, torch.autocast("cpu", torch.bfloat16):
         assert model[1](x).dtype == torch.bfloat16
     assert model[1](x[:0]).shape == (0, 1, 3)
@@ -321,7 +322,7 @@ def test_onednn_is_taken_where_it_is_the_faster_and_right(
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     monkeypatch.setattr(fused, "is_intel", lambda: is_intel)
     monkeypatch.setattr(fused, "onednn_product", lambda *args: right(*args) + (not is_right))
-    assert fused.has_wide_vectors_of_another() is expected
+    assert fused.is_onednn_faster() is expected
 
 
 class Attended(TorchDispatchMode):

@@ -108,7 +108,7 @@ class LossOfStates(torch.autograd.Function):
 
 
 @functools.cache
-def has_wide_vectors_of_another() -> bool:
+def is_onednn_faster() -> bool:
     """Whether oneDNN is the faster in float32 here: MKL has 512 bits on Intel's processors only.
 
     Its operator is there for torch's own use and promises little, so it is tried, once in a
@@ -119,7 +119,8 @@ def has_wide_vectors_of_another() -> bool:
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or is_intel():
         return False
-    x, weight = torch.randn(2, 90, 70, generator=torch.Generator().manual_seed(0))
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 90, 70, generator=generator, dtype=torch.float32)
     try:
         products = onednn_product(x, weight), onednn_product(x.T, weight.T)
     except (AttributeError, RuntimeError):
@@ -139,7 +140,7 @@ def is_for_onednn(x: Tensor) -> bool:
         Whether it is.
     """
     is_single = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-    return is_single and has_wide_vectors_of_another()
+    return is_single and is_onednn_faster()
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -181,11 +182,12 @@ class OneDnnLinear(nn.Linear):
         Returns:
             [..., outputs].
         """
+        is_single = is_for_onednn(x) and self.weight.dtype == x.dtype
         is_half = torch.is_autocast_enabled(x.device.type)
-        if is_half or torch.compiler.is_compiling() or not is_for_onednn(x):
+        if not is_single or is_half or torch.compiler.is_compiling():
             return super().forward(x)
-        product = _OneDnnProduct.apply(x.flatten(0, -2), self.weight, self.bias)
-        return product.view(*x.shape[:-1], -1)
+        rows = x.reshape(-1, x.shape[-1])
+        return _OneDnnProduct.apply(rows, self.weight, self.bias).view(*x.shape[:-1], -1)
 
 
 class _OneDnnProduct(torch.autograd.Function):
@@ -447,7 +449,7 @@ def use_onednn(model: nn.Module) -> None:
     Args:
         model: Whose linear layers become of another class, in place, with their weights and hooks.
     """
-    if has_wide_vectors_of_another():
+    if is_onednn_faster():
         for module in model.modules():
             if type(module) is nn.Linear:
                 module.__class__ = OneDnnLinear
