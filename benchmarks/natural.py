@@ -39,8 +39,6 @@ from vanilla_transformer.train.translate import one_line, translate_lines
 MARIAN_AS_THEY_COME = f"{MARIAN}, sentences as they come"
 # sentences that each engine is given at once, and that transformers' models have in a batch
 PIECE, BATCH = 256, 32
-# without a penalty the engine would end its search with the first hypothesis
-NO_PENALTY = 1e-6
 
 
 class Translator:
@@ -100,7 +98,6 @@ class Translator:
             given,
             BATCH,
             num_beams=self.num_beams,
-            # this is then the search of this package
             length_penalty=0.0,
             max_new_tokens=self.max_new_tokens,
         )
@@ -114,7 +111,7 @@ class Translator:
                 for ids in self.tokenizer(list(texts)).input_ids
             ],
             beam_size=self.num_beams,
-            length_penalty=NO_PENALTY,
+            length_penalty=0,
             max_decoding_length=self.max_new_tokens,
             max_batch_size=TOKENS_PER_BATCH,
             batch_type="tokens",

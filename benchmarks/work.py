@@ -14,7 +14,7 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train.batches import Collator, plan_steps, steps_for
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.data import load_texts, vocabulary_texts
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.run_folder import read_recipe
@@ -118,12 +118,11 @@ def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], l
         ValueError: If there is no such split.
     """
     recipe = read_recipe(run)
-    sides = recipe.source_lang, recipe.target_lang
+    sides = [recipe.source_lang, recipe.target_lang]
     splits = load_translations(recipe.dataset, recipe.name, *sides, recipe.revision)
     if split not in splits:
         raise ValueError(f"split must be one of {', '.join(splits)}, got {split!r}.")
-    pairs = splits[split]["translation"][:count]
-    source, target = ([pair[side] for pair in pairs] for side in sides)
+    source, target = texts_of(splits[split].with_format("arrow")[:count], sides, split)
     return source, target
 
 

@@ -243,6 +243,7 @@ def onednn(monkeypatch):
         pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     monkeypatch.setattr(fused, "is_intel", lambda: False)
+    monkeypatch.setattr(fused, "SMALLEST_FOR_ONEDNN", 1)
     fused.is_onednn_faster.cache_clear()
     yield
     fused.is_onednn_faster.cache_clear()
@@ -283,10 +284,20 @@ def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn)
     handle.remove()
     suit_processor(model, is_half=True)
     assert why_not(model.eval()) is None
-    assert "training" in why_not(model.train())
+    model.model.decoder.layers[1].dropout.train()
+    assert why_not(model) == "a model in evaluation mode, got its CheapDropout in training"
 
 
-def test_other_layers_and_precisions_are_left_to_torch(onednn):
+def test_what_is_compiled_does_not_break_off_at_its_products(batch, onednn):
+    model = train_toys.toy_model(dropout=0.0).train()
+    inputs = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}
+    expected = model(**inputs).logits
+    suit_processor(model, is_half=False)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    torch.testing.assert_close(compiled(**inputs).logits, expected)
+
+
+def test_other_layers_and_precisions_are_left_to_torch(onednn, monkeypatch):
     class Own(torch.nn.Linear):
         pass
 
@@ -302,7 +313,12 @@ def test_other_layers_and_precisions_are_left_to_torch(onednn):
     with Products() as products, torch.autocast("cpu", torch.bfloat16):
         assert model[1](x).dtype == torch.bfloat16
     assert model[1](x[:0]).shape == (0, 1, 3)
-    assert model.double()[1](x.double()).dtype == torch.float64
+    with products:
+        torch.testing.assert_close(model.eval()[1](x), expected)
+        assert model.train().double()[1](x.double()).dtype == torch.float64
+        # a kernel for small matrices would be made for longer than it is used
+        monkeypatch.setattr(fused, "SMALLEST_FOR_ONEDNN", 10)
+        model.float()[1](x)
     assert products.numbers["_linear_pointwise"] == 0
 
 

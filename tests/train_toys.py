@@ -19,6 +19,8 @@ from vanilla_transformer.train.config import TrainConfig, load_config
 
 LAUNCH_FILES = Path(vanilla_transformer.train.__path__[0]) / "launch"
 WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905
+# seconds after which a run that should take some of them hangs
+LONGEST_RUN = 900
 
 
 def write_corpus(folder: Path, pairs: int = 90, seed: int = 3) -> Path:
@@ -127,7 +129,11 @@ def environment() -> dict[str, str]:
 def run_command(*arguments, **options) -> subprocess.CompletedProcess:
     """Run a training to its end, and show what it said if it fails."""
     result = subprocess.run(
-        command(*arguments, **options), env=environment(), capture_output=True, text=True
+        command(*arguments, **options),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LONGEST_RUN,
     )
     assert result.returncode == 0, result.stderr
     return result

@@ -23,6 +23,8 @@ from vanilla_transformer.engine_vanilla_transformer import is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
+# of matrices, below which to make oneDNN's kernel for their shapes takes longer than it saves
+SMALLEST_FOR_ONEDNN = 2**14
 # a decision of dropout has 16 random bits
 LANES = 2**16
 # the name under which the library knows `attention_in_float32`
@@ -130,17 +132,19 @@ def is_onednn_faster() -> bool:
     return all(map(functools.partial(torch.allclose, atol=1e-4), products, expected))
 
 
-def is_for_onednn(x: Tensor) -> bool:
-    """Whether oneDNN is the faster to multiply a matrix.
+def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
+    """Whether oneDNN is the faster to multiply two matrices.
 
     Args:
-        x: Of any shape.
+        x: [..., inputs].
+        weight: [outputs, inputs].
 
     Returns:
         Whether it is.
     """
-    is_single = x.device.type == "cpu" and x.dtype == torch.float32 and x.numel() > 0
-    return is_single and is_onednn_faster()
+    is_single = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
+    is_large = min(x.numel(), weight.numel()) >= SMALLEST_FOR_ONEDNN
+    return is_single and is_large and is_onednn_faster()
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -167,11 +171,11 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
     Returns:
         [rows, outputs].
     """
-    return (onednn_product if is_for_onednn(x) else F.linear)(x, weight)
+    return (onednn_product if is_for_onednn(x, weight) else F.linear)(x, weight)
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose products, there and back, are oneDNN's in float32 on a processor."""
+    """A linear layer whose products in training, there and back, are oneDNN's in float32."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Multiply.
@@ -182,9 +186,10 @@ class OneDnnLinear(nn.Linear):
         Returns:
             [..., outputs].
         """
-        is_single = is_for_onednn(x) and self.weight.dtype == x.dtype
-        is_half = torch.is_autocast_enabled(x.device.type)
-        if not is_single or is_half or torch.compiler.is_compiling():
+        # what is compiled is not to break off here
+        if torch.compiler.is_compiling() or not self.training:
+            return super().forward(x)
+        if torch.is_autocast_enabled(x.device.type) or not is_for_onednn(x, self.weight):
             return super().forward(x)
         rows = x.reshape(-1, x.shape[-1])
         return _OneDnnProduct.apply(rows, self.weight, self.bias).view(*x.shape[:-1], -1)
@@ -261,7 +266,7 @@ def _loss_and_gradients(
 def _product_added(sum_so_far: Tensor | None, powers: Tensor, weighted: Tensor) -> Tensor:
     if sum_so_far is None:
         return product(powers.T, weighted.T).float()
-    if powers.dtype == torch.float32 and not is_for_onednn(powers):
+    if powers.dtype == torch.float32 and not is_for_onednn(powers, weighted):
         return sum_so_far.addmm_(powers.T, weighted)
     return sum_so_far.add_(product(powers.T, weighted.T))
 
@@ -444,10 +449,11 @@ def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let a model multiply by oneDNN, where that is the faster in float32.
+    """Let a model multiply with oneDNN in training, where that is the faster in float32.
 
     Args:
-        model: Whose linear layers become of another class, in place, with their weights and hooks.
+        model: Whose linear layers become of another class, in place, with their weights and hooks;
+            tools that look for `nn.Linear` itself do not find them then.
     """
     if is_onednn_faster():
         for module in model.modules():
