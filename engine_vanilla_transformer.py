@@ -41,12 +41,7 @@ INT8_KERNELS = ("fbgemm", "onednn")
 FEW_OUTPUTS = 2**19
 
 PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
-# activations, and what takes the place of plain modules in training
-HOMES_OF_PLAIN_MODULES = (
-    "transformers.activations",
-    "torch.nn.modules.activation",
-    "vanilla_transformer.train.fused",
-)
+ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
 ATTENTION_KERNELS = ("eager", "sdpa", "sdpa_float32")
 # where hooks come from that do nothing to a search: what is left after outputs of layers were asked
 # for, and what lets gradients begin at the embeddings
@@ -733,8 +728,9 @@ def why_not(model: nn.Module) -> str | None:
         if any(hook.__module__ not in HARMLESS_HOOKS for hook in hooks):
             return "no hooks on modules, got one"
         is_ours = getattr(home, kind.__name__, None) is kind
-        is_plain = kind in PLAIN_MODULES or kind.__module__ in HOMES_OF_PLAIN_MODULES
-        if not (is_plain or is_ours):
+        # what takes a plain module's place in training says so
+        is_plain = kind in PLAIN_MODULES or getattr(kind, "is_plain_in_evaluation", False)
+        if not (is_plain or is_ours or kind.__module__ in ACTIVATION_MODULES):
             return f"plain modules, got {kind.__name__} of {kind.__module__}"
         # others do the same in either mode, and new ones are made in training
         if module.training and (is_ours or isinstance(module, nn.Dropout)):

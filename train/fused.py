@@ -177,6 +177,8 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 class OneDnnLinear(nn.Linear):
     """A linear layer whose products in training, there and back, are oneDNN's in float32."""
 
+    is_plain_in_evaluation = True
+
     def forward(self, x: Tensor) -> Tensor:
         """Multiply.
 
@@ -369,6 +371,8 @@ class CheapDropout(nn.Dropout):
     A decision has 16 bits of a number from a fast generator, whose seed torch's own draws: what is
     dropped is a function of torch's seed. The scale is exact for the share that is dropped.
     """
+
+    is_plain_in_evaluation = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Drop some, and scale the others up.

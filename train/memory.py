@@ -22,8 +22,8 @@ SCORE_COPIES, SCORE_COPIES_WITH_DROPOUT = 1, 3
 SLACK = 1.35
 # what a driver, a library's own buffers and other programs may yet take of what is free
 USABLE = 0.9
-# buffers of the libraries that multiply, and what the allocator keeps between two tensors
-LIBRARY_BYTES = 2**25
+# buffers and kernels of the libraries that multiply, and what the allocator keeps between tensors
+LIBRARY_BYTES = 2**26
 # more of them at once is no faster on a processor
 CPU_TOKENS = 4096
 CGROUP = Path("/sys/fs/cgroup")
@@ -194,8 +194,8 @@ def keep_memory() -> None:
     """Let the C library keep what a step of training frees, for the next step.
 
     It would give large tensors back to the system, which makes them anew of empty pages: an eighth
-    of the time of a step. Where there is no such library, nothing changes. oneDNN, which multiplies
-    in half precision, is to keep little: it makes a kernel for each shape of a batch, and thousands
+    of the time of a step. Where there is no such library, nothing changes. oneDNN, where it is what
+    multiplies, is to keep little: it makes a kernel for each shape of a batch, and thousands
     of them, between the tensors, leave the memory in so many pieces that to find one takes longer
     and longer.
     """
