@@ -1,6 +1,5 @@
 """How many translations of an exported model are ours: `python -m ...benchmarks.exports RUN`."""
 
-import argparse
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ import onnxruntime
 import torch
 from transformers import MarianMTModel, PreTrainedModel
 
-from vanilla_transformer.benchmarks.work import texts_of_run
+from vanilla_transformer.benchmarks.work import run_parser, texts_of_run
 from vanilla_transformer.console import run_command
 from vanilla_transformer.export.ctranslate2 import to_ctranslate2
 from vanilla_transformer.export.marian import to_marian
@@ -234,17 +233,8 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
 
 
 def _measure(argv: list[str]):
-    parser = argparse.ArgumentParser(
-        prog="python -m vanilla_transformer.benchmarks.exports",
-        allow_abbrev=False,
-        description="Count how many translations of an exported model are ours.",
-    )
-    parser.add_argument("run", metavar="RUN", help="a run folder, whose data is translated")
-    parser.add_argument("--split", default="test", help="of its data (%(default)s)")
+    parser = run_parser("exports", "Count how many translations of an exported model are ours.")
     parser.add_argument("--num_sentences", type=int, help="the first so many; all if not given")
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("runs/exports"), help="(%(default)s)"
-    )
     flags = parser.parse_args(argv)
     if flags.num_sentences is not None and flags.num_sentences < 1:
         raise ValueError(f"num_sentences must be at least 1, got {flags.num_sentences}.")

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from sacrebleu.metrics import BLEU
 from transformers import MarianMTModel
 
 from vanilla_transformer.benchmarks.contest import (
@@ -28,12 +27,14 @@ from vanilla_transformer.benchmarks.contest import (
 from vanilla_transformer.benchmarks.marian_trainer import translate
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import CTRANSLATE2, OURS_INT8, load_ctranslate2
-from vanilla_transformer.benchmarks.work import texts_of_run
+from vanilla_transformer.benchmarks.work import run_parser, texts_of_run
 from vanilla_transformer.console import run_command
 from vanilla_transformer.export.marian import to_marian
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.paper.study import Section, show_study
 from vanilla_transformer.pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from vanilla_transformer.train.run_folder import read_recipe
+from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.translate import one_line, translate_lines
 
 MARIAN_AS_THEY_COME = f"{MARIAN}, sentences as they come"
@@ -146,8 +147,10 @@ def sections(
         said.update({name: list(chain(*found[name])) for name in names})
 
     results = race(contenders, flags.rounds, torch.device("cpu"), keep, range(len(pieces)))
-    metric = BLEU(tokenize=flags.bleu_tokenizer, force=True)
-    bleu = {name: metric.corpus_score(said[name], [references]).score for name in names}
+    tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer
+    scores = {name: score_translations(said[name], references, tokenizer) for name in names}
+    bleu = {name: score["bleu"] for name, score in scores.items()}
+    signature = scores[OURS]["bleu_signature"]
     equal = {name: sum(map(str.__eq__, said[name], said[MARIAN])) for name in names}
     rows = [
         (name, *ratio, rate, f"{bleu[name]:.2f}", equal[name], peak)
@@ -160,7 +163,7 @@ def sections(
         f"penalty, float32 where int8 is not said. {MARIAN} has batches of {BATCH}, of sentences "
         "of like length in the first row and as they come in the second; the others make their "
         f"batches themselves, of {TOKENS_PER_BATCH:,} tokens at most. Text in, text out. Equal is "
-        f"how many translations are those of {MARIAN}. BLEU is {metric.get_signature()}. Each "
+        f"how many translations are those of {MARIAN}. BLEU is {signature}. Each "
         "contender has a process of its own, and does each piece in its turn; ratios are medians "
         "over pieces and rounds, with quartiles; memory is beyond what the imports took."
         + (f" Absent here: {', '.join(absent)}." if absent else ""),
@@ -172,13 +175,9 @@ def sections(
 
 
 def _measure(argv: list[str]):
-    parser = argparse.ArgumentParser(
-        prog="python -m vanilla_transformer.benchmarks.natural",
-        allow_abbrev=False,
-        description="Time translations that end by themselves, of a trained model and its text.",
+    parser = run_parser(
+        "natural", "Time translations that end by themselves, of a trained model and its text."
     )
-    parser.add_argument("run", metavar="RUN", help="a run folder, whose data is translated")
-    parser.add_argument("--split", default="test", help="of its data (%(default)s)")
     parser.add_argument(
         "--num_sentences", type=int, default=4 * PIECE, help="the first so many (%(default)s)"
     )
@@ -188,10 +187,6 @@ def _measure(argv: list[str]):
     )
     parser.add_argument("--rounds", type=int, default=1, help="over all sentences (%(default)s)")
     parser.add_argument("--threads", type=int, help="as torch has it if not given")
-    parser.add_argument("--bleu_tokenizer", default="13a", help="of sacreBLEU (%(default)s)")
-    parser.add_argument(
-        "--output_dir", type=Path, default=Path("runs/natural"), help="(%(default)s)"
-    )
     flags = parser.parse_args(argv)
     for name in ("num_sentences", "num_beams", "max_new_tokens", "rounds", "threads"):
         value: Any = getattr(flags, name)

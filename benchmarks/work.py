@@ -1,5 +1,6 @@
 """What is measured: text as batches, models by size, and the useful work that they are."""
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,6 +102,27 @@ def read_corpus(config: TrainConfig) -> Corpus:
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
     rows, _ = drop_untrainable(rows, "train", config.max_length)
     return Corpus(sentences, tokenizer, rows, *lengths(rows))
+
+
+def run_parser(name: str, description: str) -> argparse.ArgumentParser:
+    """The command line of a benchmark of a trained model.
+
+    Args:
+        name: Of its module.
+        description: What it does.
+
+    Returns:
+        A parser of the run, the split and the folder to write to.
+    """
+    made = argparse.ArgumentParser(
+        prog=f"python -m vanilla_transformer.benchmarks.{name}",
+        allow_abbrev=False,
+        description=description,
+    )
+    made.add_argument("run", metavar="RUN", help="a run folder, whose data is translated")
+    made.add_argument("--split", default="test", help="of its data (%(default)s)")
+    made.add_argument("--output_dir", type=Path, default=Path("runs", name), help="(%(default)s)")
+    return made
 
 
 def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], list[str]]:

@@ -224,7 +224,7 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
-    train(train_toys.toy_config(corpus, run, max_steps=3))
+    train(train_toys.toy_config(corpus, run, max_steps=3, bleu_tokenizer="char"))
     sources, references = work.texts_of_run(run, "test", 5)
     assert [len(source) for source in sources] == [len(reference) for reference in references]
     assert len(sources) == 5
@@ -234,7 +234,7 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     monkeypatch.setattr(natural, "texts_of_run", lambda *_: (sources, [*said[:4], "another one"]))
     monkeypatch.setattr(natural, "PIECE", 3)
     out = tmp_path / "out"
-    search = ["--num_beams", "1", "--max_new_tokens", "12", "--bleu_tokenizer", "char"]
+    search = ["--num_beams", "1", "--max_new_tokens", "12"]
     assert natural.main([str(run), *search, "--output_dir", str(out)]) == 0
     section = json.loads((out / "study.json").read_text())["sections"]["natural"]
     rows = {row[0]: row for row in section["rows"]}
@@ -287,7 +287,9 @@ def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsy
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
     # until it is sure enough that rounding decides nothing
-    train(train_toys.toy_config(corpus, run, max_steps=200, save_every_steps=200))
+    sizes = {"hidden_size": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0}
+    settings = {"model": sizes, "max_steps": 300, "warmup_steps": 100, "save_every_steps": 300}
+    train(train_toys.toy_config(corpus, run, **settings))
     out = tmp_path / "out"
     assert exports.main([str(run), "--output_dir", str(out)]) == 0
     rows = json.loads((out / "study.json").read_text())["sections"]["exports"]["rows"]

@@ -194,10 +194,10 @@ def keep_memory() -> None:
     """Let the C library keep what a step of training frees, for the next step.
 
     It would give large tensors back to the system, which makes them anew of empty pages: an eighth
-    of the time of a step. Where there is no such library, nothing changes. oneDNN, where it is what
-    multiplies, is to keep little: it makes a kernel for each shape of a batch, and thousands
-    of them, between the tensors, leave the memory in so many pieces that to find one takes longer
-    and longer.
+    of the time of a step. Where there is no such library, nothing changes. oneDNN, where it
+    multiplies, is to keep little: it makes a kernel for each shape of a batch, and thousands of
+    them, between the tensors, leave the memory in so many pieces that to find one takes longer and
+    longer.
     """
     for name in KERNEL_CACHES:
         os.environ.setdefault(name, str(KEPT_KERNELS))
