@@ -1,8 +1,9 @@
-"""The model's arithmetic laid out for search on a CPU: the same numbers, sooner.
+"""The model's arithmetic laid out for search: the same numbers, sooner.
 
 `generate` takes it wherever it finds the same translations as the model's own modules, which stay
 the reference. Weights are packed once and watched: what changes them is seen before the next
-search.
+search. On a GPU, where to begin a kernel takes longer than its arithmetic, it is the number of
+kernels that is small, and the host waits for the device once a step.
 
 Shapes: B sentences, R rows of each (1 or beams), S source positions, N source tokens without
 padding, W slots of the self-attention cache, h heads, C candidates, V tokens in the vocabulary.
@@ -40,6 +41,9 @@ SMALLEST_SCALE = 1e-12
 INT8_KERNELS = ("fbgemm", "onednn")
 FEW_OUTPUTS = 2**19
 
+# a processor's packed products are of one type
+CPU_DTYPES = (torch.float32,)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
 ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
 ATTENTION_KERNELS = ("eager", "sdpa", "sdpa_float32")
@@ -63,7 +67,11 @@ class FloatProduct:
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
         weight, self.bias = side_by_side(layers)
         self.then_relu = then_relu
-        self.library = packing_library()
+        is_on_cpu = weight.device.type == "cpu"
+        self.library = packing_library() if is_on_cpu else None
+        if not is_on_cpu:
+            self.weight = weight.t()
+            return
         if self.library is None:
             self.weight = weight.t().contiguous()
             return
@@ -169,7 +177,8 @@ class PackedAttention:
             query: [B * R, h * d_k].
             keys: [B, h, d_k, W].
             values: [B, h, W, d_v].
-            bias: 0 where attention is allowed, -inf where not, [B * h, 1 or R, W].
+            bias: 0 where attention is allowed, -inf where not, [B * h, 1 or R, W], of the
+                query's type.
 
         Returns:
             [B * R, h * d_v].
@@ -295,7 +304,7 @@ class SearchEngine:
                     part.reshape(sentences, length, attention.num_heads, -1) for part in heads
                 )
                 keys, values = keys.permute(0, 2, 3, 1), values.transpose(1, 2)
-                context = attention(query, keys, values, tokens.bias(attention.num_heads))
+                context = attention(query, keys, values, tokens.bias(attention.num_heads, x.dtype))
                 return attention.out(tokens.packed(context))
 
             x = layer.add_and_norm(x, attend_to_source, layer.self_attention_norm)
@@ -323,7 +332,7 @@ class SearchEngine:
         parts = [part.unflatten(-1, (heads, -1)) for part in padded.split(widths, dim=-1)]
         keys = [part.permute(0, 2, 3, 1).contiguous() for part in parts[::2]]  # [B, h, d_k, S]
         values = [part.transpose(1, 2).contiguous() for part in parts[1::2]]  # [B, h, S, d_v]
-        return Decoding(self, keys, values, tokens.bias(heads))
+        return Decoding(self, keys, values, tokens.bias(heads, memory.dtype))
 
     def logits(self, states: Tensor) -> Tensor:
         """Score every token.
@@ -332,9 +341,9 @@ class SearchEngine:
             states: Last states of the decoder, [rows, d_model].
 
         Returns:
-            [rows, V].
+            In float32, [rows, V].
         """
-        return self.vocabulary(states)
+        return self.vocabulary(states).float()
 
     def likeliest(
         self, states: Tensor, count: int, suppressed: Sequence[int] = ()
@@ -350,6 +359,9 @@ class SearchEngine:
             Log-probabilities and tokens, [rows, C] each, the likeliest first.
         """
         logits = self.logits(states)
+        if not suppressed:
+            best, tokens = largest(logits, count)
+            return best - log_sum_exp_(logits, best[:, :1]), tokens
         suppressed = list(suppressed)
         kept = logits[:, suppressed]
         logits[:, suppressed] = -torch.inf
@@ -465,7 +477,7 @@ class Decoding:
         is_past = self.is_past[:, :, : self.num_used]  # [B, R, W]
         if self.num_used == self.length:
             return None
-        bias = is_past.new_zeros(is_past.shape, dtype=torch.float32)
+        bias = is_past.new_zeros(is_past.shape, dtype=self.keys[0].dtype)
         bias.masked_fill_(~is_past, -torch.inf)
         return bias[:, None].expand(-1, self.num_heads, -1, -1).flatten(0, 1)  # [B * h, R, W]
 
@@ -528,11 +540,11 @@ class _Tokens:
             self.is_token = attention_mask.bool()
             self.index = self.is_token.flatten().nonzero()[:, 0]  # [N]
 
-    def bias(self, num_heads: int) -> Tensor | None:
+    def bias(self, num_heads: int, dtype: torch.dtype) -> Tensor | None:
         """0 for a token, -inf for padding, [B * h, 1, S]; None for no padding."""
         if self.is_token is None:
             return None
-        bias = self.is_token.new_zeros(self.is_token.shape, dtype=torch.float32)
+        bias = self.is_token.new_zeros(self.is_token.shape, dtype=dtype)
         bias.masked_fill_(~self.is_token, -torch.inf)
         return bias.repeat_interleave(num_heads, dim=0)[:, None]
 
@@ -698,16 +710,19 @@ def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
     Returns:
         [rows, 1].
     """
-    if bool((highest.abs() < LARGEST_SAFE_LOGIT).all()):
+    is_on_cpu = logits.device.type == "cpu"
+    # to ask a GPU is to wait for it
+    if is_on_cpu and bool((highest.abs() < LARGEST_SAFE_LOGIT).all()):
         return logits.exp_().sum(dim=1, keepdim=True).log_()
     return logits.logsumexp(dim=1, keepdim=True)
 
 
-def why_not(model: nn.Module) -> str | None:
+def why_not(model: nn.Module, int8: bool = False) -> str | None:
     """What about a model the engine could not follow.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
+        int8: Whether products are to be in whole numbers.
 
     Returns:
         A clause that says what; None where there is nothing.
@@ -715,7 +730,8 @@ def why_not(model: nn.Module) -> str | None:
     kernel = model.config._attn_implementation
     if kernel not in ATTENTION_KERNELS:
         return f"attention by {' or '.join(ATTENTION_KERNELS)}, got {kernel}"
-    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling():
+    device = model.device
+    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return "neither autocast nor compilation, got one"
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         return "no hooks on modules, got one"
@@ -735,11 +751,17 @@ def why_not(model: nn.Module) -> str | None:
         # others do the same in either mode, and new ones are made in training
         if module.training and (is_ours or isinstance(module, nn.Dropout)):
             return f"a model in evaluation mode, got its {kind.__name__} in training"
+    if int8 and device.type != "cpu":
+        return f"a model on the CPU, got {device}"
+    dtypes = CPU_DTYPES if device.type == "cpu" else DTYPES
+    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
     for parameter in model.parameters():
-        if type(parameter) is not nn.Parameter or parameter.dtype != torch.float32:
-            return f"plain weights in float32, got {parameter.dtype}"
-        if parameter.device.type != "cpu":
-            return f"a model on the CPU, got {parameter.device}"
+        if type(parameter) is not nn.Parameter or parameter.dtype not in dtypes:
+            return f"plain weights in {names}, got {parameter.dtype}"
+        if parameter.device != device:
+            return f"a model on one device, got {device} and {parameter.device}"
+        if parameter.dtype != model.dtype:
+            return f"weights of one type, got {model.dtype} and {parameter.dtype}"
     return None
 
 
@@ -792,18 +814,20 @@ def _fingerprint(model: nn.Module) -> tuple:
         weight = parameter.detach()
         # of what is made for inference alone nobody counts it
         version = None if parameter.is_inference() else parameter._version
-        places.append((weight.data_ptr(), weight.shape, weight.stride(), version))
-        if weight.dim() == 1:
-            numbers.append(weight)
-        else:
-            numbers.append(torch.mv(weight, _random_vector(weight.shape[1])))
+        where = weight.device, weight.dtype
+        places.append((weight.data_ptr(), weight.shape, weight.stride(), version, *where))
+        if weight.dim() > 1:
+            weight = torch.mv(weight, _random_vector(weight.shape[1], *where))
+        numbers.append(weight.float())
     # by their bits: not a number is equal to itself
     return tuple(settings), tuple(places), torch.cat(numbers).view(torch.int32)
 
 
-def _random_vector(size: int) -> Tensor:
+@functools.cache
+def _random_vector(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(size)
-    return torch.rand(size, generator=generator, dtype=torch.float32) + 0.5
+    vector = torch.rand(size, generator=generator, dtype=torch.float32) + 0.5
+    return vector.to(device, dtype)
 
 
 __all__ = ["Decoding", "SearchEngine", "engine_for", "forget_engine", "why_not"]

@@ -225,7 +225,10 @@ class PaperSearchMixin:
         """What computes this search; None where that are the model's own modules."""
         config = generation_config
         only_modules_can = only_modules_can or needs_modules(config, model_kwargs)
-        if only_modules_can is None and (only_modules_can := why_not(self)) is not None:
+        if (
+            only_modules_can is None
+            and (only_modules_can := why_not(self, bool(config.int8))) is not None
+        ):
             # of a model that was moved or changed; its weights would be kept as they were
             forget_engine(self)
         if only_modules_can is None:
@@ -381,6 +384,10 @@ class PaperBeamSearch:
         self.config = generation_config
         self.synced_gpus = synced_gpus
         self.model_kwargs = model_kwargs
+        self.forward = model
+        # with a cache of fixed size on a GPU, as the library's own searches
+        if engine is None and model._valid_auto_compile_criteria(model_kwargs, generation_config):
+            self.forward = model.get_compiled_call(generation_config.compile_config)
         self.logits_processor = logits_processor
         # the bound is kept below, and the end token is known without looking at whole hypotheses;
         # a caller's own criteria of these kinds stand in the place of those that were prepared
@@ -403,8 +410,10 @@ class PaperBeamSearch:
         self.limits = new_token_limits(
             input_ids, stopping_criteria, generation_config, model_kwargs, self.num_beams
         )
+        self.first_limit = int(self.limits.min())
         # where each searched sentence stands in the batch as it was given
         self.places = torch.arange(self.num_sentences, device=input_ids.device)
+        self.has_result = [False] * self.num_sentences
 
         length = self.prompt_length + int(self.limits.max())
         shape = (self.num_sentences, self.num_beams)
@@ -439,8 +448,9 @@ class PaperBeamSearch:
             scored = self._next_scores(step)
             if finished_here:
                 continue
-            done = self._advance(scored, step)
-            finished_here = bool(done.all())
+            # the one time in a step that the host waits for the device
+            done = self._advance(scored, step).tolist()
+            finished_here = all(done)
             self._leave(done, finished_here)
         return self._output()
 
@@ -480,7 +490,8 @@ class PaperBeamSearch:
             is_first_iteration=step == 1,
             **self.model_kwargs,
         )
-        outputs = self.model(**inputs, return_dict=True)
+        # the first tokens have shapes of their own
+        outputs = (self.model if step == 1 else self.forward)(**inputs, return_dict=True)
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=True
         )
@@ -522,8 +533,9 @@ class PaperBeamSearch:
         self.chosen_beams = beams.gather(1, chosen)
 
         at_limit = step >= self.limits
-        cut = self.open.scores / gnmt_length_penalty(step, self.alpha)
-        self._fill_with_cut(at_limit, cut)
+        if step >= self.first_limit:
+            cut = self.open.scores / gnmt_length_penalty(step, self.alpha)
+            self._fill_with_cut(at_limit, cut)
         # log-probabilities only fall, so the penalty at either end of what is left bounds the score
         best_open = self.open.scores[:, 0]
         attainable = torch.maximum(
@@ -560,8 +572,6 @@ class PaperBeamSearch:
     def _fill_with_cut(self, at_limit: Tensor, cut_scores: Tensor):
         """Where a sentence must stop, let cut hypotheses take the places no complete one has."""
         missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
-        if not missing.any():
-            return
         # the open ones stand best first: the first of them goes to the first empty place
         rank = (missing.cumsum(dim=1) - 1).clamp(min=0)
         cut = Hypotheses(self.open.ids, self.open.origins, cut_scores).pick(rank)
@@ -572,26 +582,37 @@ class PaperBeamSearch:
             torch.where(missing, cut.scores, self.complete.scores),
         )
 
-    def _leave(self, done: Tensor, all_done: bool):
+    def _leave(self, done: list[bool], all_done: bool):
         """Set done sentences' results, take them out, and line the cache up with the beams."""
-        newly_done = done & (self.results.scores[self.places, 0] == -torch.inf)
-        places = self.places[newly_done]
-        self.results.ids[places] = self.complete.ids[newly_done]
-        self.results.origins[places] = self.complete.origins[newly_done]
-        self.results.scores[places] = self.complete.scores[newly_done]
+        newly_done = [
+            row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
+        ]
+        if newly_done:
+            rows = self.places.new_tensor(newly_done)
+            places = self.places[rows]
+            self.results.ids[places] = self.complete.ids[rows]
+            self.results.origins[places] = self.complete.origins[rows]
+            self.results.scores[places] = self.complete.scores[rows]
+            for row in newly_done:
+                self.has_result[row] = True
         if all_done:
             return
+        stays = [row for row, is_done in enumerate(done) if not is_done]
         if self.decoding is not None:
-            self._leave_engine(done)
+            kept = None
+            if len(done) - len(stays) >= max(1, SHARE_THAT_LEAVES * len(done)):
+                kept = self._keep(stays)
+                self.chosen_beams = self.chosen_beams[kept]
+            self.decoding.follow(self.chosen_beams, kept)
             return
         cache = self.model_kwargs.get("past_key_values")
         fixed_size = cache is not None and cache.is_compileable
-        stays = torch.arange(len(self.places), device=done.device)
         # outputs for each step, and collective steps, need every row to the end
-        if not (fixed_size or self.config.return_dict_in_generate or self.synced_gpus):
-            stays = stays[~done]
-        rows = (stays[:, None] * self.num_beams + self.chosen_beams[stays]).flatten()
-        if len(stays) < len(self.places):
+        if fixed_size or self.config.return_dict_in_generate or self.synced_gpus:
+            stays = list(range(len(done)))
+        kept = self.places.new_tensor(stays)
+        rows = (kept[:, None] * self.num_beams + self.chosen_beams[kept]).flatten()
+        if len(stays) < len(done):
             self._keep(stays)
             self.model_kwargs = {
                 name: select_rows(value, rows, len(done) * self.num_beams)
@@ -603,18 +624,14 @@ class PaperBeamSearch:
             # all beams of a sentence share its memory: only what they wrote themselves moves
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
 
-    def _leave_engine(self, done: Tensor):
-        stays = None
-        if int(done.sum()) >= max(1, SHARE_THAT_LEAVES * len(done)):
-            stays = (~done).nonzero()[:, 0]
-            self._keep(stays)
-            self.chosen_beams = self.chosen_beams[stays]
-        self.decoding.follow(self.chosen_beams, stays)
-
-    def _keep(self, stays: Tensor):
-        self.open = self.open.of_sentences(stays)
-        self.complete = self.complete.of_sentences(stays)
-        self.limits, self.places = self.limits[stays], self.places[stays]
+    def _keep(self, stays: list[int]) -> Tensor:
+        kept = self.places.new_tensor(stays)
+        self.open = self.open.of_sentences(kept)
+        self.complete = self.complete.of_sentences(kept)
+        self.limits, self.places = self.limits[kept], self.places[kept]
+        self.first_limit = int(self.limits.min())
+        self.has_result = [self.has_result[row] for row in stays]
+        return kept
 
     def _record(self, outputs, logits: Tensor, log_probs: Tensor):
         config, record = self.config, self.record
@@ -682,23 +699,25 @@ def greedy_search(
     # where each searched sentence stands in the batch as it was given
     places = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(places, dtype=torch.bool)
-    while not is_done.all():
+    # of the sentences still searched, as the host knows it
+    done = [False] * num_sentences
+    while not all(done):
         logits = engine.logits(decoding.step(ids[places, length - 1, None]))  # [rows, V]
         suppressed = suppressed_tokens(logits_processor, length, logits.shape[1])
         if suppressed is None:
             # a processor may know each row by its place in the whole batch
             whole = logits.new_zeros(num_sentences, logits.shape[1]).index_copy_(0, places, logits)
             logits = logits_processor(ids[:, :length], whole)[places]
-        else:
+        elif suppressed:
             logits[:, suppressed] = -torch.inf
         ids[places, length] = logits.argmax(dim=-1).masked_fill_(is_done[places], pad)
         length += 1
         is_done |= stopping_criteria(ids[:, :length], None)
-        goes_on = ~is_done[places]
+        done = is_done[places].tolist()
         stays = None
-        if int(goes_on.sum()) <= (1 - SHARE_THAT_LEAVES) * len(places):
-            stays = goes_on.nonzero()[:, 0]
-            places = places[stays]
+        if 0 < done.count(False) <= (1 - SHARE_THAT_LEAVES) * len(done):
+            stays = places.new_tensor([row for row, is_over in enumerate(done) if not is_over])
+            places, done = places[stays], [False] * len(stays)
         decoding.follow(torch.zeros_like(places)[:, None], stays)
     return ids[:, :length]
 

@@ -9,9 +9,7 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import torch
-
-from vanilla_transformer.benchmarks.work import SIZES
+from vanilla_transformer.benchmarks.work import SIZES, add_device, open_device
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
 from vanilla_transformer.paper.study import show_study
@@ -29,7 +27,6 @@ class Part(NamedTuple):
     is_default: bool = True
 
 
-DEVICES = ("cpu", "cuda")
 AT_LEAST_ONE = (
     "rounds",
     "batches",
@@ -72,12 +69,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--recipe", default="demo", help="names text, languages and vocabulary (%(default)s)"
     )
-    made.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help=f"of the models, of {', '.join(DEVICES)} (%(default)s)",
-    )
-    made.add_argument("--threads", type=int, help="of a processor; as torch has it if not given")
+    add_device(made)
     made.add_argument("--rounds", type=int, default=2, help="over all batches (%(default)s)")
     made.add_argument("--batches", type=int, default=3, help="of each contender (%(default)s)")
     made.add_argument(
@@ -174,12 +166,7 @@ def run(argv: list[str]) -> None:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     if not flags.millions > 0:
         raise ValueError(f"millions must be above 0, got {flags.millions}.")
-    if flags.device not in DEVICES:
-        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {flags.device!r}.")
-    if flags.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device must be cpu where torch finds no GPU, got cuda.")
-    if flags.threads is not None:
-        torch.set_num_threads(flags.threads)
+    open_device(flags)
     names = flags.parts or [name for name, part in PARTS.items() if part.is_default]
 
     def sections() -> Iterator["Section"]:

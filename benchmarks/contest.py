@@ -197,8 +197,14 @@ class Worker:
         self.connection.send(question)
         while not self.connection.poll(1):
             if not self.process.is_alive():
-                raise RuntimeError(f"{self.name} ended with exit {self.process.exitcode}.")
-        return self.connection.recv()
+                break
+        try:
+            return self.connection.recv()
+        except EOFError:
+            self.process.join()
+            raise RuntimeError(
+                f"{self.name} ended with exit {self.process.exitcode}; it says above why."
+            ) from None
 
 
 def _serve(connection: Connection, contender: Contender, device: str, threads: int):

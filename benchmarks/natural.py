@@ -9,7 +9,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -26,13 +25,25 @@ from vanilla_transformer.benchmarks.contest import (
 )
 from vanilla_transformer.benchmarks.marian_trainer import translate
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
-from vanilla_transformer.benchmarks.translation import CTRANSLATE2, OURS_INT8, load_ctranslate2
-from vanilla_transformer.benchmarks.work import run_parser, texts_of_run
+from vanilla_transformer.benchmarks.translation import (
+    CTRANSLATE2,
+    OURS_INT8,
+    ctranslate2_names,
+    load_ctranslate2,
+)
+from vanilla_transformer.benchmarks.work import (
+    add_device,
+    open_device,
+    run_parser,
+    texts_of_run,
+)
 from vanilla_transformer.console import run_command
 from vanilla_transformer.export.marian import to_marian
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.paper.study import Section, show_study
 from vanilla_transformer.pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from vanilla_transformer.train.config import PRECISIONS
+from vanilla_transformer.train.layout import DTYPES
 from vanilla_transformer.train.run_folder import read_recipe
 from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.translate import one_line, translate_lines
@@ -46,24 +57,33 @@ class Translator:
     """One engine with the weights of a run, sentences in and translations out.
 
     Args:
-        name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_AS_THEY_COME` or one of `CTRANSLATE2`.
+        name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_AS_THEY_COME` or one of `ctranslate2_names`.
         run: A run folder.
         num_beams: Hypotheses of each sentence.
         max_new_tokens: Where a translation is cut.
+        device: Where.
+        dtype: Of weights and states.
     """
 
-    def __init__(self, name: str, run: str, num_beams: int, max_new_tokens: int):
+    def __init__(
+        self,
+        name: str,
+        run: str,
+        num_beams: int,
+        max_new_tokens: int,
+        device: str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ):
         self.name, self.num_beams, self.max_new_tokens = name, num_beams, max_new_tokens
         self.model, self.tokenizer = load_run(run)
-        self.model.eval()
-        if name in CTRANSLATE2:
-            self.engine = load_ctranslate2(
-                self.model, self.tokenizer, CTRANSLATE2[name], torch.device("cpu")
-            )
-        elif name not in (OURS, OURS_INT8):
+        if name.startswith(CTRANSLATE2):
+            self.engine = load_ctranslate2(self.model, self.tokenizer, name, torch.device(device))
+            return
+        if name not in (OURS, OURS_INT8):
             with tempfile.TemporaryDirectory() as folder:
                 to_marian(self.model, self.tokenizer, Path(folder, "model"))
-                self.model = MarianMTModel.from_pretrained(Path(folder, "model")).eval()
+                self.model = MarianMTModel.from_pretrained(Path(folder, "model"))
+        self.model.to(device, dtype).eval()
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
         """Translate.
@@ -87,7 +107,7 @@ class Translator:
                     int8=self.name == OURS_INT8,
                 )
             )
-        if self.name in CTRANSLATE2:
+        if self.name.startswith(CTRANSLATE2):
             return self._by_ctranslate2(texts)
         order = range(len(texts))
         if self.name == MARIAN:
@@ -134,19 +154,20 @@ def sections(
     Yields:
         The one section.
     """
-    names = [OURS, OURS_INT8, MARIAN, MARIAN_AS_THEY_COME]
-    absent = [] if find_spec("ctranslate2") else list(CTRANSLATE2)
-    names += [name for name in CTRANSLATE2 if name not in absent]
+    device, dtype = torch.device(flags.device), DTYPES.get(flags.precision, torch.float32)
+    int8 = [OURS_INT8] if device.type == "cpu" else []
+    peers, absent = ctranslate2_names(device, dtype)
+    names = [OURS, *int8, MARIAN, MARIAN_AS_THEY_COME, *peers]
     pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
     amounts = [len(piece) for piece in pieces]
-    search = flags.run, flags.num_beams, flags.max_new_tokens
+    search = flags.run, flags.num_beams, flags.max_new_tokens, flags.device, dtype
     contenders = [Contender(name, Translator, (name, *search), pieces, amounts) for name in names]
     said: dict[str, list[str]] = {}
 
     def keep(found: dict[str, list[list[str]]]):
         said.update({name: list(chain(*found[name])) for name in names})
 
-    results = race(contenders, flags.rounds, torch.device("cpu"), keep, range(len(pieces)))
+    results = race(contenders, flags.rounds, device, keep, range(len(pieces)))
     tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer
     scores = {name: score_translations(said[name], references, tokenizer) for name in names}
     bleu = {name: score["bleu"] for name, score in scores.items()}
@@ -160,7 +181,7 @@ def sections(
         name="natural",
         title="Translations that end by themselves",
         says=f"{len(texts):,} sentences, {PIECE} at once, {flags.num_beams} beams without a length "
-        f"penalty, float32 where int8 is not said. {MARIAN} has batches of {BATCH}, of sentences "
+        f"penalty, {flags.precision} where nothing else is said. {MARIAN} has batches of {BATCH}, "
         "of like length in the first row and as they come in the second; the others make their "
         f"batches themselves, of {TOKENS_PER_BATCH:,} tokens at most. Text in, text out. Equal is "
         f"how many translations are those of {MARIAN}. BLEU is {signature}. Each "
@@ -186,15 +207,19 @@ def _measure(argv: list[str]):
         "--max_new_tokens", type=int, default=200, help="where each search is cut (%(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=1, help="over all sentences (%(default)s)")
-    parser.add_argument("--threads", type=int, help="as torch has it if not given")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="fp32", help="of the models (%(default)s)"
+    )
+    add_device(parser)
     flags = parser.parse_args(argv)
     for name in ("num_sentences", "num_beams", "max_new_tokens", "rounds", "threads"):
         value: Any = getattr(flags, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
     sides = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
-    if flags.threads is not None:
-        torch.set_num_threads(flags.threads)
+    open_device(flags)
+    if flags.device == "cpu" and flags.precision != "fp32":
+        raise ValueError(f"precision must be fp32 on a processor, got {flags.precision}.")
     show_study(sections(*sides, flags), "Translations that end by themselves", flags.output_dir)
 
 

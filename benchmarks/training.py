@@ -157,7 +157,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     Yields:
         Sections.
     """
-    corpus = read_corpus(flags.config)
+    corpus = read_corpus(flags.config, flags.model_vocab_size)
     names = [OURS, *(name for name, peer in PEERS.items() if peer.is_installed())]
     absent = [name for name in PEERS if name not in names]
     for size in flags.sizes:

@@ -26,7 +26,7 @@ from vanilla_transformer.conversion import from_marian
 from vanilla_transformer.paper.study import Section
 
 OURS_INT8 = f"{OURS} int8"
-CTRANSLATE2 = {"CTranslate2 float32": "float32", "CTranslate2 int8": "int8"}
+CTRANSLATE2 = "CTranslate2 "
 # of sentences of the text: which a piece is taken from
 LENGTHS = {"short": (0.1, 0.5), "long": (0.8, 1.0)}
 # translations that may differ where two scores are nearer than the rounding of float32
@@ -45,7 +45,7 @@ class Search:
     """Search by one engine, sentences in and token ids out.
 
     Args:
-        name: `OURS`, `OURS_INT8`, `MARIAN` or one of `CTRANSLATE2`.
+        name: `OURS`, `OURS_INT8`, `MARIAN` or one of `ctranslate2_names`.
         size: One of `work.SIZES`.
         tokenizer: Of the text.
         flags: Of the command line.
@@ -66,8 +66,8 @@ class Search:
         model: PreTrainedModel = build_marian(model_config(size, flags.model_vocab_size)).eval()
         if name != MARIAN:
             model = from_marian(model)
-        if name in CTRANSLATE2:
-            self.engine = load_ctranslate2(model, tokenizer, CTRANSLATE2[name], self.device)
+        if name.startswith(CTRANSLATE2):
+            self.engine = load_ctranslate2(model, tokenizer, name, self.device)
             self.tokens = self.engine_tokens(model, tokenizer)
         else:
             self.model = model.to(self.device, self.dtype)
@@ -101,7 +101,7 @@ class Search:
             The ids of each translation.
         """
         sentences, steps, num_beams = piece
-        if self.name in CTRANSLATE2:
+        if self.name.startswith(CTRANSLATE2):
             results = self.engine.translate_batch(
                 [[self.tokens[token] for token in ids] for ids in sentences],
                 beam_size=num_beams,
@@ -129,7 +129,7 @@ class Search:
 def load_ctranslate2(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
-    quantization: str,
+    name: str,
     device: torch.device,
 ) -> Any:
     """A model of this package in CTranslate2.
@@ -137,7 +137,7 @@ def load_ctranslate2(
     Args:
         model: The model.
         tokenizer: Its tokenizer.
-        quantization: How its weights are stored.
+        name: One of `ctranslate2_names`.
         device: Where.
 
     Returns:
@@ -148,35 +148,45 @@ def load_ctranslate2(
     from vanilla_transformer.export.ctranslate2 import to_ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
+        compute_type = name.removeprefix(CTRANSLATE2)
+        quantization = "int8" if compute_type.startswith("int8") else "float32"
         to_ctranslate2(model, tokenizer, Path(folder, "model"), quantization)
         return ctranslate2.Translator(
             str(Path(folder, "model")),
             device=device.type,
-            compute_type=quantization if device.type == "cpu" else "bfloat16",
+            compute_type=compute_type,
             intra_threads=torch.get_num_threads(),
             inter_threads=1,
         )
 
 
-def installed(flags: argparse.Namespace) -> list[str]:
-    """The engines that are here.
+def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[str], list[str]]:
+    """CTranslate2 in the types that compare with a model's.
 
     Args:
-        flags: Of the command line.
+        device: Where.
+        dtype: Of the model; on a processor it has float32 and int8 only.
 
     Returns:
-        Names of contenders.
+        Names of contenders that are here, and of those that are not.
     """
-    names = [OURS, MARIAN]
-    if flags.device == "cpu" and dtype_of(flags.config) == torch.float32:
-        names.append(OURS_INT8)
+    types = ["float32", "int8"]
+    if device.type != "cpu" and dtype != torch.float32:
+        half = str(dtype).removeprefix("torch.")
+        types = [half, f"int8_{half}"]
+    names = [CTRANSLATE2 + kind for kind in types]
     try:
-        import ctranslate2  # noqa: F401
+        import ctranslate2
 
         import vanilla_transformer.export.ctranslate2  # noqa: F401
     except ImportError:
-        return names
-    return [*names, *CTRANSLATE2]
+        return [], names
+    try:
+        is_here = set(types) <= ctranslate2.get_supported_compute_types(device.type)
+    except (RuntimeError, ValueError):
+        # no GPU that it can use
+        is_here = False
+    return (names, []) if is_here else ([], names)
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -188,7 +198,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     Yields:
         Sections.
     """
-    corpus = read_corpus(flags.config)
+    corpus = read_corpus(flags.config, flags.model_vocab_size)
     for size in flags.sizes:
         yield _forced(size, corpus, flags)
 
@@ -223,7 +233,13 @@ def pieces_of(
 
 
 def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
-    names, device = installed(flags), torch.device(flags.device)
+    device, dtype = torch.device(flags.device), dtype_of(flags.config)
+    peers, absent = ctranslate2_names(device, dtype)
+    is_float32 = dtype == torch.float32
+    own = [OURS, MARIAN]
+    if flags.device == "cpu" and is_float32:
+        own.append(OURS_INT8)
+    names = [*own, *peers]
     kinds = [
         (num_beams, text, batch_size)
         for num_beams in flags.beams
@@ -251,12 +267,14 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         Contender(name, Search, (name, size, corpus.tokenizer, flags), pieces, amounts, flops)
         for name in names
     ]
-    matrix = matrix_product(device, dtype_of(flags.config), len(pieces))
+    matrix = matrix_product(device, dtype, len(pieces))
     equal: dict[str, dict[str, str]] = {}
 
     def check(found: dict[str, list[Any]]):
         for number, (title, (num_beams, *_)) in enumerate(zip(titles, kinds, strict=True)):
-            equal[title] = equality({name: found[name][number] for name in names}, num_beams)
+            translations = {name: found[name][number] for name in names}
+            # beams may part at equal scores, and all searches at half precision
+            equal[title] = equality(translations, must_be_same=num_beams == 1 and is_float32)
 
     starts = range(0, len(pieces), flags.batches)
     *results, product = race([*contenders, matrix], flags.rounds, device, check, starts)
@@ -266,7 +284,6 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         tables[title] = rows_of(some, MARIAN, product)
         numbers[title] = {**numbers_of(some, product), "equal": equal[title]}
         rows += [(title, *row[:-1], equal[title][row[0]], row[-1]) for row in tables[title]]
-    absent = [name for name in CTRANSLATE2 if name not in names]
     return Section(
         name=f"translation-{size}",
         title=f"Translation, {size}",
@@ -284,25 +301,25 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     )
 
 
-def equality(found: dict[str, list[list[int]]], num_beams: int) -> dict[str, str]:
+def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str, str]:
     """How many tokens of each engine are those of Marian.
 
     Args:
         found: Translations by engine.
-        num_beams: Of the search.
+        must_be_same: Whether this package's are to be Marian's, nearly all.
 
     Returns:
         Shares.
 
     Raises:
-        ValueError: If a greedy search in float32 is another one.
+        ValueError: If they must, and are not.
     """
     shares = {}
     for name, translations in found.items():
         pairs = list(zip(translations, found[MARIAN], strict=True))
         same = sum(sum(map(lambda a, b: a == b, *pair)) for pair in pairs)
         share = same / sum(len(theirs) for _, theirs in pairs)
-        if name == OURS and num_beams == 1 and share < FEWEST_EQUAL:
+        if name == OURS and must_be_same and share < FEWEST_EQUAL:
             raise ValueError(f"translations must be those of {MARIAN}, got {share:.0%} equal.")
         shares[name] = f"{share:.0%}"
     return shares

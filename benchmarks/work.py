@@ -8,6 +8,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
@@ -20,6 +21,7 @@ from vanilla_transformer.train.data import load_texts, vocabulary_texts
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.run_folder import read_recipe
 
+DEVICES = ("cpu", "cuda")
 # Table 3's base and big, and the size that text of some 30,000 sentences is enough for
 SIZES: dict[str, dict[str, Any]] = {
     "base": {},
@@ -86,22 +88,62 @@ class Corpus:
     target_lengths: np.ndarray
 
 
-def read_corpus(config: TrainConfig) -> Corpus:
+def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Corpus:
     """Read the text of a recipe, and learn its vocabulary.
 
     Args:
         config: Settings of a run.
+        model_vocab_size: Tokens of the models that are to read it, if any are.
 
     Returns:
         The pairs that can be trained on.
+
+    Raises:
+        ValueError: If the models have fewer tokens than the text.
     """
     languages = (config.source_lang, config.target_lang)
     texts = load_texts(config)
     sentences = list(vocabulary_texts(texts, languages, config.seed))
     tokenizer = learn_vocabulary(sentences, config.vocab_size, progress=False)
+    if model_vocab_size is not None and model_vocab_size < len(tokenizer):
+        raise ValueError(
+            f"model_vocab_size must be at least {len(tokenizer):,}, the text's own, got "
+            f"{model_vocab_size:,}: --vocab_size makes that smaller."
+        )
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
     rows, _ = drop_untrainable(rows, "train", config.max_length)
     return Corpus(sentences, tokenizer, rows, *lengths(rows))
+
+
+def add_device(parser: argparse.ArgumentParser):
+    """Let a command line say where models are.
+
+    Args:
+        parser: Gets `--device` and `--threads`.
+    """
+    parser.add_argument(
+        "--device",
+        default="cuda" if torch.cuda.is_available() else "cpu",
+        help=f"of the models, of {', '.join(DEVICES)} (%(default)s)",
+    )
+    parser.add_argument("--threads", type=int, help="of a processor; as torch has it if not given")
+
+
+def open_device(flags: argparse.Namespace):
+    """Check what was said, and take so many threads.
+
+    Args:
+        flags: Of a command line with `add_device`.
+
+    Raises:
+        ValueError: If there is no such device.
+    """
+    if flags.device not in DEVICES:
+        raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {flags.device!r}.")
+    if flags.device == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device must be cpu where torch finds no GPU, got cuda.")
+    if flags.threads is not None:
+        torch.set_num_threads(flags.threads)
 
 
 def run_parser(name: str, description: str) -> argparse.ArgumentParser:

@@ -6,6 +6,7 @@ import equations
 import pytest
 import torch
 from transformers import (
+    CompileConfig,
     EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
@@ -128,7 +129,7 @@ def test_a_batch_of_one_and_of_64_in_any_order_find_the_same(model):
 
 def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
     # the engine has a test of its own
-    monkeypatch.setattr(generation_vanilla_transformer, "why_not", lambda model: "no model")
+    monkeypatch.setattr(generation_vanilla_transformer, "why_not", lambda *model: "no model")
     rows = []
     forward = type(model).forward
 
@@ -263,6 +264,20 @@ def test_a_static_cache_holds_heads_of_two_widths(small_model, source):
     expected = without_padding(model.generate(**source, **PAPER))
     static = model.generate(**source, **PAPER, cache_implementation="static")
     assert without_padding(static) == expected
+
+
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}])
+def test_a_static_cache_is_compiled_once_and_whole(model, source, search):
+    compiled = CompileConfig(backend="eager", mode=None, fullgraph=True)
+    # by itself the library compiles on a GPU only
+    compiled._compile_all_devices = True
+    settings = {**search, "cache_implementation": "static", "compile_config": compiled}
+    expected = model.generate(**source, **search)
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    for _ in range(2):
+        assert model.generate(**source, **settings).tolist() == expected.tolist()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
 @pytest.mark.parametrize("num_return_sequences", [2, 4])

@@ -1,0 +1,221 @@
+"""A device of which the processor does the arithmetic: what a GPU would refuse, it refuses.
+
+`python tests/stand_in_device.py` searches and trains on it and on the processor, and prints what
+came out and how often the host waited for the device. torch lets a device be written in Python once
+in a process, so this is a process of its own.
+"""
+
+import copy
+import json
+from collections import Counter
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils.backend_registration import (
+    _DummyBackendModule,
+    _setup_privateuseone_for_python_backend,
+)
+from train_toys import toy_model
+
+from vanilla_transformer import engine_vanilla_transformer as engine
+from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer.train.fused import fused_loss_sum, use_cheap_dropout
+
+NAME = "standin"
+# what takes tensors of two devices on a GPU too
+TAKES_BOTH = ("aten::copy_", "aten::_to_copy")
+WAITS = ("aten::_local_scalar_dense", "aten::nonzero")
+SEARCHES = {
+    "greedy": {"num_beams": 1, "max_extra_tokens": 9},
+    "beam": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 9},
+    "processed": {"num_beams": 3, "length_penalty_alpha": 1.0, "no_repeat_ngram_size": 2},
+}
+
+waits = Counter()
+
+
+class OnDevice(Tensor):
+    """A tensor of the device.
+
+    Args:
+        inner: Its numbers.
+    """
+
+    @staticmethod
+    def __new__(cls, inner: Tensor):
+        return Tensor._make_wrapper_subclass(
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+        )
+
+    def __init__(self, inner: Tensor):
+        self.inner = inner
+
+    @classmethod
+    def __torch_dispatch__(cls, operator, types, arguments=(), options=None):
+        return compute(operator, arguments, options or {})
+
+    def tolist(self) -> list:
+        """Read by the host.
+
+        Returns:
+            The numbers.
+        """
+        waits["tolist"] += 1
+        return self.inner.tolist()
+
+
+class Device(TorchDispatchMode):
+    """Within it, tensors may be asked for on the device."""
+
+    def __torch_dispatch__(self, operator, types, arguments=(), options=None):
+        return compute(operator, arguments, options or {})
+
+
+def compute(operator, arguments: tuple, options: dict):
+    """Do on the processor what is asked of the device.
+
+    Args:
+        operator: Of torch.
+        arguments: Tensors of either device, and others.
+        options: The same.
+
+    Returns:
+        Tensors of the device, where the arguments are or where the options say so.
+
+    Raises:
+        RuntimeError: If it takes tensors of both.
+    """
+    tensors = [part for part in tree_leaves((arguments, options)) if isinstance(part, Tensor)]
+    ours = [tensor for tensor in tensors if isinstance(tensor, OnDevice)]
+    name = operator._schema.name
+    # numbers without dimensions may come from anywhere
+    is_mixed = any(tensor.dim() for tensor in tensors if not isinstance(tensor, OnDevice))
+    is_here = bool(ours)
+    if options.get("device") is not None:
+        is_here = torch.device(options["device"]).type == NAME
+        options = {**options, "device": torch.device("cpu")}
+    elif ours and is_mixed and name not in TAKES_BOTH:
+        raise RuntimeError(f"{operator} takes tensors of one device, got two.")
+    if ours and name in WAITS:
+        waits[name] += 1
+    inner = tree_map(
+        lambda part: part.inner if isinstance(part, OnDevice) else part, (arguments, options)
+    )
+    results = operator(*inner[0], **inner[1])
+    if not is_here:
+        return results
+    known = {id(tensor.inner): tensor for tensor in ours}
+
+    def wrapped(part):
+        if not isinstance(part, Tensor):
+            return part
+        return known[id(part)] if id(part) in known else OnDevice(part)
+
+    return tree_map(wrapped, results)
+
+
+def open_device(library: torch.library.Library):
+    """Make the device known to torch, and how numbers of the host come there.
+
+    Args:
+        library: Knows of it as long as it is kept.
+    """
+
+    class Module(_DummyBackendModule):
+        def get_amp_supported_dtype(self) -> list[torch.dtype]:
+            return [torch.bfloat16]
+
+    _setup_privateuseone_for_python_backend(NAME, backend_module=Module())
+
+    def empty_strided(size, stride, dtype=None, **_) -> OnDevice:
+        return OnDevice(torch.empty_strided(size, stride, dtype=dtype))
+
+    def copy_from(source: Tensor, target: OnDevice, _: bool = False) -> Tensor:
+        target.inner.copy_(source)
+        return target
+
+    library.impl("empty_strided", empty_strided, "PrivateUse1")
+    library.impl("_copy_from", copy_from, "PrivateUse1")
+
+
+def search(model, inputs: dict[str, Tensor]) -> dict[str, dict]:
+    """Translate.
+
+    Args:
+        model: On either device.
+        inputs: On the same.
+
+    Returns:
+        For each search the translations, and how often the host waited.
+    """
+    results = {}
+    for name, settings in SEARCHES.items():
+        waits.clear()
+        ids = model.generate(**inputs, **settings)
+        waited = sum(waits.values())
+        results[name] = {"ids": ids.tolist(), "waited": waited}
+    return results
+
+
+def train(model, inputs: dict[str, Tensor]) -> dict:
+    """Compute a loss and its gradient.
+
+    Args:
+        model: On either device.
+        inputs: On the same.
+
+    Returns:
+        The loss, the gradient's norm for each weight, and how often the host waited before.
+    """
+    model.train()
+    use_cheap_dropout(model)
+    target = inputs["input_ids"].roll(1, dims=1)
+    places = torch.arange(target.numel(), device=target.device)[2:]
+    mask = inputs["attention_mask"].bool()[:, None, None]
+    waits.clear()
+    loss = fused_loss_sum(model, inputs["input_ids"], target, target, places, 0.1, mask)
+    loss.backward()
+    waited = sum(waits.values())
+    norms = {name: weight.grad.norm().item() for name, weight in model.named_parameters()}
+    return {"loss": loss.item(), "norms": norms, "waited": waited}
+
+
+def main():
+    """Do the same on both, and print it."""
+    model = toy_model(dropout=0.0).eval()
+    for name, parameter in model.named_parameters():
+        if "_proj.weight" in name or "embed_tokens" in name:
+            parameter.data.normal_(std=0.3)
+    generator = torch.Generator().manual_seed(5)
+    source = torch.randint(4, model.config.vocab_size, (5, 9), generator=generator)
+    mask = (torch.arange(9) < torch.tensor([9, 7, 2, 9, 4])[:, None]).long()
+    inputs = {"input_ids": source.masked_fill(mask == 0, 0), "attention_mask": mask}
+    # torch asks how many devices there are before it first goes backward
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        open_device(library)
+        # the processor's translations by the model's own modules
+        why_not, generation.why_not = generation.why_not, lambda *model: "modules, got an engine"
+        expected = search(model, inputs)
+        expected["training"] = train(copy.deepcopy(model), inputs)
+        generation.why_not = why_not
+        with Device():
+            model.to(NAME)
+            # weights come there one by one
+            model.tie_weights()
+            inputs = {name: tensor.to(NAME) for name, tensor in inputs.items()}
+            # they are no plain ones, as a GPU's are: all else is asked
+            engine.nn.Parameter = OnDevice
+            found = {"refusal": why_not(model), **search(model, inputs)}
+            found["training"] = train(model, inputs)
+    print(json.dumps({"expected": expected, "found": found}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""Search and training on a device that is not the processor: `stand_in_device.py` has it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import train_toys
+
+# how often the host may wait before the first step and after the last
+WAITS_OF_A_SEARCH = 25
+
+
+@pytest.fixture(scope="module")
+def results():
+    """What came out on the processor, and on the device."""
+    result = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "stand_in_device.py")],
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+        timeout=train_toys.LONGEST_RUN,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def test_nothing_hinders_the_engine_on_a_device(results):
+    assert results["found"]["refusal"] is None
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam", "processed"])
+def test_a_device_finds_the_translations_of_the_processor(results, name):
+    assert results["found"][name]["ids"] == results["expected"][name]["ids"]
+
+
+@pytest.mark.parametrize("name", ["greedy", "beam", "processed"])
+def test_a_search_waits_for_the_device_once_a_step(results, name):
+    steps = len(results["found"][name]["ids"][0]) - 1
+    assert steps <= results["found"][name]["waited"] <= steps + WAITS_OF_A_SEARCH
+
+
+def test_a_training_step_is_the_same_on_a_device_and_never_waits(results):
+    expected, found = results["expected"]["training"], results["found"]["training"]
+    assert found["waited"] == 0
+    assert found["loss"] == pytest.approx(expected["loss"], rel=1e-5)
+    assert found["norms"] == pytest.approx(expected["norms"], rel=1e-4)
