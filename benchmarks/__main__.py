@@ -60,7 +60,9 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.benchmarks",
         description="Measure this package beside its peers, on the same work in the same run.",
-        epilog=f"parts:\n{parts}\n\nAny other flag is a setting of training: --dataset, --name, "
+        epilog=f"parts:\n{parts}\n\nOf a trained model, each with --help: "
+        "python -m vanilla_transformer.benchmarks.natural, .exports and .marian_trainer.\n\n"
+        "Any other flag is a setting of training: --dataset, --name, "
         "--source_lang, --target_lang, --vocab_size, --precision, --compile, --seed ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

@@ -24,6 +24,8 @@ from vanilla_transformer.train.step import IGNORED
 
 # widens the choice of those who share a group, for a little padding
 LENGTH_NOISE = 1.0
+# what is known of the steps at hand, before any are
+NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
 
 
 def plan_steps(
@@ -400,12 +402,11 @@ class TrainingSteps(torch.utils.data.Dataset):
         self._forget()
 
     def _forget(self):
-        self._epoch = self._block_index = self._order = self._block = None
+        self.__dict__ |= NO_BLOCK
 
     def __getstate__(self) -> dict:
         # a worker that is started anew makes its own
-        kept = self.__dict__.copy()
-        return kept | dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
+        return self.__dict__ | NO_BLOCK
 
     def _corpora(self, epoch: int) -> Iterator[np.ndarray]:
         start = epoch % self.num_spellings * self._ends[-1]

@@ -186,7 +186,7 @@ def evaluate(
         [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
     )
     settings = [
-        f"{field}{value}"
+        field if value is True else f"{field}{value}"
         for field, value in sorted(search.items())
         if value != getattr(model.generation_config, field, None)
     ]
