@@ -142,7 +142,8 @@ def main(argv: list[str] | None = None) -> int:
         0.
 
     Raises:
-        ValueError: If `--max_steps` is more than the run has, or none.
+        ValueError: If `--max_steps` is more than the run has, or none, or the run's rate is not the
+            paper's.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("run", type=Path, help="a run folder of ours")
@@ -151,6 +152,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--splits", default="validation,test", help="to score (%(default)s)")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.run)
+    if recipe.cooldown_steps:
+        raise ValueError(
+            "cooldown_steps of the run must be 0, for the library's rate has no such end, got "
+            f"{recipe.cooldown_steps}."
+        )
     if arguments.max_steps is not None:
         if not 1 <= arguments.max_steps <= recipe.max_steps:
             raise ValueError(

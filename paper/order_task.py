@@ -9,6 +9,7 @@ Shapes: B sentences, T tokens of source and target alike.
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerEncoder
-from vanilla_transformer.train.schedule import paper_schedule
+from vanilla_transformer.train.schedule import follow_rate, learning_rate
 from vanilla_transformer.train.step import smoothed_loss_sum
 
 START = 1
@@ -103,9 +104,13 @@ def train_small_model(
         sizes: Steps, rate and smoothing.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-    scheduler = paper_schedule(
-        optimizer, sizes.d_model, sizes.warmup_steps, sizes.learning_rate_factor
+    rate = partial(
+        learning_rate,
+        d_model=sizes.d_model,
+        warmup_steps=sizes.warmup_steps,
+        factor=sizes.learning_rate_factor,
     )
+    scheduler = follow_rate(optimizer, rate)
     model.train()
     for source, target in itertools.islice(batches, sizes.steps):
         logits, target = predict(model, source, target)

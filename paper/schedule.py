@@ -16,7 +16,7 @@ POINTS = 400
 
 
 class Schedule(NamedTuple):
-    """What the rate of a run depends on, as in `learning_rate`, and how many steps it has."""
+    """What the paper's rate depends on, as in `learning_rate`, and how many steps it has."""
 
     d_model: int
     warmup_steps: int

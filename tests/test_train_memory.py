@@ -35,7 +35,8 @@ import json, sys, torch
 from accelerate import Accelerator
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.train.schedule import paper_schedule
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.schedule import follow_rate, rate_of
 from vanilla_transformer.train.step import mask_for_sdpa, training_step
 
 def kilobytes(name):
@@ -56,7 +57,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1.0, fused=True)
 prepared = accelerator.prepare(model, optimizer)
 prepared[0].train()
 for _ in range(2):
-    scheduler = paper_schedule(optimizer, config.d_model, 4000)
+    scheduler = follow_rate(optimizer, rate_of(TrainConfig(), config.d_model))
     training_step(accelerator, *prepared, scheduler, [mask_for_sdpa(batch)], 0.1)
 print(json.dumps([model.num_parameters(), (kilobytes("VmHWM") - before) * 1024]))
 """

@@ -4,7 +4,8 @@ import equations
 import pytest
 import torch
 
-from vanilla_transformer.train.schedule import learning_rate, paper_schedule
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.schedule import follow_rate, learning_rate, rate_of
 
 
 @pytest.mark.parametrize("step", [1, 7, 3999, 4000, 4001, 100_000])
@@ -22,9 +23,21 @@ def test_the_first_step_is_number_1():
         learning_rate(0, 512, 4000)
 
 
+def test_a_run_may_end_in_a_line():
+    settings = {"warmup_steps": 5, "learning_rate_factor": 0.5, "max_steps": 20}
+    rate = rate_of(TrainConfig(**settings, cooldown_steps=3), 16)
+    expected = [0.5 * equations.learning_rate(step, 16, 5) for step in range(1, 18)]
+    expected += [expected[-1] * share for share in (0.75, 0.5, 0.25)]
+    assert [rate(step) for step in range(1, 21)] == pytest.approx(expected)
+    for wrong in (-1, 20):
+        with pytest.raises(ValueError, match=f"and below max_steps, 20, got {wrong}"):
+            TrainConfig(**settings, cooldown_steps=wrong)
+
+
 def rates_seen(steps, steps_done=0):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
-    scheduler = paper_schedule(optimizer, 16, 5, factor=0.5, steps_done=steps_done)
+    rate = rate_of(TrainConfig(warmup_steps=5, learning_rate_factor=0.5), 16)
+    scheduler = follow_rate(optimizer, rate, steps_done=steps_done)
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])

@@ -121,6 +121,9 @@ class TrainConfig:
     max_steps: int = setting(100000, "steps to train, sec. 5.2")
     warmup_steps: int = setting(4000, "steps in which the rate rises, sec. 5.3")
     learning_rate_factor: float = setting(1.0, "scales the rate of sec. 5.3")
+    cooldown_steps: int = setting(
+        0, "last steps, in which the rate falls in a line; the paper has none, Hägele et al. 2024"
+    )
     adam_beta1: float = setting(0.9, "sec. 5.3")
     adam_beta2: float = setting(0.98, "sec. 5.3")
     adam_epsilon: float = setting(1e-9, "sec. 5.3")
@@ -185,6 +188,11 @@ class TrainConfig:
         for name in _COUNTS:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if not 0 <= self.cooldown_steps < self.max_steps:
+            raise ValueError(
+                f"cooldown_steps must be at least 0 and below max_steps, {self.max_steps}, got "
+                f"{self.cooldown_steps}."
+            )
         for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(

@@ -19,7 +19,7 @@ from vanilla_transformer.train.memory import (
     bytes_per_token,
     state_bytes,
 )
-from vanilla_transformer.train.schedule import learning_rate
+from vanilla_transformer.train.schedule import rate_of
 
 
 def describe(config: TrainConfig, recipe: str) -> str:
@@ -38,9 +38,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
     model_config = config.model_config(config.vocab_size)
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(model_config)
-    peak = learning_rate(
-        config.warmup_steps, model_config.d_model, config.warmup_steps, config.learning_rate_factor
-    )
+    peak = rate_of(config, model_config.d_model)(config.warmup_steps)
     tokens = config.max_steps * config.tokens_per_step
     computed = {
         "sizes": _sizes(model_config),

@@ -7,7 +7,7 @@ import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,7 +65,7 @@ from vanilla_transformer.train.run_folder import (
     tokenizer_hash,
     write_environment,
 )
-from vanilla_transformer.train.schedule import learning_rate, paper_schedule
+from vanilla_transformer.train.schedule import follow_rate, rate_of
 from vanilla_transformer.train.step import (
     REPLICATED,
     StepResult,
@@ -149,7 +149,8 @@ class Run:
         wrapped_model: The model as it is trained.
         optimizer: The optimizer as it is saved.
         wrapped_optimizer: The optimizer as it is used.
-        scheduler: Its rate.
+        rate: Of each step.
+        scheduler: Gives it to the optimizer.
         moving_average: Of the weights, if the run is to have one.
         progress: What is reported.
         steps_done: Steps before this process began.
@@ -172,6 +173,7 @@ class Run:
     wrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     wrapped_optimizer: torch.optim.Optimizer
+    rate: Callable[[int], float]
     scheduler: LRScheduler
     moving_average: MovingAverage | None
     progress: Progress
@@ -270,13 +272,7 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         if moving_average is not None:
             tensors = checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE)
             moving_average.load(layout.own_parts(model, tensors))
-    scheduler = paper_schedule(
-        optimizer,
-        model.config.d_model,
-        config.warmup_steps,
-        config.learning_rate_factor,
-        steps_done=state["step"],
-    )
+    rate = rate_of(config, model.config.d_model)
     if accelerator.is_main_process:
         save_config(saved, folder / RECIPE_FILE)
         facts = {
@@ -306,7 +302,8 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         wrapped_model=wrapped_model,
         optimizer=optimizer,
         wrapped_optimizer=wrapped_optimizer,
-        scheduler=scheduler,
+        rate=rate,
+        scheduler=follow_rate(optimizer, rate, steps_done=state["step"]),
         moving_average=moving_average,
         progress=progress,
         steps_done=state["step"],
@@ -486,12 +483,7 @@ def _log(run: Run, step: int, result: StepResult):
         if run.position is None
         else run.position["places"][0]["pass"],
         # the scheduler already has the rate of the next step
-        learning_rate=learning_rate(
-            step,
-            run.model.config.d_model,
-            run.config.warmup_steps,
-            run.config.learning_rate_factor,
-        ),
+        learning_rate=run.rate(step),
         grad_norm=float(result.grad_norm),
         skipped=run.skipped,
     )

@@ -209,7 +209,8 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
         "batch": f"about {config.tokens_per_step:,} source and {config.tokens_per_step:,} target "
         "tokens a step",
         "rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "
-        f"{config.learning_rate_factor:g}",
+        f"{config.learning_rate_factor:g}"
+        + (f", falling in the last {config.cooldown_steps:,}" if config.cooldown_steps else ""),
         "precision": config.precision,
     }
     losses = []
