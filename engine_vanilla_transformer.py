@@ -276,6 +276,7 @@ class SearchEngine:
             [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
         )
         self.vocabulary = product([model.lm_head])
+        self.vocab_size = model.config.vocab_size
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """The memory of a batch, computed for tokens only.
@@ -362,11 +363,11 @@ class SearchEngine:
         if not suppressed:
             best, tokens = largest(logits, count)
             return best - log_sum_exp_(logits, best[:, :1]), tokens
-        suppressed = list(suppressed)
-        kept = logits[:, suppressed]
-        logits[:, suppressed] = -torch.inf
+        index = torch.tensor(suppressed, device=logits.device)
+        kept = logits[:, index]
+        logits[:, index] = -torch.inf
         best, tokens = largest(logits, count)
-        logits[:, suppressed] = kept
+        logits[:, index] = kept
         highest = torch.cat((best[:, :1], kept), dim=1).amax(dim=1, keepdim=True)
         return best - log_sum_exp_(logits, highest), tokens
 
@@ -730,9 +731,6 @@ def why_not(model: nn.Module, int8: bool = False) -> str | None:
     kernel = model.config._attn_implementation
     if kernel not in ATTENTION_KERNELS:
         return f"attention by {' or '.join(ATTENTION_KERNELS)}, got {kernel}"
-    device = model.device
-    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
-        return "neither autocast nor compilation, got one"
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         return "no hooks on modules, got one"
     home = sys.modules[type(model.get_encoder().layers[0]).__module__]
@@ -751,6 +749,11 @@ def why_not(model: nn.Module, int8: bool = False) -> str | None:
         # others do the same in either mode, and new ones are made in training
         if module.training and (is_ours or isinstance(module, nn.Dropout)):
             return f"a model in evaluation mode, got its {kind.__name__} in training"
+    device = model.device
+    if device.type == "meta":
+        return "weights in memory, got none"
+    if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
+        return "neither autocast nor compilation, got one"
     if int8 and device.type != "cpu":
         return f"a model on the CPU, got {device}"
     dtypes = CPU_DTYPES if device.type == "cpu" else DTYPES
@@ -826,7 +829,7 @@ def _fingerprint(model: nn.Module) -> tuple:
 @functools.cache
 def _random_vector(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator().manual_seed(size)
-    vector = torch.rand(size, generator=generator, dtype=torch.float32) + 0.5
+    vector = torch.rand(size, generator=generator, dtype=torch.float32, device="cpu") + 0.5
     return vector.to(device, dtype)
 
 

@@ -429,8 +429,9 @@ class PaperBeamSearch:
         self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
         self.record = {"scores": [], "logits": [], "decoder_attentions": []}
         self.record |= {"cross_attentions": [], "decoder_hidden_states": []}
-        self.decoding = None
+        self.decoding = self.suppression = None
         if engine is not None:
+            self.suppression = Suppression.of(logits_processor, model.config.vocab_size)
             self.decoding = begin_decoding(engine, input_ids, self.num_beams, model_kwargs)
 
     def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
@@ -466,8 +467,8 @@ class PaperBeamSearch:
         rows = 1 if is_first else self.num_beams
         states = self.decoding.step(self.open.ids[:, :rows, length - 1])  # [B * K, d_model]
         vocab_size = self.model.config.vocab_size
-        suppressed = suppressed_tokens(self.logits_processor, length, vocab_size)
-        if suppressed is not None and self.num_candidates <= vocab_size:
+        if self.suppression is not None and self.num_candidates <= vocab_size:
+            suppressed = self.suppression.at(length)
             found = self.engine.likeliest(states, self.num_candidates, suppressed)
             return tuple(part.view(-1, rows, self.num_candidates) for part in found)
         log_probs = self.engine.logits(states).log_softmax(dim=-1)
@@ -699,17 +700,17 @@ def greedy_search(
     # where each searched sentence stands in the batch as it was given
     places = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(places, dtype=torch.bool)
+    suppression = Suppression.of(logits_processor, engine.vocab_size)
     # of the sentences still searched, as the host knows it
     done = [False] * num_sentences
     while not all(done):
         logits = engine.logits(decoding.step(ids[places, length - 1, None]))  # [rows, V]
-        suppressed = suppressed_tokens(logits_processor, length, logits.shape[1])
-        if suppressed is None:
+        if suppression is None:
             # a processor may know each row by its place in the whole batch
             whole = logits.new_zeros(num_sentences, logits.shape[1]).index_copy_(0, places, logits)
             logits = logits_processor(ids[:, :length], whole)[places]
-        elif suppressed:
-            logits[:, suppressed] = -torch.inf
+        elif suppressed := suppression.at(length):
+            logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
         ids[places, length] = logits.argmax(dim=-1).masked_fill_(is_done[places], pad)
         length += 1
         is_done |= stopping_criteria(ids[:, :length], None)
@@ -744,33 +745,52 @@ def begin_decoding(
     return decoding
 
 
-def suppressed_tokens(
-    processors: LogitsProcessorList, length: int, vocab_size: int
-) -> list[int] | None:
-    """What the processors of a step forbid, where they do nothing else.
+class Suppression:
+    """What the processors of a search forbid, where they do nothing else.
 
     Args:
-        processors: Those `generate` prepared.
-        length: Target tokens so far, the prompt's too.
-        vocab_size: V.
-
-    Returns:
-        The tokens that there are; None where a processor is of another kind.
+        rules: Tokens, and the length from which on they may come again.
     """
-    suppressed: set[int] = set()
-    for processor in processors:
-        if type(processor) is SuppressTokensLogitsProcessor:
-            suppressed.update(processor.suppress_tokens.tolist())
-        elif type(processor) is MinLengthLogitsProcessor:
-            if length < processor.min_length:
-                suppressed.update(processor.eos_token_id.tolist())
-        elif type(processor) is MinNewTokensLengthLogitsProcessor:
-            if length - processor.prompt_length_to_skip < processor.min_new_tokens:
-                suppressed.update(processor.eos_token_id.tolist())
-        else:
-            return None
-    # the library's processors pass over what is no token
-    return sorted(token for token in suppressed if 0 <= token < vocab_size)
+
+    def __init__(self, rules: list[tuple[float, set[int]]]):
+        self.rules = rules
+
+    @classmethod
+    def of(cls, processors: LogitsProcessorList, vocab_size: int) -> "Suppression | None":
+        """Read it from the processors, and so from the device, once.
+
+        Args:
+            processors: Those `generate` prepared.
+            vocab_size: V.
+
+        Returns:
+            What they forbid; None where a processor is of another kind.
+        """
+        rules = []
+        for processor in processors:
+            if type(processor) is SuppressTokensLogitsProcessor:
+                tokens, end = processor.suppress_tokens, math.inf
+            elif type(processor) is MinLengthLogitsProcessor:
+                tokens, end = processor.eos_token_id, processor.min_length
+            elif type(processor) is MinNewTokensLengthLogitsProcessor:
+                tokens = processor.eos_token_id
+                end = processor.prompt_length_to_skip + processor.min_new_tokens
+            else:
+                return None
+            # the library's processors pass over what is no token
+            rules.append((end, {token for token in tokens.tolist() if 0 <= token < vocab_size}))
+        return cls(rules)
+
+    def at(self, length: int) -> list[int]:
+        """What is forbidden at a step.
+
+        Args:
+            length: Target tokens so far, the prompt's too.
+
+        Returns:
+            The tokens.
+        """
+        return sorted(set().union(*(tokens for end, tokens in self.rules if length < end)))
 
 
 def needs_modules(config: GenerationConfig, model_kwargs: dict) -> str | None:

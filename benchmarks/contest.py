@@ -194,13 +194,13 @@ class Worker:
         return self._asked(None)
 
     def _asked(self, question: int | None) -> Any:
-        self.connection.send(question)
-        while not self.connection.poll(1):
-            if not self.process.is_alive():
-                break
         try:
+            self.connection.send(question)
+            while not self.connection.poll(1):
+                if not self.process.is_alive():
+                    break
             return self.connection.recv()
-        except EOFError:
+        except (EOFError, ConnectionError):
             self.process.join()
             raise RuntimeError(
                 f"{self.name} ended with exit {self.process.exitcode}; it says above why."

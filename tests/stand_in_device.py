@@ -26,11 +26,14 @@ from vanilla_transformer.train.fused import fused_loss_sum, use_cheap_dropout
 NAME = "standin"
 # what takes tensors of two devices on a GPU too
 TAKES_BOTH = ("aten::copy_", "aten::_to_copy")
-WAITS = ("aten::_local_scalar_dense", "aten::nonzero")
+WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::equal")
+PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 9}
 SEARCHES = {
     "greedy": {"num_beams": 1, "max_extra_tokens": 9},
-    "beam": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 9},
+    "beam": PAPER,
     "processed": {"num_beams": 3, "length_penalty_alpha": 1.0, "no_repeat_ngram_size": 2},
+    "suppressed": {**PAPER, "min_new_tokens": 8, "suppress_tokens": [5, 6]},
+    "greedy suppressed": {"num_beams": 1, "min_new_tokens": 8, "suppress_tokens": [5, 6]},
 }
 
 waits = Counter()
@@ -103,7 +106,10 @@ def compute(operator, arguments: tuple, options: dict):
         options = {**options, "device": torch.device("cpu")}
     elif ours and is_mixed and name not in TAKES_BOTH:
         raise RuntimeError(f"{operator} takes tensors of one device, got two.")
-    if ours and name in WAITS:
+    by_mask = name.startswith("aten::index") and any(
+        tensor.dtype == torch.bool for tensor in tensors[1:]
+    )
+    if ours and (name in WAITS or by_mask):
         waits[name] += 1
     inner = tree_map(
         lambda part: part.inner if isinstance(part, OnDevice) else part, (arguments, options)
@@ -213,7 +219,9 @@ def main():
             # they are no plain ones, as a GPU's are: all else is asked
             engine.nn.Parameter = OnDevice
             found = {"refusal": why_not(model), **search(model, inputs)}
-            found["training"] = train(model, inputs)
+            found["training"] = train(copy.deepcopy(model), inputs)
+            found["float16"] = search(copy.deepcopy(model).half(), inputs)
+            found["bfloat16"] = search(model.bfloat16(), inputs)
     print(json.dumps({"expected": expected, "found": found}))
 
 

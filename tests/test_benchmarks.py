@@ -207,8 +207,13 @@ class Quitter:
 
 
 def test_a_contender_that_ends_is_named():
-    with pytest.raises(RuntimeError, match=r"^it ended with exit 7; it says above why\.$"):
-        contest.race([contest.Contender("it", Quitter, (), [1], [1])], 1, torch.device("cpu"))
+    # while it works, and while it is built
+    for quitter in (
+        contest.Contender("it", Quitter, (), [1], [1]),
+        contest.Contender("it", sys.exit, (7,), [1], [1]),
+    ):
+        with pytest.raises(RuntimeError, match=r"^it ended with exit 7; it says above why\.$"):
+            contest.race([quitter], 1, torch.device("cpu"))
 
 
 class Sleeper:

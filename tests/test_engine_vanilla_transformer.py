@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from hypothesis import given
 from hypothesis import strategies as st
 from peft import LoraConfig, get_peft_model
@@ -397,7 +398,12 @@ def add_parametrization(model):
     torch.nn.utils.parametrize.register_parametrization(linear, "weight", Doubled())
 
 
+def offload(model):
+    cpu_offload(model, execution_device=torch.device("cpu"))
+
+
 OBSTACLES = [
+    (offload, "no hooks on modules, got one"),
     (
         lambda model: model.train(),
         "a model in evaluation mode, got its VanillaTransformerForConditionalGeneration in",

@@ -13,6 +13,7 @@ from vanilla_transformer import (
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.dry_run import describe, flops_per_token
+from vanilla_transformer.train.schedule import rate_of
 
 
 def groups(text):
@@ -39,6 +40,15 @@ def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, m
     assert "tokens in all: 2,500,000,000" in out
     assert "warmup_steps: 4000" in out
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("steps", "cooldown", "highest"), [(9000, 0, 4000), (100, 0, 100), (4500, 1000, 3500)]
+)
+def test_the_highest_rate_is_one_that_the_run_has(steps, cooldown, highest):
+    config = load_config("paper-base", {"max_steps": steps, "cooldown_steps": cooldown})
+    rate = max(map(rate_of(config, 512), range(1, steps + 1)))
+    assert f"highest rate: {rate:.3g} at step {highest:,}\n" in describe(config, "paper-base")
 
 
 def test_the_settings_of_a_dry_run_are_a_recipe():

@@ -29,6 +29,7 @@ def test_a_run_may_end_in_a_line():
     expected = [0.5 * equations.learning_rate(step, 16, 5) for step in range(1, 18)]
     expected += [expected[-1] * share for share in (0.75, 0.5, 0.25)]
     assert [rate(step) for step in range(1, 21)] == pytest.approx(expected)
+    assert rate(21) == rate(30) == 0
     for wrong in (-1, 20):
         with pytest.raises(ValueError, match=f"and below max_steps, 20, got {wrong}"):
             TrainConfig(**settings, cooldown_steps=wrong)

@@ -38,7 +38,9 @@ def describe(config: TrainConfig, recipe: str) -> str:
     model_config = config.model_config(config.vocab_size)
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(model_config)
-    peak = rate_of(config, model_config.d_model)(config.warmup_steps)
+    # a run may end, or cool down, before the rate has risen to its top
+    highest = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
+    peak = rate_of(config, model_config.d_model)(highest)
     tokens = config.max_steps * config.tokens_per_step
     computed = {
         "sizes": _sizes(model_config),
@@ -48,7 +50,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
         "tokens in all": f"{tokens:,} of the source and of the target",
         "training": f"{tokens * flops_per_token(model):.2g} FLOPs, attention's own products aside",
         **_memory(config, model),
-        "highest rate": f"{peak:.3g} at step {config.warmup_steps:,}",
+        "highest rate": f"{peak:.3g} at step {highest:,}",
     }
     papers, settings = TrainConfig(), dataclasses.asdict(config)
     differing = {name: value for name, value in settings.items() if value != getattr(papers, name)}

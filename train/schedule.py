@@ -52,7 +52,7 @@ def cooled_down(
     def cooled(step: int) -> float:
         if step <= last:
             return rate(step)
-        return rate(last) * (max_steps + 1 - step) / (cooldown_steps + 1)
+        return rate(last) * max(0, max_steps + 1 - step) / (cooldown_steps + 1)
 
     return cooled
 
