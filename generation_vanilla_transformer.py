@@ -602,7 +602,8 @@ class PaperBeamSearch:
         if self.decoding is not None:
             kept = None
             if len(done) - len(stays) >= max(1, SHARE_THAT_LEAVES * len(done)):
-                kept = self._keep(stays)
+                kept = self.places.new_tensor(stays)
+                self._keep(stays, kept)
                 self.chosen_beams = self.chosen_beams[kept]
             self.decoding.follow(self.chosen_beams, kept)
             return
@@ -614,7 +615,7 @@ class PaperBeamSearch:
         kept = self.places.new_tensor(stays)
         rows = (kept[:, None] * self.num_beams + self.chosen_beams[kept]).flatten()
         if len(stays) < len(done):
-            self._keep(stays)
+            self._keep(stays, kept)
             self.model_kwargs = {
                 name: select_rows(value, rows, len(done) * self.num_beams)
                 for name, value in self.model_kwargs.items()
@@ -625,14 +626,13 @@ class PaperBeamSearch:
             # all beams of a sentence share its memory: only what they wrote themselves moves
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
 
-    def _keep(self, stays: list[int]) -> Tensor:
-        kept = self.places.new_tensor(stays)
+    def _keep(self, stays: list[int], kept: Tensor):
+        """Leave some sentences, as the host and as the device know them."""
         self.open = self.open.of_sentences(kept)
         self.complete = self.complete.of_sentences(kept)
         self.limits, self.places = self.limits[kept], self.places[kept]
         self.first_limit = int(self.limits.min())
         self.has_result = [self.has_result[row] for row in stays]
-        return kept
 
     def _record(self, outputs, logits: Tensor, log_probs: Tensor):
         config, record = self.config, self.record

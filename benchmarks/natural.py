@@ -216,10 +216,10 @@ def _measure(argv: list[str]):
         value: Any = getattr(flags, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
-    sides = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
     open_device(flags)
     if flags.device == "cpu" and flags.precision != "fp32":
         raise ValueError(f"precision must be fp32 on a processor, got {flags.precision}.")
+    sides = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
     show_study(sections(*sides, flags), "Translations that end by themselves", flags.output_dir)
 
 
