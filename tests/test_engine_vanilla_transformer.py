@@ -3,6 +3,7 @@
 import copy
 import functools
 import gc
+import math
 import weakref
 
 import pytest
@@ -197,6 +198,16 @@ def test_a_sum_of_exponentials_stands_any_size(shift):
     expected = logits.logsumexp(dim=1, keepdim=True)
     highest = logits.amax(dim=1, keepdim=True)
     torch.testing.assert_close(engine.log_sum_exp_(logits, highest), expected)
+
+
+def test_exponentials_are_those_of_the_math_module():
+    exponents = [-math.inf, -120.0, -86.5, -20.25, -1.0, -1e-6, 0.0, 0.5, 20.25, 60.0]
+    numbers = torch.tensor(exponents)
+    found = engine.exp_(numbers)
+    assert found is numbers
+    expected = torch.tensor([math.exp(exponent) for exponent in exponents])
+    # of a power of e that is 60, a rounding is 60 / 2^24 of the result
+    torch.testing.assert_close(found, expected, rtol=8e-6, atol=1e-38)
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 31, 129, 300])

@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.engine_vanilla_transformer import is_intel
+from vanilla_transformer.engine_vanilla_transformer import exp_, is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
@@ -246,7 +246,7 @@ def _loss_and_gradients(
             scores += bias
         most = scores.amax(-1, keepdim=True)
         true = scores.gather(1, label)
-        powers = scores.sub_(most).exp_()
+        powers = exp_(scores.sub_(most))
         sums = powers.sum(-1, keepdim=True)
         mean = (x.float() @ summed + summed_bias)[:, None]
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
