@@ -1,6 +1,7 @@
 """What every command of the package does alike: where it writes, and how it fails."""
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,8 +31,18 @@ def run_command(command: Callable[[], int | None]) -> int:
         sentence = sentence_of(error)
         if sentence is None:
             raise
-        sys.stderr.write(f"error: {sentence}\n")
+        if not _is_said_by_another():
+            sys.stderr.write(f"error: {sentence}\n")
         return 1
+
+
+def _is_said_by_another() -> bool:
+    """Whether the first process of this machine was started in the same way and says the same."""
+    from torch import distributed
+
+    # once they have met, each may have an error of its own
+    has_met = distributed.is_available() and distributed.is_initialized()
+    return os.environ.get("LOCAL_RANK", "0") != "0" and not has_met
 
 
 def _log_to_stderr():

@@ -217,6 +217,18 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, monkeypatc
     assert len(checkpoints(tmp_path)) == 1
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
+def test_a_file_damaged_in_its_place_is_named(tmp_path, name):
+    save(tmp_path, 1)
+    checkpoint = tmp_path / "step-1"
+    path = checkpoint / name
+    path.write_bytes(b"\xff" * path.stat().st_size)
+    assert checkpoints(tmp_path) == [checkpoint]
+    read = {"model.safetensors": read_weights, "optimizer.pt": read_optimizer}[name]
+    with pytest.raises(ValueError, match=rf"{name} must be as it was saved, .* checkpoint before"):
+        read(checkpoint)
+
+
 def test_weights_of_another_model_are_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ValueError, match="weights must fit the model"):

@@ -8,10 +8,11 @@ import pytest
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.config import (
     TrainConfig,
+    changes_of_steps,
     load_config,
     parse_arguments,
     read_recipe_file,
-    refuse_other_data,
+    refuse_other_run,
     refuse_other_vocabulary,
     save_config,
 )
@@ -126,6 +127,16 @@ def test_a_slip_in_a_recipe_is_refused(text, message, tmp_path):
         load_config(str(path))
 
 
+@pytest.mark.parametrize(
+    "name",
+    [f.name for f in dataclasses.fields(TrainConfig) if "float" in str(f.type)],
+)
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", ".nan"])
+def test_a_number_that_is_none_is_refused(name, text):
+    with pytest.raises(ValueError, match=f"^{name} must be"):
+        parse_arguments(["paper-base", f"--{name}={text}"])
+
+
 def test_what_was_measured_is_no_setting_and_no_part_of_a_run(tmp_path):
     path = tmp_path / "mine.yaml"
     facts = "{device: d, time: t, score: s, signature: g, results: r}"
@@ -140,12 +151,30 @@ def test_what_was_measured_is_no_setting_and_no_part_of_a_run(tmp_path):
 
 def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
     before = load_config("demo")
-    refuse_other_data(load_config("demo", {"max_steps": 9, "log_every_steps": 3}), before)
+    refuse_other_run(load_config("demo", {"max_steps": 9, "log_every_steps": 3}), before)
     with pytest.raises(ValueError, match="tokens_per_step was 3000, got 77; seed was 1, got 2"):
-        refuse_other_data(
+        refuse_other_run(
             load_config("demo", {"tokens_per_step": 77, "max_length": 70, "seed": 2}),
             dataclasses.replace(before, tokens_per_step=3000, max_length=70),
         )
+
+
+def test_text_that_is_compared_may_lie_elsewhere_and_a_stream_may_not():
+    before = load_config("demo", {"dataset": "here/text"})
+    refuse_other_run(load_config("demo", {"dataset": "there/text"}), before)
+    streamed = load_config("demo", {"dataset": "there/text", "streaming": True})
+    with pytest.raises(ValueError, match="dataset was 'here/text', got 'there/text'"):
+        refuse_other_run(streamed, dataclasses.replace(before, streaming=True))
+
+
+def test_what_a_step_does_otherwise_is_said():
+    before = load_config("demo")
+    assert changes_of_steps(load_config("demo", {"seed": 3, "log_every_steps": 9}), before) == ""
+    given = {"label_smoothing": 0.5, "precision": "bf16", "max_steps": 900}
+    assert changes_of_steps(load_config("demo", given), before) == (
+        "max_steps 900, before it 700; label_smoothing 0.5, before it 0.1; "
+        "precision 'bf16', before it 'fp32'"
+    )
 
 
 def test_a_vocabulary_is_not_taken_for_one_of_other_settings():
@@ -168,7 +197,8 @@ RUN = VOCABULARY | {
 
 
 @pytest.mark.parametrize(
-    ("refuse", "expected"), [(refuse_other_data, RUN), (refuse_other_vocabulary, VOCABULARY)]
+    ("refuse", "expected"),
+    [(refuse_other_run, RUN - {"dataset"}), (refuse_other_vocabulary, VOCABULARY)],
 )
 def test_what_would_be_another_run_or_vocabulary_is_refused_by_name(refuse, expected):
     before = TrainConfig()

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 from datetime import timedelta
@@ -368,6 +369,56 @@ def test_all_launch_files_are_tested():
         *("one-gpu.yaml", "one-node.yaml", "several-nodes.yaml", "cpu.yaml"),
         *("fsdp2.yaml", "deepspeed.yaml", "slurm.sh"),
     }
+
+
+@pytest.mark.parametrize("wrong", [{"dataset": "not/there"}, {"label_smoothing": 2.0}])
+def test_a_refusal_is_said_once_by_all_processes(corpus, tmp_path, wrong):
+    settings = train_toys.toy_settings(corpus, tmp_path / "run", **wrong)
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    done = subprocess.run(
+        train_toys.command(recipe, processes=2),
+        env={**train_toys.environment(), "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert done.stderr.count(f"error: {next(iter(wrong))}") == 1, done.stderr
+    # that of the launcher, which says that what it started has failed
+    assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
+
+
+def test_processes_that_see_other_folders_do_not_go_on(corpus, tmp_path):
+    """As two machines without a disk in common would."""
+    settings = train_toys.toy_settings(corpus, "run", max_steps=4)
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    environment = train_toys.environment()
+
+    def run(*flags):
+        with socket.socket() as found:
+            found.bind(("127.0.0.1", 0))
+            port = found.getsockname()[1]
+        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+        started = []
+        for rank in ("0", "1"):
+            own = tmp_path / rank
+            own.mkdir(exist_ok=True)
+            process = subprocess.Popen(
+                train_toys.command(recipe, *flags),
+                env={**environment, **address, "RANK": rank, "LOCAL_RANK": "0"},
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=own,
+            )
+            started.append(process)
+        return [(process.communicate(timeout=300)[1], process.returncode) for process in started]
+
+    for said, status in run():
+        assert status == 0, said
+    (said, status), (other, other_status) = run("--resume", "--max_steps", "8")
+    assert (status, other_status) == (1, 1)
+    assert "error: all processes must see the same checkpoint" in said
+    assert "got step-4 in the main process and none in process 1" in said
+    assert "rror" not in other
 
 
 def test_processes_of_a_launch_file_know_of_each_other_without_a_gpu(tmp_path):

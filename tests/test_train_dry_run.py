@@ -10,6 +10,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.dry_run import describe, flops_per_token
@@ -40,6 +41,15 @@ def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, m
     assert "tokens in all: 2,500,000,000" in out
     assert "warmup_steps: 4000" in out
     assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_counts_with_the_tokenizer_that_was_given(tmp_path):
+    learn_vocabulary(["a b c"] * 3, 262).save_pretrained(tmp_path)
+    config = load_config("demo", {"tokenizer": str(tmp_path)})
+    assert " with 262 tokens" in describe(config, "demo")
+    config = load_config("demo", {"bleu_tokenizer": "13b"})
+    with pytest.raises(ValueError, match=r"bleu_tokenizer must be one of .*, got '13b'.*13a"):
+        describe(config, "demo")
 
 
 @pytest.mark.parametrize(

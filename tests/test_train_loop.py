@@ -1,5 +1,6 @@
 """Whole runs: any number of processes, killed at any time, end with the same model."""
 
+import dataclasses
 import json
 import math
 import os
@@ -26,7 +27,12 @@ from vanilla_transformer.train import run_folder as run_folders
 from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import prepare_tokenizer, train
-from vanilla_transformer.train.run_folder import draw_attention, read_metrics, read_recipe
+from vanilla_transformer.train.run_folder import (
+    draw_attention,
+    read_environment,
+    read_metrics,
+    read_recipe,
+)
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -364,6 +370,25 @@ def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path
         train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
 
 
+def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp_path, caplog):
+    with caplog.at_level("WARNING", logger="vanilla_transformer"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), resume=True)
+    assert f"no checkpoint in {tmp_path / 'run'}: the run begins with step 1" in caplog.text
+    moved = Path(shutil.copytree(corpus, tmp_path / "moved"))
+    caplog.clear()
+    with caplog.at_level("WARNING", logger="vanilla_transformer"):
+        train(
+            train_toys.toy_config(moved, tmp_path / "run", max_steps=2, label_smoothing=0.5),
+            resume=True,
+        )
+    change = "label_smoothing 0.5, before it 0.1"
+    assert f"From step 3 on: {change}." in caplog.text
+    assert "no checkpoint" not in caplog.text
+    assert read_environment(tmp_path / "run")[-1]["changed"] == change
+    card = (tmp_path / "run/README.md").read_text(encoding="utf-8")
+    assert f"| changed on the way | {change}, from step 3 on |" in card
+
+
 def test_a_run_goes_on_with_the_settings_of_adam_that_it_is_given(corpus, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2))
     given = {"adam_beta1": 0.8, "adam_beta2": 0.5, "adam_epsilon": 1e-3}
@@ -389,6 +414,37 @@ def test_a_loss_that_stays_infinite_ends_the_run_with_advice(corpus, tmp_path):
     )
     with pytest.raises(FloatingPointError, match=r"3 steps in a row.*learning_rate_factor"):
         train(config)
+
+
+def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
+    corpus, tmp_path, monkeypatch
+):
+    real_step, real_loss = loop.training_step, step.batch_loss_sum
+    spoilt = [8, 9]
+
+    def without_a_loss(accelerator, model, optimizer, scheduler, *rest):
+        factor = math.inf if scheduler.last_epoch + 1 in spoilt else 1.0
+        monkeypatch.setattr(step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
+        return real_step(accelerator, model, optimizer, scheduler, *rest)
+
+    monkeypatch.setattr(loop, "training_step", without_a_loss)
+    settings = {"num_averaged_checkpoints": 1, "save_every_steps": 4}
+    config = train_toys.toy_config(corpus, tmp_path / "run", **settings)
+    # a save that is due waits for the next step that counts
+    kept = []
+    real_save = loop._save
+    monkeypatch.setattr(
+        loop, "_save", lambda run, step, **how: kept.append(step) or real_save(run, step, **how)
+    )
+    assert train(config)
+    assert kept == [4, 10, 12]
+    spoilt[:] = range(8, 13)
+    config = dataclasses.replace(config, output_dir=str(tmp_path / "stopped"), max_skipped_steps=3)
+    with pytest.raises(FloatingPointError, match="go on with --resume"):
+        train(config)
+    assert [path.name for path in checkpoints(tmp_path / "stopped/checkpoints")] == ["step-4"]
+    spoilt.clear()
+    assert train(config, resume=True)
 
 
 def test_a_skipped_step_is_counted(corpus, tmp_path, monkeypatch):
@@ -474,6 +530,22 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
 def test_a_precision_that_the_device_lacks_is_refused(corpus, tmp_path):
     with pytest.raises(ValueError, match="precision must be fp32 or bf16 on a CPU, got 'fp16'"):
         train(train_toys.toy_config(corpus, tmp_path / "run", precision="fp16"))
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_precision_that_a_gpu_would_emulate_is_refused(monkeypatch):
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
+    with pytest.raises(ValueError, match="must be fp32 or fp16 on Tesla T4, got 'bf16'"):
+        loop.layout._refuse_precision("bf16", torch.device("cuda"))
+    loop.layout._refuse_precision("fp16", torch.device("cuda"))
+
+
+def test_a_score_that_cannot_be_counted_is_refused_before_the_training(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"bleu_tokenizer must be one of .*, got 'intel'.*intl"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", bleu_tokenizer="intel"))
     assert not (tmp_path / "run").exists()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +21,7 @@ STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
+DAMAGED = "a run goes on from the checkpoint before where this one's folder is removed"
 
 
 def save_checkpoint(
@@ -244,8 +246,16 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
 
     Returns:
         `optimizer`, the `state_dict` of all of it, and `scaler` of the loss in half precision.
+
+    Raises:
+        ValueError: If the file is damaged.
     """
-    return torch.load(checkpoint / OPTIMIZER_FILE, map_location="cpu", weights_only=True)
+    path = checkpoint / OPTIMIZER_FILE
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    # what is damaged may be the archive, what is pickled in it, or the names
+    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+        raise ValueError(f"{path} must be as it was saved, and is damaged: {DAMAGED}.") from error
 
 
 def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
@@ -257,9 +267,17 @@ def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
 
     Returns:
         Tensors by name.
+
+    Raises:
+        ValueError: If the file is damaged.
     """
-    with safe_open(folder / name, framework="pt") as file:
-        return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    try:
+        with safe_open(folder / name, framework="pt") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise ValueError(
+            f"{folder / name} must be as it was saved, and is damaged: {error}. {DAMAGED}."
+        ) from error
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

@@ -7,9 +7,10 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import math
 import types
 import typing
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -320,6 +321,22 @@ _OF_THE_VOCABULARY = (
 )
 
 
+_OF_THE_STEPS = (
+    "tokens_per_micro_batch",
+    "max_steps",
+    "warmup_steps",
+    "learning_rate_factor",
+    "cooldown_steps",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "label_smoothing",
+    "max_grad_norm",
+    "precision",
+    "compile",
+)
+
+
 def recipe_names() -> list[str]:
     """The recipes that come with the package.
 
@@ -495,8 +512,10 @@ def save_config(config: TrainConfig, path: Path) -> None:
     )
 
 
-def refuse_other_data(config: TrainConfig, before: TrainConfig) -> None:
+def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     """Refuse to resume a run with settings that would make it another run.
+
+    The text itself is compared later, wherever it lies now; of a stream only its name is known.
 
     Args:
         config: The settings asked for.
@@ -506,9 +525,27 @@ def refuse_other_data(config: TrainConfig, before: TrainConfig) -> None:
         ValueError: If data, batches or model differ; says where.
     """
     names = [known.name for known in dataclasses.fields(TrainConfig) if known.metadata["data"]]
+    if not config.streaming:
+        names.remove("dataset")
     differences = _differences(config, before, names)
     if differences:
         raise ValueError(f"a run must be resumed with its own settings: {differences}.")
+
+
+def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
+    """What a resumed run does otherwise than before.
+
+    Args:
+        config: The settings asked for.
+        before: The settings the run had.
+
+    Returns:
+        The settings of a step that changed, with both values; nothing if none has.
+    """
+    return "; ".join(
+        f"{name} {new!r}, before it {old!r}"
+        for name, old, new in _changed(config, before, _OF_THE_STEPS)
+    )
 
 
 def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
@@ -531,10 +568,17 @@ def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
 
 def _differences(config: TrainConfig, before: TrainConfig, names: Iterable[str]) -> str:
     return "; ".join(
-        f"{name} was {getattr(before, name)!r}, got {getattr(config, name)!r}"
-        for name in names
-        if getattr(before, name) != getattr(config, name)
+        f"{name} was {old!r}, got {new!r}" for name, old, new in _changed(config, before, names)
     )
+
+
+def _changed(
+    config: TrainConfig, before: TrainConfig, names: Iterable[str]
+) -> Iterator[tuple[str, Any, Any]]:
+    for name in names:
+        old, new = getattr(before, name), getattr(config, name)
+        if old != new:
+            yield name, old, new
 
 
 def _by_field(model: dict[str, Any]) -> dict[str, Any]:
@@ -596,6 +640,8 @@ def _checked(known: dataclasses.Field, value: Any) -> Any:
             value = float(value)
     if wanted is float and type(value) is int:
         value = float(value)
+    if wanted is float and isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{known.name} must be a finite number, got {value}.")
     if type(value) is not wanted:
         raise ValueError(
             f"{known.name} must be of type {wanted.__name__}{' or null' if is_optional else ''}, "

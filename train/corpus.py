@@ -88,7 +88,8 @@ def load_translations(
                 f"{f' and revision {revision!r}' if revision else ''} cannot be loaded: "
                 f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
-    if dataset == WMT14:
+    # the Hub leads from the name it had before to this one
+    if dataset in (WMT14, "wmt14"):
         _refuse_cut_wmt14(name, splits)
     for split, rows in splits.items():
         known = _languages(dataset, rows)
@@ -253,6 +254,8 @@ def _count_lines(path: Path) -> int:
     count, last = 0, b"\n"
     with opened(path) as file:
         while part := file.read(1 << 20):
+            if count == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                raise ValueError(f"{path} must be UTF-8, got UTF-16, as its byte order mark says.")
             count += part.count(b"\n")
             last = part[-1:]
     return count + (last != b"\n")

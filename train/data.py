@@ -146,7 +146,22 @@ def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Itera
 
     Yields:
         Sentences of both languages; those of pairs with a wrong encoding are left out.
+
+    Raises:
+        ValueError: If there are none.
     """
+    is_read = False
+    for text in _readable_texts(texts, languages, seed):
+        is_read = is_read or bool(text)
+        yield text
+    if not is_read:
+        raise ValueError(
+            f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides, to learn "
+            "a vocabulary from, got none."
+        )
+
+
+def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterator[str]:
     if isinstance(texts.train[0], datasets.IterableDataset):
         weights = texts.weights or [1.0]
         for number, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):

@@ -19,7 +19,9 @@ from vanilla_transformer.train.memory import (
     bytes_per_token,
     state_bytes,
 )
+from vanilla_transformer.train.run_folder import load_tokenizer
 from vanilla_transformer.train.schedule import rate_of
+from vanilla_transformer.train.scoring import refuse_bleu_tokenizer
 
 
 def describe(config: TrainConfig, recipe: str) -> str:
@@ -33,9 +35,13 @@ def describe(config: TrainConfig, recipe: str) -> str:
         Lines of text, in groups.
 
     Raises:
-        ValueError: If the recipe is unknown, or the model cannot be.
+        ValueError: If the recipe is unknown, a tokenizer is, or the model cannot be.
     """
-    model_config = config.model_config(config.vocab_size)
+    refuse_bleu_tokenizer(config.bleu_tokenizer)
+    vocab_size = config.vocab_size
+    if config.tokenizer is not None:
+        vocab_size = len(load_tokenizer(config.tokenizer))
+    model_config = config.model_config(vocab_size)
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(model_config)
     # a run may end, or cool down, before the rate has risen to its top
@@ -44,7 +50,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
     tokens = config.max_steps * config.tokens_per_step
     computed = {
         "sizes": _sizes(model_config),
-        "parameters": f"{model.num_parameters():,} with {config.vocab_size:,} tokens",
+        "parameters": f"{model.num_parameters():,} with {vocab_size:,} tokens",
         "steps": f"{config.max_steps:,}",
         "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
         "tokens in all": f"{tokens:,} of the source and of the target",

@@ -25,7 +25,11 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.fused import block_bytes
-from vanilla_transformer.train.layout import LONGEST_WAIT, leave_processes
+from vanilla_transformer.train.layout import (
+    LONGEST_WAIT,
+    leave_processes,
+    main_process_first,
+)
 from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
@@ -164,8 +168,8 @@ def evaluate(
 
     state = _processes()
     # the others then find what the main process has prepared
-    with state.main_process_first():
-        texts = load_translations(dataset, name, source_lang, target_lang, revision, streaming)
+    corpus = (dataset, name, source_lang, target_lang, revision, streaming)
+    texts = main_process_first(lambda: load_translations(*corpus))
     if split not in texts:
         raise ValueError(
             f"split must be one of {', '.join(texts)}, got {split!r}."

@@ -5,9 +5,9 @@ What is saved does not depend on it: a run goes on in another layout and on more
 
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import torch
 from accelerate import Accelerator, DistributedType, PartialState
@@ -15,6 +15,7 @@ from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
     TorchDynamoPlugin,
+    gather_object,
     is_deepspeed_available,
 )
 from torch import Tensor, nn
@@ -32,6 +33,7 @@ logger = logging.getLogger(__name__)
 # the other processes wait while the first one learns a vocabulary and tokenizes the corpus
 LONGEST_WAIT = timedelta(hours=6)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+Prepared = TypeVar("Prepared")
 
 
 def open_accelerator(config: TrainConfig) -> Accelerator:
@@ -103,6 +105,61 @@ def leave_processes():
     state.destroy_process_group()
 
 
+def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
+    """Let the main process prepare what the others then find; a refusal of one ends all of them.
+
+    Args:
+        prepare: Called by every process.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        Exception: What it raises, where it does.
+        SystemExit: In the processes that another one's refusal ends, with status 1.
+    """
+    state = PartialState()
+    if state.num_processes == 1:
+        return prepare()
+    prepared = refusal = None
+    for is_turn in (state.is_main_process, not state.is_main_process):
+        if is_turn:
+            try:
+                prepared = prepare()
+            except Exception as error:
+                refusal = error
+        if any(gather_object([refusal is not None])):
+            # it is said once, by the process that it came from
+            raise refusal or SystemExit(1)
+    return prepared
+
+
+def refuse_disagreement(facts: Mapping[str, Any]) -> None:
+    """Refuse processes that do not see the same files.
+
+    Args:
+        facts: What this process sees, by name.
+
+    Raises:
+        ValueError: If another one sees something else; in the main process alone, which says what.
+        SystemExit: In the others, with status 1.
+    """
+    state = PartialState()
+    if state.num_processes == 1:
+        return
+    seen = gather_object([dict(facts)])
+    for process, other in enumerate(seen):
+        for name, fact in seen[0].items():
+            if other[name] == fact:
+                continue
+            if not state.is_main_process:
+                raise SystemExit(1)
+            raise ValueError(
+                f"all processes must see the same {name}, as in a folder that all machines share, "
+                f"got {fact} in the main process and {other[name]} in process {process}."
+            )
+
+
 def _refuse_layout(kind: str) -> NoReturn:
     raise ValueError(
         "accelerate must run one process, several with a copy of the model each (multi-CPU, "
@@ -151,7 +208,12 @@ def _refuse_precision(precision: str, device: torch.device):
     # on a processor, accelerate would go on in float32 without a word
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("precision must be fp32 or bf16 on a CPU, got 'fp16'.")
-    if precision == "bf16" and device.type == "cuda" and not torch.cuda.is_bf16_supported():
+    # torch would emulate it, more slowly than float32 is
+    if (
+        precision == "bf16"
+        and device.type == "cuda"
+        and not torch.cuda.is_bf16_supported(including_emulation=False)
+    ):
         raise ValueError(
             f"precision must be fp32 or fp16 on {torch.cuda.get_device_name()}, got 'bf16'."
         )

@@ -34,7 +34,8 @@ from vanilla_transformer.train.averaging import MovingAverage, average_run
 from vanilla_transformer.train.batches import Collator, TrainingSteps, evaluation_batches
 from vanilla_transformer.train.config import (
     TrainConfig,
-    refuse_other_data,
+    changes_of_steps,
+    refuse_other_run,
     refuse_other_vocabulary,
     save_config,
 )
@@ -66,6 +67,7 @@ from vanilla_transformer.train.run_folder import (
     write_environment,
 )
 from vanilla_transformer.train.schedule import follow_rate, rate_of
+from vanilla_transformer.train.scoring import refuse_bleu_tokenizer
 from vanilla_transformer.train.step import (
     REPLICATED,
     StepResult,
@@ -78,12 +80,15 @@ logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 
 
-def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTrainedTokenizerBase:
+def prepare_tokenizer(
+    config: TrainConfig, texts: Texts | None = None, is_resumed: bool = False
+) -> PreTrainedTokenizerBase:
     """Take the tokenizer that was asked for or learned before, or learn it; the run keeps a copy.
 
     Args:
         config: Settings of the run.
         texts: What to learn from; loaded if not given.
+        is_resumed: Whether the run goes on, so that its settings are compared elsewhere.
 
     Returns:
         The tokenizer.
@@ -104,7 +109,7 @@ def prepare_tokenizer(config: TrainConfig, texts: Texts | None = None) -> PreTra
                 f"{config.tokenizer!r}, got another in {own}."
             )
     elif own.is_dir():
-        if kept is not None and config.tokenizer is None:
+        if kept is not None and config.tokenizer is None and not is_resumed:
             refuse_other_vocabulary(config, kept)
         tokenizer = load_tokenizer(str(own))
     else:
@@ -205,6 +210,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
         OSError: If a checkpoint cannot be written.
     """
     run = _open_run(config, resume)
+    is_late = False
     with run.progress.bar, logging_redirect_tqdm([PACKAGE_LOGGER]), _noticing_sigterm() as received:
         for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
             result = _step(run, step, batches)
@@ -214,9 +220,14 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
             if (step % config.eval_every_steps == 0 or is_last) and run.data.validation is not None:
                 _evaluate(run, step)
             is_stopped = _is_asked_to_end(run, bool(received)) and not is_last
-            is_due = step % config.save_every_steps == 0 or is_last
+            is_due = is_late or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
-                _save(run, step, is_stop=not is_due)
+                _read_results(run)
+                # where steps are skipped, the weights may be spoilt already: no good checkpoint
+                # makes room for them
+                is_late = is_due and run.skipped_in_a_row > 0 and not is_last
+                if is_stopped or not is_late:
+                    _save(run, step, is_stop=is_late or not is_due)
             if is_stopped:
                 logger.warning("asked to end: saved step %d, go on with --resume", step)
                 _end(run)
@@ -230,6 +241,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 def _open_run(config: TrainConfig, resume: bool) -> Run:
     refuse_trackers(config.report_to)
+    refuse_bleu_tokenizer(config.bleu_tokenizer)
     accelerator = layout.open_accelerator(config)
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
@@ -238,12 +250,16 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     config.model_config(config.vocab_size)
     folder = Path(config.output_dir)
     # the main process decides first: the others would see what it makes
-    with accelerator.main_process_first():
-        checkpoint = _last_checkpoint(folder, config, resume)
-        folder.mkdir(parents=True, exist_ok=True)
-        texts = load_texts(config)
-        tokenizer = prepare_tokenizer(config, texts)
-        data = prepare_data(config, texts, tokenizer)
+    prepared = layout.main_process_first(lambda: _prepare(folder, config, resume))
+    checkpoint, changes, tokenizer, data = prepared
+    layout.refuse_disagreement(
+        {
+            "checkpoint": checkpoint.name if checkpoint else "none",
+            "vocabulary": tokenizer_hash(tokenizer),
+            # of a stream nothing is known before it is read
+            "text": data.facts.get("text_sha256"),
+        }
+    )
 
     model, collator = _make_model(config, tokenizer)
     state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
@@ -285,6 +301,9 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
             **data.facts,
             **steps.fingerprint(),
         }
+        if changes:
+            facts["changed"] = changes
+            logger.warning("From step %d on: %s.", state["step"] + 1, changes)
         write_environment(folder, facts)
         if checkpoint is not None and state["step"] == config.max_steps:
             checkpointing.make_regular(checkpoint)
@@ -316,18 +335,33 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     )
 
 
+def _prepare(
+    folder: Path, config: TrainConfig, resume: bool
+) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
+    checkpoint, changes = _last_checkpoint(folder, config, resume), ""
+    if checkpoint is not None:
+        before = read_recipe(folder)
+        refuse_other_run(config, before)
+        changes = changes_of_steps(config, before)
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = load_texts(config)
+    tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
+    return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
+
+
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {folder}.")
     found = checkpointing.checkpoints(folder / "checkpoints")
     if not found:
         checkpointing.refuse_damaged(folder / "checkpoints")
+        if resume:
+            logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
         return None
     if not resume:
         raise ValueError(
             f"output_dir must be new, or --resume be given, got {folder} with {found[-1].name}."
         )
-    refuse_other_data(config, read_recipe(folder))
     step = checkpointing.read_state(found[-1])["step"]
     if config.max_steps < step:
         raise ValueError(
@@ -507,7 +541,6 @@ def _evaluate(run: Run, step: int):
 
 def _save(run: Run, step: int, is_stop: bool = False):
     minutes = run.config.averaged_minutes
-    _read_results(run)
     # every process may have a part of each
     weights = layout.whole_weights(run.model)
     optimizer_state = layout.whole_optimizer_state(run.accelerator, run.model, run.optimizer)

@@ -213,6 +213,14 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
         + (f", falling in the last {config.cooldown_steps:,}" if config.cooldown_steps else ""),
         "precision": config.precision,
     }
+    environment = read_environment(folder)
+    changes = [
+        f"{start['changed']}, from step {start['first_step']} on"
+        for start in environment
+        if "changed" in start
+    ]
+    if changes:
+        facts["changed on the way"] = "; ".join(changes)
     losses = []
     if last:
         facts["steps"] = f"{last['step']:,}, {last['epoch']:.1f} epochs"
@@ -224,7 +232,6 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
         )
     if losses:
         facts["loss"] = "; ".join(losses)
-    environment = read_environment(folder)
     seconds = (read_average(folder) or {}).get("seconds")
     if environment and seconds is not None:
         last_start = environment[-1]

@@ -134,6 +134,12 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         raise ValueError(
             f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
         )
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= len(tokenizer):
+        raise ValueError(
+            f"tokenizer {source!r} must number its {len(tokenizer):,} tokens from 0 without a gap, "
+            f"got the id {highest:,}."
+        )
     return tokenizer
 
 
@@ -174,10 +180,19 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
 
     Returns:
         A mapping a line, in order; a line that a killed run left unfinished is left out.
+
+    Raises:
+        ValueError: If a whole line is no JSON; says which.
     """
     path = folder / METRICS_FILE
     lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    return [json.loads(line) for line in lines]
+    metrics = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            metrics.append(json.loads(line))
+        except ValueError as error:
+            raise ValueError(f"{path} line {number} must be JSON, got {line!r}.") from error
+    return metrics
 
 
 def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:

@@ -16,6 +16,8 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from sacremoses.corpus import NonbreakingPrefixes
 
+from vanilla_transformer.configuration_vanilla_transformer import closest_name
+
 COMET_PROGRAM = "comet-score"
 COMET_MODEL = "Unbabel/wmt22-comet-da"
 # text that is already tokenized is compared as it is
@@ -50,10 +52,7 @@ def score_translations(
             "there must be one translation for each of one or more references, "
             f"got {len(translations)} for {len(references)}."
         )
-    if bleu_tokenizer not in BLEU.TOKENIZERS:
-        raise ValueError(
-            f"bleu_tokenizer must be one of {', '.join(BLEU.TOKENIZERS)}, got {bleu_tokenizer!r}."
-        )
+    refuse_bleu_tokenizer(bleu_tokenizer)
     scores: dict[str, Any] = {"sentences": len(references)}
     for name, metric in _metrics(bleu_tokenizer).items():
         scores[name] = metric.corpus_score(translations, [references]).score
@@ -65,6 +64,22 @@ def score_translations(
         score, signature = compound_bleu(translations, references, target_lang)
         scores |= {"compound_bleu": score, "compound_bleu_signature": signature}
     return scores
+
+
+def refuse_bleu_tokenizer(name: str) -> None:
+    """Refuse a tokenizer that sacreBLEU does not have.
+
+    Args:
+        name: Of the tokenizer.
+
+    Raises:
+        ValueError: If there is no such tokenizer.
+    """
+    if name not in BLEU.TOKENIZERS:
+        raise ValueError(
+            f"bleu_tokenizer must be one of {', '.join(BLEU.TOKENIZERS)}, got {name!r}."
+            + closest_name(name, list(BLEU.TOKENIZERS))
+        )
 
 
 def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
