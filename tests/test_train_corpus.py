@@ -74,6 +74,8 @@ def write_pair(folder, english, german):
         (b"a\nb\nc\n", b"a\nb\n", "train.de must have as many lines, got 3 and 2"),
         (b"a\nb", b"a\nb\n\n", "train.de must have as many lines, got 2 and 3"),
         (b"", b"", "at least one line, got none"),
+        ("a\nb".encode("utf-16"), b"a\nb", "train.en must be UTF-8, got UTF-16"),
+        (b"a\nb", b"\xfe\xff\0a", "train.de must be UTF-8"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(english, german, message, tmp_path):
@@ -220,8 +222,10 @@ def test_wmt14_with_all_its_lines_is_taken(name, validation, test, monkeypatch):
 def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, monkeypatch):
     found = wmt14(validation, test)
     monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: found)
-    with pytest.raises(ValueError, match=message):
-        load_translations("wmt/wmt14", "de-en", "en", "de")
+    # the Hub still leads there from the name that it had before
+    for dataset in ("wmt/wmt14", "wmt14"):
+        with pytest.raises(ValueError, match=message):
+            load_translations(dataset, "de-en", "en", "de")
 
 
 def test_a_dataset_is_taken_at_its_revision_and_its_commit_is_known(tmp_path):

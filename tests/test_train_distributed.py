@@ -449,7 +449,7 @@ def test_the_script_for_slurm_starts_one_launcher_a_machine(tmp_path):
     stand_ins = {
         "scontrol": "printf 'node-a\\nnode-b\\n'",
         # as on two machines, one after the other
-        "srun": 'shift; for SLURM_PROCID in 0 1; do export SLURM_PROCID; "$@"; done',
+        "srun": 'shift 2; for SLURM_PROCID in 0 1; do export SLURM_PROCID; "$@"; done',
         "accelerate": 'echo "$@"',
         "python": f'exec {sys.executable} "$@"',
     }

@@ -29,6 +29,7 @@ from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import (
     draw_attention,
+    load_tokenizer,
     read_environment,
     read_metrics,
     read_recipe,
@@ -508,6 +509,25 @@ def test_a_tokenizer_that_is_not_fast_is_refused(corpus, tmp_path):
         prepare_tokenizer(config)
 
 
+def test_a_tokenizer_with_gaps_in_its_numbers_is_refused(whole_run, tmp_path):
+    folder = Path(shutil.copytree(whole_run / "tokenizer", tmp_path / "gaps"))
+    definition = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = definition["model"]["vocab"]
+    vocabulary[max(vocabulary, key=vocabulary.get)] = 5000
+    (folder / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
+    message = rf"{folder}' must number its {len(vocabulary)} tokens from 0 .*, got the id 5,000"
+    with pytest.raises(ValueError, match=message):
+        load_tokenizer(str(folder))
+
+
+def test_text_in_another_encoding_is_named_before_a_vocabulary_is_learned(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    (corpus / "train.de").write_bytes("größer\n".encode("latin-1") * 90)
+    with pytest.raises(ValueError, match="corpus must have a pair with text in UTF-8 on both"):
+        train(train_toys.toy_config(corpus, tmp_path / "run"))
+    assert not (tmp_path / "run/tokenizer").exists()
+
+
 def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
     from vanilla_transformer.train.__main__ import main
 
@@ -559,6 +579,12 @@ def test_half_precision_is_used_where_asked_for(corpus, whole_run, tmp_path):
     assert all(
         tensor.dtype == torch.float32 for tensor in train_toys.weights(tmp_path / "run").values()
     )
+
+
+def test_a_line_of_the_log_that_was_damaged_is_named(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step" 2}\n{"st', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"metrics.jsonl line 2 must be JSON, got '{\"step\" 2}'"):
+        read_metrics(tmp_path)
 
 
 def test_metrics_are_lines_of_json(whole_run):

@@ -3,6 +3,8 @@
 # To submit it again goes on with the last checkpoint; before the time is up the run saves and ends.
 #SBATCH --job-name=vanilla_transformer
 #SBATCH --ntasks-per-node=1
+# one task starts the processes of all GPUs: all cores of the machine are for it
+#SBATCH --exclusive
 #SBATCH --signal=TERM@120
 set -euo pipefail
 # of the notice of 120 seconds, what the processes get before they are killed
@@ -14,7 +16,7 @@ export NUM_PROCESSES=$((SLURM_NNODES * ${SLURM_GPUS_ON_NODE:-1}))
 export CONFIG_FILE="$launch_folder/several-nodes.yaml"
 
 # SLURM_PROCID is another on every machine: it must not be read before srun has started there
-srun --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$CONFIG_FILE" \
+srun --cpu-bind=none --kill-on-bad-exit=1 bash -c 'exec accelerate launch --config_file "$CONFIG_FILE" \
     --num_machines "$SLURM_NNODES" --num_processes "$NUM_PROCESSES" \
     --machine_rank "$SLURM_PROCID" --main_process_ip "$MAIN_PROCESS_IP" \
     -m vanilla_transformer.train "$@" --resume' bash "$@"
