@@ -7,6 +7,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
@@ -172,33 +173,74 @@ def load_run(
             raise ValueError(
                 f"run must be a vanilla_transformer, got a {config.model_type}: {run}."
             )
-        model = VanillaTransformerForConditionalGeneration.from_pretrained(run)
+        model = load_whole(VanillaTransformerForConditionalGeneration, run)
         # a checkpoint has its tokenizer in the run folder
         is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
         is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
         home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
-        tokenizer = AutoTokenizer.from_pretrained(home)
-    except SafetensorError as error:
-        raise damaged_weights(run, error) from error
     except OSError as error:
         raise ValueError(f"{RUN}, got {str(run)!r}: {error}") from error
+    tokenizer = read_tokenizer(home)
     check_tokenizer(model, tokenizer)
     return model, tokenizer
 
 
-def damaged_weights(source: str | Path, error: SafetensorError) -> ValueError:
-    """What to raise where a file of weights is not whole.
+def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer, and name it where that fails.
 
     Args:
-        source: The folder or Hub name that was read.
-        error: What the file's reader says; it does not name the file.
+        source: A folder or a Hub name.
 
     Returns:
-        The error for the user.
+        The tokenizer.
+
+    Raises:
+        ImportError: If it needs a package that is not installed.
+        ValueError: If it cannot be read.
     """
-    return ValueError(
-        f"{source} must have whole files of weights, got one that cannot be read: {error}."
+    try:
+        return AutoTokenizer.from_pretrained(source)
+    # where a file of several is missing, the library goes on with None for its name
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(
+            f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+
+
+def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
+    """Load a model, and refuse weights that the library would leave out, make up or stumble over.
+
+    Args:
+        model_class: Of the model.
+        source: A folder or a Hub name.
+
+    Returns:
+        The model.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If a file of weights is not whole, or a weight is left over, missing or of
+            another shape; says which.
+    """
+    try:
+        model, loaded = model_class.from_pretrained(
+            source, output_loading_info=True, ignore_mismatched_sizes=True
+        )
+    except SafetensorError as error:
+        raise ValueError(
+            f"{source} must have whole files of weights, got one that cannot be read: {error}."
+        ) from error
+    missing, unexpected, mismatched = (
+        loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")
     )
+    if missing or unexpected or mismatched:
+        from vanilla_transformer.conversion.weights import check_fit
+
+        weights = {name: part for name, part in model.state_dict().items() if name not in missing}
+        weights |= dict.fromkeys(unexpected)
+        weights |= {name: torch.empty(shape, device="meta") for name, shape, _ in mismatched}
+        check_fit(model, weights, str(source))
+    return model
 
 
 def check_local(source: str | Path, rule: str):

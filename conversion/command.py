@@ -3,10 +3,8 @@
 import argparse
 from pathlib import Path
 
-from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoTokenizer,
     FSMTForConditionalGeneration,
     MarianMTModel,
     PreTrainedTokenizerBase,
@@ -17,8 +15,7 @@ from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairs
 from vanilla_transformer.conversion.fsmt import from_fsmt
 from vanilla_transformer.conversion.marian import from_marian
 from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
-from vanilla_transformer.conversion.weights import check_fit
-from vanilla_transformer.hub import check_local, damaged_weights
+from vanilla_transformer.hub import check_local, load_whole, read_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -84,23 +81,12 @@ def _from_library(kind: str, source: str) -> Converted:
         ) from error
     if found != kind:
         raise ValueError(f"SOURCE must be of the kind {kind}, got one of {found}: {source}.")
-    try:
-        theirs, loaded = model_class.from_pretrained(source, output_loading_info=True)
-    except SafetensorError as error:
-        raise damaged_weights(source, error) from error
-    # the library would leave out what it has no place for, and make up what is missing
-    weights = {
-        name: tensor
-        for name, tensor in theirs.state_dict().items()
-        if name not in loaded["missing_keys"]
-    }
-    check_fit(theirs, weights | dict.fromkeys(loaded["unexpected_keys"]), source)
-    model = convert(theirs.eval())
+    model = convert(load_whole(model_class, source).eval())
     files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
     if Path(source).is_dir() and not any(Path(source, name).is_file() for name in files):
         return model, None, f"No tokenizer: {source} has none."
     try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
+        tokenizer = read_tokenizer(source)
     except ImportError as error:
         raise ValueError(
             "its tokenizer needs sentencepiece, got none: pip install "

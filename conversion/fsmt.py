@@ -4,7 +4,7 @@ import torch
 from transformers import FSMTForConditionalGeneration
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import assembled, bart_fields, stack_weights
+from vanilla_transformer.conversion.weights import assembled, bart_fields, check_kind, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -23,8 +23,10 @@ def from_fsmt(
         were the same; its weights are copies.
 
     Raises:
+        TypeError: If it is another kind of model.
         ValueError: If the model is outside this architecture; the message says in what.
     """
+    check_kind("model", model, FSMTForConditionalGeneration)
     theirs = model.config
     if theirs.src_vocab_size != theirs.tgt_vocab_size:
         raise ValueError(

@@ -4,7 +4,7 @@ import torch
 from transformers import MarianMTModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import assembled, bart_fields, stack_weights
+from vanilla_transformer.conversion.weights import assembled, bart_fields, check_kind, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_encoding,
@@ -21,8 +21,10 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         A model with equal logits, in evaluation mode; its weights are copies.
 
     Raises:
+        TypeError: If it is another kind of model.
         ValueError: If the model is outside this architecture; the message says in what.
     """
+    check_kind("model", model, MarianMTModel)
     theirs = model.config
     if not theirs.share_encoder_decoder_embeddings or not theirs.tie_word_embeddings:
         raise ValueError(

@@ -7,7 +7,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import assembled, renamed, split_projections
+from vanilla_transformer.conversion.weights import (
+    assembled,
+    check_kind,
+    renamed,
+    split_projections,
+)
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -43,8 +48,11 @@ def from_torch(
         A model in evaluation mode; its weights are copies.
 
     Raises:
+        TypeError: If one of both is something else.
         ValueError: If the stacks are outside this architecture; the message says in what.
     """
+    check_kind("module", module, nn.Transformer)
+    check_kind("embedding", embedding, Tensor)
     encoder, decoder = module.encoder.layers, module.decoder.layers
     layers = [*encoder, *decoder]
     if any(layer.linear1.bias is None for layer in layers):
@@ -61,7 +69,9 @@ def from_torch(
         if has_norm != norm_first:
             raise ValueError(
                 f"{stack}.norm must be {'given' if norm_first else 'None'} where norm_first is "
-                f"{norm_first}, got {'one' if has_norm else 'None'}."
+                f"{norm_first}, got {'one' if has_norm else 'None'}: the paper's stacks end with "
+                "the norm of their last layer, and torch adds one more unless it is taken away "
+                "before the training."
             )
     config = VanillaTransformerConfig(
         vocab_size=embedding.shape[0],

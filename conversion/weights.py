@@ -181,6 +181,21 @@ def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
     return entries[name]
 
 
+def check_kind(name: str, value: Any, kind: type):
+    """Refuse what is no source of a conversion.
+
+    Args:
+        name: Of the argument, for the error.
+        value: What was given.
+        kind: What it must be.
+
+    Raises:
+        TypeError: If it is not.
+    """
+    if not isinstance(value, kind):
+        raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}.")
+
+
 def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
     """Refuse weights of another architecture, and say which one.
 

@@ -221,6 +221,24 @@ def test_the_activation_of_a_torch_module_may_be_a_module():
         assert from_torch(module, torch.zeros(9, 12)).config.activation_function == name
 
 
+@pytest.mark.parametrize(
+    ("convert", "given", "message"),
+    [
+        (from_marian, [torch.nn.Linear(2, 2)], "model must be a MarianMTModel, got a Linear"),
+        (from_fsmt, [{}], "model must be a FSMTForConditionalGeneration, got a dict"),
+        (from_torch, [{}, torch.zeros(9, 12)], "module must be a Transformer, got a dict"),
+        (
+            from_torch,
+            [without_norms(), torch.nn.Embedding(9, 12)],
+            "embedding must be a Tensor, got a Embedding",
+        ),
+    ],
+)
+def test_what_is_no_source_is_named(convert, given, message):
+    with pytest.raises(TypeError, match=message):
+        convert(*given)
+
+
 def test_stacks_of_a_torch_module_may_differ_in_width():
     decoder = torch.nn.TransformerDecoderLayer(12, 3, 28)
     module = torch.nn.Transformer(

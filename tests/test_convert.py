@@ -403,7 +403,7 @@ def test_weights_that_are_cut_off_are_named(tmp_path, capsys):
     assert message in capsys.readouterr().err
 
 
-def test_marian_keeps_its_tokenizer(tmp_path):
+def test_marian_keeps_its_tokenizer(tmp_path, capsys):
     sentencepiece = pytest.importorskip("sentencepiece")
     texts = ["the small cat sleeps", "dogs", "the cat and the small dog", "a house"]
     (tmp_path / "texts").write_text("\n".join(texts * 3))
@@ -437,6 +437,11 @@ def test_marian_keeps_its_tokenizer(tmp_path):
     found = translate(texts, **search, **NO_PAPER)
     assert [one["translation_text"] for one in found] == expected
     assert len(set(expected)) > 1
+    # as after a download that was not finished
+    (tmp_path / "theirs/source.spm").unlink()
+    assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "half")]) == 1
+    assert f"tokenizer '{tmp_path / 'theirs'}' cannot be loaded" in capsys.readouterr().err
+    assert not (tmp_path / "half").exists()
 
 
 def test_fsmt_keeps_its_tokenizer(tmp_path):
@@ -479,7 +484,11 @@ def test_a_library_model_of_another_kind_or_with_other_weights_is_named(tmp_path
     save_file(more, path, metadata={"format": "pt"})
     assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
     assert "belongs to a norm of the embeddings (BART and mBART)" in capsys.readouterr().err
-    del weights["model.encoder.layers.0.fc1.bias"]
+    name = "model.encoder.layers.0.fc1.bias"
+    save_file({**weights, name: weights[name][1:]}, path, metadata={"format": "pt"})
+    assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
+    assert f"error: {name} must be of shape" in capsys.readouterr().err
+    del weights[name]
     save_file(weights, path, metadata={"format": "pt"})
     assert main(["convert", "marian", str(folder), str(tmp_path / "out")]) == 1
     assert "must be complete, got none for model.encoder.layers.0.fc1" in capsys.readouterr().err

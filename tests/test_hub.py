@@ -334,6 +334,10 @@ def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
         ("half the weights", "run must have whole files of weights.*incomplete"),
         ("no tokenizer", "must hold a tokenizer.json"),
         ("another model", "run must be a vanilla_transformer, got a marian"),
+        ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
+        ({"encoder_layers": 9}, "must be complete, got none for model.encoder.layers"),
+        ({"encoder_layers": 1}, "must all have a place here, got model.encoder.layers.1"),
+        ({"encoder_ffn_dim": 5}, "must be of shape .*, got .* in .*run"),
     ],
 )
 def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, message):
@@ -347,6 +351,12 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
         weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
     elif damage == "no tokenizer":
         (run / "tokenizer.json").unlink()
+    elif damage == "a broken tokenizer":
+        (run / "tokenizer.json").write_text('{"a" 1}', encoding="utf-8")
+    elif isinstance(damage, dict):
+        config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+        assert config.keys() >= damage.keys()
+        (run / "config.json").write_text(json.dumps(config | damage), encoding="utf-8")
     elif damage == "another model":
         MarianConfig(vocab_size=290, pad_token_id=0, decoder_start_token_id=0).save_pretrained(run)
     with pytest.raises(ValueError, match=message):

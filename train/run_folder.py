@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.attention_maps import attention_weights
+from vanilla_transformer.hub import read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.train.config import TrainConfig, load_config
 
@@ -117,12 +118,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: If it cannot be loaded, is not fast, or lacks a token that training needs.
     """
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(source)
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"tokenizer {source!r} cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
+    tokenizer = read_tokenizer(source)
     if not tokenizer.is_fast:
         raise ValueError(
             f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
