@@ -310,14 +310,31 @@ class PaperSearchMixin:
             input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
         )
 
+    # the library looks for the name of `inputs_tensor`, which the assistant reads too
     def _assisted_decoding(
-        self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+        self,
+        input_ids,
+        logits_processor,
+        stopping_criteria,
+        generation_config,
+        inputs_tensor=None,
+        **kwargs,
     ):
         limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
         if generation_config.int8:
             raise ValueError("int8 must be used with no assistant, got one.")
+        # the library refuses more only after the assistant has read them
+        if len(input_ids) > 1:
+            raise ValueError(
+                f"assisted decoding takes one sentence at a time, got a batch of {len(input_ids)}."
+            )
         return super()._assisted_decoding(
-            input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
+            input_ids,
+            logits_processor,
+            limited,
+            generation_config=generation_config,
+            inputs_tensor=inputs_tensor,
+            **kwargs,
         )
 
     def _beam_search(
@@ -854,14 +871,15 @@ def check_search_settings(config: GenerationConfig):
     if config.length_penalty not in (None, 1.0):
         raise ValueError(
             "length_penalty and length_penalty_alpha are two formulas for one thing: give one, got "
-            f"{config.length_penalty} and {alpha}."
+            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None is for the library's "
+            "own search."
         )
     if config.early_stopping is True:
         raise ValueError(
             "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
-            "open hypothesis can still win."
+            "open hypothesis can still win; length_penalty_alpha=None is for the library's own."
         )
-    if config.eos_token_id is None:
+    if config.eos_token_id is None and config.num_beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
 
 

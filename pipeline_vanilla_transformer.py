@@ -94,8 +94,11 @@ class TranslationPipeline(Pipeline):
             **prepare,
         }
         search = {**self._forward_params, **search}
-        if batching["batch_size"] is not None and batching["batch_size"] < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batching['batch_size']}.")
+        for name, size in batching.items():
+            if size is None and name == "batch_size":
+                continue
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
         if isinstance(inputs, str):
             return self._translate([inputs], batching, search)[0]
         if isinstance(inputs, list | tuple):

@@ -504,7 +504,15 @@ def test_greedy_and_assisted_decoding_agree(model, source):
     assistant = copy.deepcopy(model)
     for parameter in assistant.parameters():
         parameter.data += 0.02 * torch.randn_like(parameter)
-    one = source["input_ids"][:1]
-    greedy = model.generate(one, max_new_tokens=9)
-    assisted = model.generate(one, max_new_tokens=9, assistant_model=assistant)
+    one = {name: ids[:1] for name, ids in source.items()}
+    greedy = model.generate(**one, max_new_tokens=9)
+    read = []
+    assistant.get_encoder().register_forward_pre_hook(
+        lambda module, args, kwargs: read.append(kwargs["input_ids"]), with_kwargs=True
+    )
+    assisted = model.generate(**one, max_new_tokens=9, assistant_model=assistant)
     assert assisted.tolist() == greedy.tolist()
+    # it guesses from the same source
+    assert [ids.tolist() for ids in read] == [one["input_ids"].tolist()]
+    with pytest.raises(ValueError, match="takes one sentence at a time, got a batch of 4"):
+        model.generate(**source, max_new_tokens=9, assistant_model=assistant)

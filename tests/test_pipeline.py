@@ -203,9 +203,9 @@ def test_whole_numbers_are_a_setting_of_the_search(translate, model, tokenizer, 
 def test_a_misspelt_setting_is_refused(translate):
     with pytest.raises(ValueError, match="num_beam"):
         translate(TEXTS[0], num_beam=2)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         TranslationPipeline(translate.model, translate.tokenizer, batch_size=0)(TEXTS)
-    with pytest.raises(ValueError, match="batch_size must be at least 1, got 0"):
+    with pytest.raises(ValueError, match="batch_size must be a whole number of at least 1, got 0"):
         translate(TEXTS, batch_size=0)
 
 
