@@ -37,6 +37,7 @@ AT_LEAST_ONE = (
     "steps",
     "blocks",
 )
+TRAINED_PEERS = ("marian", "fsmt", "torch", "joeynmt", "usual")
 PARTS = {
     "training": Part("a step of training", "training"),
     "translation": Part("greedy and beam search", "translation"),
@@ -91,6 +92,14 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         default=2048,
         help="target tokens of a batch of training (%(default)s)",
+    )
+    made.add_argument(
+        "--peers",
+        type=_names(TRAINED_PEERS),
+        default=list(TRAINED_PEERS),
+        help="in training, beside Marian, all of which are in memory at once: of "
+        f"{', '.join(TRAINED_PEERS)}, with commas between (all that are installed); usual is "
+        "Marian on sentences as they come",
     )
     made.add_argument(
         "--beams", type=_numbers, default=[1, 4], help="beam sizes, with commas between (1,4)"

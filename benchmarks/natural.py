@@ -27,6 +27,7 @@ from vanilla_transformer.benchmarks.marian_trainer import translate
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import (
     CTRANSLATE2,
+    FEWEST_EQUAL,
     OURS_INT8,
     ctranslate2_names,
     load_ctranslate2,
@@ -166,6 +167,10 @@ def sections(
 
     def keep(found: dict[str, list[list[str]]]):
         said.update({name: list(chain(*found[name])) for name in names})
+        same = sum(map(str.__eq__, said[OURS], said[MARIAN])) / len(texts)
+        # in half precision searches part
+        if dtype == torch.float32 and same < FEWEST_EQUAL:
+            raise ValueError(f"translations must be those of {MARIAN}, got {same:.0%} equal.")
 
     results = race(contenders, flags.rounds, device, keep, range(len(pieces)))
     tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer

@@ -29,12 +29,14 @@ class Peer(NamedTuple):
     """Another implementation of the same model.
 
     Attributes:
+        flag: What it is called on a command line.
         build: Makes one of the same sizes, with random weights.
         loss_sum: The smoothed loss of a batch, summed over its target tokens.
         convert: Makes a model of this package of one; None where there is no such way.
         needs: A module that must be there.
     """
 
+    flag: str
     build: Callable[[VanillaTransformerConfig], nn.Module]
     loss_sum: Callable[[nn.Module, dict[str, Tensor], float], Tensor]
     convert: Callable[[nn.Module], PreTrainedModel] | None
@@ -263,8 +265,10 @@ def _torch_loss_sum(model: nn.Module, tensors: dict[str, Tensor], smoothing: flo
 
 
 PEERS = {
-    MARIAN: Peer(build_marian, _library_loss_sum, from_marian),
-    "transformers FSMT": Peer(build_fsmt, _library_loss_sum, from_fsmt),
-    "torch.nn.Transformer": Peer(TorchTransformer, _torch_loss_sum, convert_torch, "torch"),
-    "JoeyNMT": Peer(build_joeynmt, _joeynmt_loss_sum, None, "joeynmt.model"),
+    MARIAN: Peer("marian", build_marian, _library_loss_sum, from_marian),
+    "transformers FSMT": Peer("fsmt", build_fsmt, _library_loss_sum, from_fsmt),
+    "torch.nn.Transformer": Peer(
+        "torch", TorchTransformer, _torch_loss_sum, convert_torch, "torch"
+    ),
+    "JoeyNMT": Peer("joeynmt", build_joeynmt, _joeynmt_loss_sum, None, "joeynmt.model"),
 }

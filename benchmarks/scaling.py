@@ -15,7 +15,7 @@ import torch
 
 from vanilla_transformer.benchmarks.contest import Contender, race
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
-from vanilla_transformer.benchmarks.training import Trainee
+from vanilla_transformer.benchmarks.training import Trainee, difference
 from vanilla_transformer.benchmarks.work import Batch, model_config, training_flops
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.pictures import new_figure
@@ -51,10 +51,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         for length in lengths
     }
     by_count = {count: random_batch(count, SENTENCE, vocab_size, seed) for count in COUNTS}
+    worst = difference(MARIAN, flags.sizes[0], by_count[COUNTS[0]], flags)
     yield _section(
         "length",
         "sentence length",
-        f"Random sentences of one length, at least {TOKENS:,} tokens on each side.",
+        f"Random sentences of one length, at least {TOKENS:,} tokens on each side. Loss and "
+        f"gradient of Marian's weights, converted into this package, were Marian's to {worst:.0e}.",
         _raced(list(by_length.values()), vocab_size, flags),
         lengths,
         flags,

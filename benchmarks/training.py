@@ -158,8 +158,9 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         Sections.
     """
     corpus = read_corpus(flags.config, flags.model_vocab_size)
-    names = [OURS, *(name for name, peer in PEERS.items() if peer.is_installed())]
-    absent = [name for name in PEERS if name not in names]
+    asked = [name for name, peer in PEERS.items() if name == MARIAN or peer.flag in flags.peers]
+    names = [OURS, *(name for name in asked if PEERS[name].is_installed())]
+    absent = [name for name in asked if name not in names]
     for size in flags.sizes:
         bucketed = bucketed_batches(
             corpus, flags.tokens_per_batch, flags.batches, flags.config.seed
@@ -195,7 +196,8 @@ def _section(
         )
 
     contenders = [contender(name, bucketed) for name in names]
-    contenders += [contender(name, random) for name in (USUAL, OURS_RANDOM)]
+    has_usual = "usual" in flags.peers
+    contenders += [contender(name, random) for name in (USUAL, OURS_RANDOM) if has_usual]
     matrix = matrix_product(device, dtype_of(flags.config), flags.batches)
     *results, product = race([*contenders, matrix], flags.rounds, device)
     rows = rows_of(results, MARIAN, product)
@@ -203,15 +205,19 @@ def _section(
         batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel() for batch in random
     )
     equal = ", ".join(f"{name} to {worst:.0e}" for name, worst in differences.items())
+    as_they_come = (
+        f"; the last two on {USUAL_SENTENCES} sentences as they come, of whose places "
+        f"{1 - filled:.0%} are padding, the first of them with the library's label smoother"
+        if has_usual
+        else ""
+    )
     says = (
         f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
         f"target tokens of like length, {flags.config.precision}, vocabulary "
-        f"{flags.model_vocab_size:,}; the last two on {USUAL_SENTENCES} sentences as they come, of "
-        f"whose places {1 - filled:.0%} are padding, the first of them with the library's label "
-        f"smoother. Converted into this package, loss and gradient were those of {equal}, relative "
-        "to the largest. Each contender has a process of its own, and does each batch in its turn; "
-        "ratios are medians over batches and rounds, with quartiles; memory is beyond what the "
-        "imports took. A product of large matrices "
+        f"{flags.model_vocab_size:,}{as_they_come}. Converted into this package, loss and gradient "
+        f"in float32 were those of {equal}, relative to the largest. Each contender has a process "
+        "of its own, and does each batch in its turn; ratios are medians over batches and rounds, "
+        "with quartiles; memory is beyond what the imports took. A product of large matrices "
         f"ran at {numbers_of([], product)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
         + (f" Absent here: {', '.join(absent)}." if absent else "")
     )

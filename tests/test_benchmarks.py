@@ -14,8 +14,10 @@ import train_toys
 from sacrebleu.metrics import BLEU
 
 from vanilla_transformer.benchmarks import contest, marian_trainer, peers, training, work
-from vanilla_transformer.benchmarks.__main__ import main
-from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.benchmarks.__main__ import main, parser
+from vanilla_transformer.benchmarks.peers import MARIAN, OURS
+from vanilla_transformer.benchmarks.translation import equality
+from vanilla_transformer.train.config import TrainConfig, parse_arguments
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder import read_metrics
 
@@ -138,6 +140,27 @@ def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
         assert error.endswith("the text's own, got 9: --vocab_size makes that smaller.\n")
     assert main(["training", *flags, "--datasett", "x"]) == 1
     assert "Did you mean" in capsys.readouterr().err
+
+
+def test_translations_that_are_others_end_the_measurement():
+    found = {OURS: [[1, 2, 3], [4]], MARIAN: [[1, 2, 5], [4]]}
+    assert equality(found, must_be_same=False) == {OURS: "75%", MARIAN: "100%"}
+    with pytest.raises(ValueError, match="must be those of transformers Marian, got 75% equal"):
+        equality(found, must_be_same=True)
+
+
+def test_peers_that_are_not_asked_for_take_no_memory(flags, monkeypatch):
+    seen = []
+    monkeypatch.setattr(training, "_section", lambda size, *rest: seen.append(rest[:2]))
+    for given in ("torch", "marian,usual"):
+        parsed, rest = parser().parse_known_args(
+            [*flags, *SMALLEST, "--tokens_per_batch", "60", "--peers", given]
+        )
+        parsed.config, _ = parse_arguments([parsed.recipe, *rest])
+        list(training.sections(parsed))
+    assert [names for names, _ in seen] == [[OURS, MARIAN, "torch.nn.Transformer"], [OURS, MARIAN]]
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--peers", "marain"])
 
 
 def test_useful_work_is_counted_sentence_by_sentence():
