@@ -200,6 +200,42 @@ def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monk
     assert [scaler["scale"] for scaler in scalers] == [8.0, 16.0]
 
 
+def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, monkeypatch):
+    real_open, real_suit = loop.layout.open_accelerator, loop.layout.suit_processor
+
+    def with_a_scaler(config):
+        accelerator = real_open(config)
+        # the gradient of a loss of some 5, times this, is beyond float16 until it was halved
+        accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24)
+        # which accelerate does on a GPU only
+        accelerator.autocast = lambda: torch.autocast("cpu", torch.float16)
+        return accelerator
+
+    monkeypatch.setattr(loop.layout, "open_accelerator", with_a_scaler)
+    monkeypatch.setattr(
+        loop.layout, "suit_processor", lambda model, is_half: real_suit(model, True)
+    )
+    settings = {"max_steps": 40, "warmup_steps": 20, "save_every_steps": 1, "max_skipped_steps": 20}
+    train(train_toys.toy_config(corpus, tmp_path / "half", **settings))
+    monkeypatch.undo()
+    train(train_toys.toy_config(corpus, tmp_path / "whole", **settings))
+    half, whole = (
+        [line for line in read_metrics(tmp_path / name) if "learning_rate" in line]
+        for name in ("half", "whole")
+    )
+    skipped = half[-1]["skipped"]
+    last = checkpoints(tmp_path / "half/checkpoints")[-1]
+    assert 2 <= skipped <= 20
+    assert checkpointing.read_optimizer(last)["scaler"]["scale"] == 2.0 ** (24 - skipped)
+    assert [line["skipped"] for line in half[:2]] == [1, 2]
+    # the steps that count come later and do the same
+    assert half[-1]["loss"] == pytest.approx(whole[-1 - skipped]["loss"], rel=0.1)
+    assert half[-1]["loss"] < 0.9 * whole[0]["loss"]
+    for weight in train_toys.weights(last).values():
+        assert weight.dtype == torch.float32
+        assert not torch.equal(weight, weight.half().float())
+
+
 class Wrapper(torch.nn.Module):
     """What accelerate puts around a model that several processes have."""
 
