@@ -38,11 +38,12 @@ def run_command(command: Callable[[], int | None]) -> int:
 
 def _is_said_by_another() -> bool:
     """Whether the first process of this machine was started in the same way and says the same."""
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        return False
     from torch import distributed
 
     # once they have met, each may have an error of its own
-    has_met = distributed.is_available() and distributed.is_initialized()
-    return os.environ.get("LOCAL_RANK", "0") != "0" and not has_met
+    return not (distributed.is_available() and distributed.is_initialized())
 
 
 def _log_to_stderr():
