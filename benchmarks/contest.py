@@ -31,6 +31,8 @@ END = "end"
 MATRIX = {"cpu": 2048, "cuda": 8192}
 # of them one after the other: one alone is over before a processor is at its speed
 PRODUCTS = 10
+# plots of a picture, beyond which they stand beside each other too
+MOST_PLOTS_BELOW_EACH_OTHER = 4
 COLUMNS = ("contender", "ratio", "from", "to", "tokens/s", "share of matrix rate", "peak MB")
 
 
@@ -344,8 +346,14 @@ def ratio_figure(tables: dict[str, Sequence[tuple]], reference: str) -> "Figure"
         The picture.
     """
     height = 0.9 + 0.3 * max(len(rows) for rows in tables.values())
-    figure, axes = new_figure(6.5, height * len(tables), len(tables))
-    for plot, (title, rows) in zip(np.ravel(axes), tables.items(), strict=True):
+    columns = 1 if len(tables) <= MOST_PLOTS_BELOW_EACH_OTHER else 3
+    lines = -(-len(tables) // columns)
+    figure, axes = new_figure(6.5 if columns == 1 else 13, height * lines, lines, columns)
+    plots = np.ravel(axes)
+    for plot in plots[len(tables) :]:
+        plot.remove()
+    furthest = max(row[3] for rows in tables.values() for row in rows)
+    for plot, (title, rows) in zip(plots, tables.items(), strict=False):
         names = [row[0] for row in rows][::-1]
         middle, low, high = np.array([row[1:4] for row in rows][::-1]).T
         ours = ["tab:orange" if name.startswith("this package") else "tab:gray" for name in names]
@@ -353,7 +361,8 @@ def ratio_figure(tables: dict[str, Sequence[tuple]], reference: str) -> "Figure"
         spread = np.maximum([middle - low, high - middle], 0)
         plot.barh(names, middle, xerr=spread, color=ours, height=0.6)
         plot.axvline(1, color="black", linewidth=0.8)
-        plot.set(title=title, xlabel=f"times as fast as {reference}")
+        # one scale, or bars of two plots would not compare
+        plot.set(title=title, xlabel=f"times as fast as {reference}", xlim=(0, 1.05 * furthest))
     return figure
 
 
