@@ -319,7 +319,20 @@ def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str,
         pairs = list(zip(translations, found[MARIAN], strict=True))
         same = sum(sum(map(lambda a, b: a == b, *pair)) for pair in pairs)
         share = same / sum(len(theirs) for _, theirs in pairs)
-        if name == OURS and must_be_same and share < FEWEST_EQUAL:
-            raise ValueError(f"translations must be those of {MARIAN}, got {share:.0%} equal.")
+        if name == OURS and must_be_same:
+            refuse_others(share)
         shares[name] = f"{share:.0%}"
     return shares
+
+
+def refuse_others(share: float) -> None:
+    """Refuse to time a search that finds something else than Marian's.
+
+    Args:
+        share: Of what it found, how much is Marian's, from 0 to 1.
+
+    Raises:
+        ValueError: If that is less than nearly all.
+    """
+    if share < FEWEST_EQUAL:
+        raise ValueError(f"translations must be those of {MARIAN}, got {share:.0%} equal.")

@@ -162,6 +162,13 @@ def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
 def test_text_that_is_compared_may_lie_elsewhere_and_a_stream_may_not():
     before = load_config("demo", {"dataset": "here/text"})
     refuse_other_run(load_config("demo", {"dataset": "there/text"}), before)
+    mixed = [
+        load_config("demo", {"mix": [{"dataset": dataset, "name": name}]})
+        for dataset, name in (("here", "a"), ("there", "a"), ("there", "b"))
+    ]
+    refuse_other_run(mixed[1], mixed[0])
+    with pytest.raises(ValueError, match="mix was"):
+        refuse_other_run(mixed[2], mixed[0])
     streamed = load_config("demo", {"dataset": "there/text", "streaming": True})
     with pytest.raises(ValueError, match="dataset was 'here/text', got 'there/text'"):
         refuse_other_run(streamed, dataclasses.replace(before, streaming=True))

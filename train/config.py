@@ -525,8 +525,12 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
         ValueError: If data, batches or model differ; says where.
     """
     names = [known.name for known in dataclasses.fields(TrainConfig) if known.metadata["data"]]
-    if not config.streaming:
-        names.remove("dataset")
+    if not config.streaming and len(config.mix) == len(before.mix):
+        mix = [
+            {**old, "dataset": new["dataset"]}
+            for new, old in zip(config.mix, before.mix, strict=True)
+        ]
+        before = dataclasses.replace(before, dataset=config.dataset, mix=mix)
     differences = _differences(config, before, names)
     if differences:
         raise ValueError(f"a run must be resumed with its own settings: {differences}.")

@@ -35,7 +35,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
         Lines of text, in groups.
 
     Raises:
-        ValueError: If the recipe is unknown, a tokenizer is, or the model cannot be.
+        ValueError: If the recipe is unknown, the tokenizer unreadable, or the model cannot be.
     """
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     vocab_size = config.vocab_size
