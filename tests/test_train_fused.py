@@ -72,9 +72,11 @@ def quick(model, batch, smoothing):
 
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rows", [1, 4, 1000])
-def test_loss_and_gradients_are_those_of_the_plain_model(kind, rows, batch, monkeypatch):
-    # so many tokens at a time of the 15 that count
+@pytest.mark.parametrize("columns", [1, 7, 1000])
+def test_loss_and_gradients_are_those_of_the_plain_model(kind, rows, columns, batch, monkeypatch):
+    # so many tokens at a time of the 15 that count, and of the vocabulary of 19
     monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * rows)
+    monkeypatch.setattr(fused, "CPU_TILE_BYTES", 4 * min(rows, 15) * columns)
     model = train_toys.toy_model(seed=2, dropout=0.0, **MODELS[kind]).train()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -254,8 +256,9 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     model = train_toys.toy_model(dropout=0.0, **fields).train()
     expected = plain(model, batch, 0.1)
     gradients = taken(model, expected)
-    # as is the sum over blocks of the vocabulary's loss
+    # as is the sum over blocks of tokens and parts of the vocabulary
     monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * model.config.vocab_size * 5)
+    monkeypatch.setattr(fused, "CPU_TILE_BYTES", 4 * 10 * 5)
     suit_processor(model, is_half=False)
     with Products() as products:
         found = quick(model, batch, 0.1)
@@ -263,11 +266,11 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(found_gradients, gradients, rtol=1e-4, atol=1e-5)
     linears = [module for module in model.modules() if type(module) is OneDnnLinear]
-    blocks = -(-len(places_of(batch["labels"])) // 5)
-    # one there and two back of each layer but the projection, and of each block of the loss, for
+    tiles = 2 * -(-len(places_of(batch["labels"])) // 5)
+    # one there and two back of each layer but the projection, and of each tile of the loss, for
     # which all that is left to torch is the gradient of a bias
-    assert products.numbers["_linear_pointwise"] == 3 * (len(linears) - 1 + blocks)
-    assert products.numbers["mm"] == (blocks if model.config.output_bias else 0)
+    assert products.numbers["_linear_pointwise"] == 3 * (len(linears) - 1 + tiles)
+    assert products.numbers["mm"] == (tiles if model.config.output_bias else 0)
     assert products.numbers["addmm"] == 0
 
 

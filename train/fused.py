@@ -23,6 +23,10 @@ from vanilla_transformer.engine_vanilla_transformer import exp_, is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
+# of those of one part of the vocabulary, on a processor: they stay in its cache, and tensors as
+# large as a whole block leave gaps in memory into which the others do not fit
+CPU_TILE_BYTES = 2**22
+FLOAT32_BYTES = 4
 # of matrices, below which to make oneDNN's kernel for their shapes takes longer than it saves
 SMALLEST_FOR_ONEDNN = 2**14
 # a decision of dropout has 16 random bits
@@ -225,52 +229,70 @@ def _loss_and_gradients(
     label_smoothing: float,
     kind: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-    factors = weight.to(kind)
-    size = weight.shape[0]
+    device, size = states.device.type, weight.shape[0]
     spread = label_smoothing / size
     # the sum over the vocabulary of scores is the score of a sum
     summed = weight.sum(0, dtype=torch.float32)
     summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
     total = torch.zeros((), device=states.device)
     grad_states = torch.empty_like(states)
-    grad_weight, grad_bias = None, None if bias is None else torch.zeros_like(bias)
-    rows = max(1, block_bytes(states.device.type) // (4 * size))
+    grad_weight = torch.empty_like(weight, dtype=torch.float32)
+    grad_bias = None if bias is None else torch.zeros_like(bias)
+    score_bytes = FLOAT32_BYTES * size * states.shape[0]
     # none of the labels of a batch may count
-    blocks = max(1, -(-states.shape[0] // rows))
-    for x, label, grad in zip(
-        *(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True
+    blocks = max(1, -(-score_bytes // block_bytes(device)))
+    tiles = max(1, -(-score_bytes // (blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
+    columns = -(-size // tiles)
+    parts = weight.to(kind).split(columns)
+    for number, (x, label, grad) in enumerate(
+        zip(*(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True)
     ):
         label, x = label[:, None], x.to(kind)
-        scores = product(x, factors).float()  # [block, V]
+        scores = [product(x, part).float() for part in parts]  # [block, columns] each
         if bias is not None:
-            scores += bias
-        most = scores.amax(-1, keepdim=True)
-        true = scores.gather(1, label)
-        powers = exp_(scores.sub_(most))
-        sums = powers.sum(-1, keepdim=True)
+            for tile, of_tile in zip(scores, bias.split(columns), strict=True):
+                tile += of_tile
+        places = [
+            _place(label - index * columns, tile.shape[1]) for index, tile in enumerate(scores)
+        ]
+        most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
+        true, sums = torch.zeros_like(most), torch.zeros_like(most)
+        for tile, (place, is_here) in zip(scores, places, strict=True):
+            true += tile.gather(1, place).where(is_here, 0.0)
+            sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
         mean = (x.float() @ summed + summed_bias)[:, None]
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
         total += loss.sum()
         # the gradient of a score is powers / sums - spread, less 1 - smoothing at the true one;
         # to divide the sum of a product is less than to divide all that goes into it. spread
         # goes off before it: what is left of like sums would be rounding
-        powers.sub_(spread * sums).scatter_add_(1, label, (label_smoothing - 1) * sums)
-        powers = powers.to(kind)
-        grad.copy_(product(powers, factors.T).float() / sums)
-        grad_weight = _product_added(grad_weight, powers, (x.float() / sums).to(kind))
-        if bias is not None:
-            grad_bias += (1 / sums).T[0] @ powers.float()
-        # or two blocks would be in memory while the next is made
-        del scores, powers
+        weighted = (x.float() / sums).to(kind)
+        grad_scaled = torch.zeros_like(x, dtype=torch.float32)
+        for index, (part, (place, is_here)) in enumerate(zip(parts, places, strict=True)):
+            # or all tiles would be in memory until the next are made
+            tile = scores.pop(0)
+            of_true = ((label_smoothing - 1) * sums).where(is_here, 0.0)
+            powers = tile.sub_(spread * sums).scatter_add_(1, place, of_true).to(kind)
+            grad_scaled += product(powers, part.T)
+            columns_here = slice(index * columns, (index + 1) * columns)
+            _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
+            if bias is not None:
+                grad_bias[columns_here] += (1 / sums).T[0] @ powers.float()
+        grad.copy_(grad_scaled / sums)
     return total, (grad_states, grad_weight, grad_bias)
 
 
-def _product_added(sum_so_far: Tensor | None, powers: Tensor, weighted: Tensor) -> Tensor:
-    if sum_so_far is None:
-        return product(powers.T, weighted.T).float()
+def _place(column: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    return column.clamp(0, columns - 1), (column >= 0) & (column < columns)
+
+
+def _put_product(out: Tensor, powers: Tensor, weighted: Tensor, is_first: bool) -> None:
     if powers.dtype == torch.float32 and not is_for_onednn(powers, weighted):
-        return sum_so_far.addmm_(powers.T, weighted)
-    return sum_so_far.add_(product(powers.T, weighted.T))
+        out.addmm_(powers.T, weighted, beta=0 if is_first else 1)
+    elif is_first:
+        out.copy_(product(powers.T, weighted.T))
+    else:
+        out += product(powers.T, weighted.T)
 
 
 class Table:

@@ -9,10 +9,8 @@ import torch
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.fused import block_bytes
+from vanilla_transformer.train.fused import FLOAT32_BYTES, block_bytes
 
-# bytes of a float32
-FULL = 4
 # scores of the vocabulary, their log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3
 # what is kept of the attention weights where they are not computed piece by piece: themselves;
@@ -49,15 +47,15 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
         Bytes, by what takes them.
     """
     parts = {
-        "weights": FULL * num_parameters,
-        "gradients": FULL * num_parameters,
-        "Adam's moments": 2 * FULL * num_parameters,
+        "weights": FLOAT32_BYTES * num_parameters,
+        "gradients": FLOAT32_BYTES * num_parameters,
+        "Adam's moments": 2 * FLOAT32_BYTES * num_parameters,
     }
     if config.precision != "fp32":
         # made once for all micro-batches of a step
-        parts["half-precision weights"] = FULL // 2 * num_parameters
+        parts["half-precision weights"] = FLOAT32_BYTES // 2 * num_parameters
     if config.ema_decay is not None:
-        parts["moving average"] = FULL * num_parameters
+        parts["moving average"] = FLOAT32_BYTES * num_parameters
     return parts
 
 
@@ -72,7 +70,7 @@ def batchless_bytes(config: VanillaTransformerConfig, device: str) -> int:
         Bytes: some scores of the vocabulary, a gradient of the embedding beside that of the
         micro-batches before, and what the libraries take for themselves.
     """
-    return block_bytes(device) + FULL * config.vocab_size * config.d_model + LIBRARY_BYTES
+    return block_bytes(device) + FLOAT32_BYTES * config.vocab_size * config.d_model + LIBRARY_BYTES
 
 
 def bytes_per_token(
@@ -95,11 +93,11 @@ def bytes_per_token(
         Bytes, more rather than fewer.
     """
     # the products are in half precision, sums and norms are not; a norm's output is kept in both
-    half = FULL if precision == "fp32" else FULL // 2
-    kept_norm = FULL if precision == "fp32" else FULL + half
+    half = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES // 2
+    kept_norm = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + half
     d_model = config.d_model
     # dropout's mask, the sum, and its norm
-    add_and_norm = d_model * (half + FULL + kept_norm)
+    add_and_norm = d_model * (half + FLOAT32_BYTES + kept_norm)
 
     def attention(num_heads: int) -> int:
         d_k = config.d_k or d_model // num_heads
@@ -120,8 +118,8 @@ def bytes_per_token(
         config.decoder_ffn_dim
     )
     # embedding with position, and dropout on it
-    embeddings = 2 * 3 * d_model * FULL
-    vocabulary = 0 if is_whole else VOCABULARY_COPIES * FULL * config.vocab_size
+    embeddings = 2 * 3 * d_model * FLOAT32_BYTES
+    vocabulary = 0 if is_whole else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
     layers = config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
     return int(SLACK * (layers + embeddings + vocabulary))
 
