@@ -1,5 +1,6 @@
 """What training does in fewer passes is what the plain model does: losses and gradients."""
 
+import weakref
 from collections import Counter
 
 import pytest
@@ -181,6 +182,24 @@ def test_scores_of_all_tokens_are_never_in_memory(batch, monkeypatch):
     with Largest(19) as fusedly:
         quick(model, batch, 0.1).backward()
     assert fusedly.tokens == 8 == model.config.d_model
+
+
+def test_a_block_of_scores_is_gone_before_the_next_is_made(batch, monkeypatch):
+    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * 5)
+    made, alive = [], []
+
+    def watched(x, weight, product=fused.product):
+        is_score = weight.shape[0] == 19
+        if is_score:
+            alive.append(sum(score() is not None for score in made))
+        result = product(x, weight)
+        if is_score:
+            made.append(weakref.ref(result))
+        return result
+
+    monkeypatch.setattr(fused, "product", watched)
+    quick(train_toys.toy_model(seed=2), batch, 0.1)
+    assert alive == [0, 0, 0]
 
 
 def test_dropout_drops_its_share_and_keeps_the_mean():

@@ -269,7 +269,6 @@ def _loss_and_gradients(
         weighted = (x.float() / sums).to(kind)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
         for index, (part, (place, is_here)) in enumerate(zip(parts, places, strict=True)):
-            # or all tiles would be in memory until the next are made
             tile = scores.pop(0)
             of_true = ((label_smoothing - 1) * sums).where(is_here, 0.0)
             powers = tile.sub_(spread * sums).scatter_add_(1, place, of_true).to(kind)
@@ -278,6 +277,8 @@ def _loss_and_gradients(
             _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
             if bias is not None:
                 grad_bias[columns_here] += (1 / sums).T[0] @ powers.float()
+            # or they would be in memory while the next block is made
+            del tile, powers
         grad.copy_(grad_scaled / sums)
     return total, (grad_states, grad_weight, grad_bias)
 
