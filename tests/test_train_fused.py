@@ -139,8 +139,9 @@ def test_a_batch_of_which_no_label_counts_changes_nothing(batch):
     assert all(not gradient.any() for gradient in taken(model, loss).values())
 
 
-def test_weights_may_be_in_half_precision(batch):
-    model = train_toys.toy_model(dropout=0.0).train()
+@pytest.mark.parametrize("fields", [{}, {"output_bias": True}])
+def test_weights_may_be_in_half_precision(batch, fields):
+    model = train_toys.toy_model(dropout=0.0, **fields).train()
     expected = taken(model, plain(model, batch, 0.1))
     found = taken(model.bfloat16(), quick(model, batch, 0.1))
     assert {gradient.dtype for gradient in found.values()} == {torch.bfloat16}
@@ -149,6 +150,27 @@ def test_weights_may_be_in_half_precision(batch):
         for each in (expected, found)
     )
     assert (found - expected).norm() < 0.1 * expected.norm()
+
+
+def test_float16_is_enough_for_a_large_vocabulary_of_which_nothing_is_known():
+    # e^0 of each of 80,000 tokens: more than float16 can say, as is a small state in so many parts
+    torch.manual_seed(0)
+    states, weight = 0.01 * torch.randn(7, 4), 0.01 * torch.randn(80_000, 4)
+    labels = torch.randint(80_000, (7,))
+    found, expected = (
+        fused._loss_and_gradients(states, weight, None, labels, 0.1, kind)
+        for kind in (torch.float16, torch.float32)
+    )
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=0)
+    for half, full in zip(found[1][:2], expected[1][:2], strict=True):
+        assert (half - full).norm() < 0.02 * full.norm()
+
+
+@pytest.mark.parametrize("label", [IGNORED, 19])
+def test_a_label_outside_the_vocabulary_is_refused(label):
+    labels = torch.tensor([3, label])
+    with pytest.raises(RuntimeError, match="labels must be from 0 to 18"):
+        fused.LossOfStates.apply(torch.ones(2, 8), torch.ones(19, 8), None, labels, 0.1, None)
 
 
 def test_a_gradient_is_taken_once(batch):

@@ -97,7 +97,7 @@ def test_a_step_takes_the_memory_that_was_estimated(row, fields, precision, rows
     state = sum(state_bytes(TrainConfig(precision=precision), num_parameters).values())
     # a loss of few tokens is of fewer than a block
     scores = 4 * rows * length * config.vocab_size
-    state += batchless_bytes(config, "cpu") - max(0, block_bytes("cpu") - scores)
+    state += batchless_bytes(config, precision, "cpu") - max(0, block_bytes("cpu") - scores)
     estimated = state + rows * length * bytes_per_token(config, precision, length, "cpu")
     assert measured > rows * length * 100_000, "nothing was measured"
     # a little more is safe, too little is not

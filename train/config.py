@@ -117,7 +117,7 @@ class TrainConfig:
     tokens_per_micro_batch: int | None = setting(
         None,
         "most source or target tokens, padding included, that a device holds at a time; as many as "
-        "fit into memory if not given",
+        "fit into memory, without a GPU at most 4,096, if not given",
     )
     max_steps: int = setting(100000, "steps to train, sec. 5.2")
     warmup_steps: int = setting(4000, "steps in which the rate rises, sec. 5.3")

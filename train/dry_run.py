@@ -79,7 +79,7 @@ def _memory(
 ) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = state_bytes(config, model.num_parameters())
-    parts["loss and buffers"] = batchless_bytes(model.config, device)
+    parts["loss and buffers"] = batchless_bytes(model.config, config.precision, device)
     each = bytes_per_token(model.config, config.precision, config.max_length, device)
     sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:

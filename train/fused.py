@@ -237,8 +237,10 @@ def _loss_and_gradients(
     total = torch.zeros((), device=states.device)
     grad_states = torch.empty_like(states)
     grad_weight = torch.empty_like(weight, dtype=torch.float32)
-    grad_bias = None if bias is None else torch.zeros_like(bias)
+    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     score_bytes = FLOAT32_BYTES * size * states.shape[0]
+    is_known = ((labels >= 0) & (labels < size)).all()
+    torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
     # none of the labels of a batch may count
     blocks = max(1, -(-score_bytes // block_bytes(device)))
     tiles = max(1, -(-score_bytes // (blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
@@ -260,26 +262,33 @@ def _loss_and_gradients(
         for tile, (place, is_here) in zip(scores, places, strict=True):
             true += tile.gather(1, place).where(is_here, 0.0)
             sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
+        del tile
         mean = (x.float() @ summed + summed_bias)[:, None]
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
         total += loss.sum()
         # the gradient of a score is powers / sums - spread, less 1 - smoothing at the true one;
         # to divide the sum of a product is less than to divide all that goes into it. spread
         # goes off before it: what is left of like sums would be rounding
-        weighted = (x.float() / sums).to(kind)
+        # float16 has numbers neither as large as the sums nor as small as what they divide: there
+        # it is what goes into the product
+        divisor = torch.ones_like(sums) if kind == torch.float16 else sums
+        weighted = (x.float() / divisor).to(kind)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
         for index, (part, (place, is_here)) in enumerate(zip(parts, places, strict=True)):
-            tile = scores.pop(0)
+            powers = scores.pop(0)
             of_true = ((label_smoothing - 1) * sums).where(is_here, 0.0)
-            powers = tile.sub_(spread * sums).scatter_add_(1, place, of_true).to(kind)
+            powers.sub_(spread * sums).scatter_add_(1, place, of_true)
+            if kind == torch.float16:
+                powers /= sums
+            powers = powers.to(kind)
             grad_scaled += product(powers, part.T)
             columns_here = slice(index * columns, (index + 1) * columns)
             _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
             if bias is not None:
-                grad_bias[columns_here] += (1 / sums).T[0] @ powers.float()
+                grad_bias[columns_here] += (1 / divisor).T[0] @ powers.float()
             # or they would be in memory while the next block is made
-            del tile, powers
-        grad.copy_(grad_scaled / sums)
+            del powers
+        grad.copy_(grad_scaled / divisor)
     return total, (grad_states, grad_weight, grad_bias)
 
 

@@ -59,18 +59,24 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
     return parts
 
 
-def batchless_bytes(config: VanillaTransformerConfig, device: str) -> int:
+def batchless_bytes(config: VanillaTransformerConfig, precision: str, device: str) -> int:
     """Memory that a step takes, however large the batch.
 
     Args:
         config: Sizes of the model.
+        precision: One of `config.PRECISIONS`.
         device: "cuda", "cpu" and so on.
 
     Returns:
         Bytes: some scores of the vocabulary, a gradient of the embedding beside that of the
-        micro-batches before, and what the libraries take for themselves.
+        micro-batches before, and what the libraries take for themselves; in half precision the
+        loss has a copy of the embedding, and on an accelerator of its scores.
     """
-    return block_bytes(device) + FLOAT32_BYTES * config.vocab_size * config.d_model + LIBRARY_BYTES
+    scores, embedding = block_bytes(device), FLOAT32_BYTES * config.vocab_size * config.d_model
+    if precision != "fp32":
+        scores += 0 if device == "cpu" else scores // 2
+        embedding += embedding // 2
+    return scores + embedding + LIBRARY_BYTES
 
 
 def bytes_per_token(
@@ -172,7 +178,8 @@ def tokens_that_fit(
         ValueError: If the longest sentence does not fit.
     """
     parts = state_bytes(config, num_parameters)
-    to_come = sum(parts.values()) - parts["weights"] + batchless_bytes(model_config, device.type)
+    to_come = sum(parts.values()) - parts["weights"]
+    to_come += batchless_bytes(model_config, config.precision, device.type)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     free = free_bytes(device, processes_here)
     each = bytes_per_token(model_config, config.precision, config.max_length, device.type, is_whole)
