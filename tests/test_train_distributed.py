@@ -415,10 +415,37 @@ def test_processes_that_see_other_folders_do_not_go_on(corpus, tmp_path):
     for said, status in run():
         assert status == 0, said
     (said, status), (other, other_status) = run("--resume", "--max_steps", "8")
-    assert (status, other_status) == (1, 1)
+    assert (status, other_status) == (1, 1), said + other
     assert "error: all processes must see the same checkpoint" in said
     assert "got step-4 in the main process and none in process 1" in said
     assert "rror" not in other
+
+
+@pytest.mark.parametrize(
+    "refused", ["refuse_disagreement({'rank': rank})", "main_process_first(lambda: 1 // rank)"]
+)
+def test_refused_processes_leave_their_group_before_they_end(refused, tmp_path):
+    """A member of it that ends later than the others may be aborted."""
+    script = tmp_path / "refused.py"
+    script.write_text(
+        "import atexit, os\n"
+        "from accelerate import PartialState\n"
+        "from torch import distributed\n"
+        "from vanilla_transformer.train.layout import main_process_first, refuse_disagreement\n"
+        # called after those that are registered later
+        "atexit.register(lambda: print(f'{distributed.is_initialized()}\\n', end='', flush=True))\n"
+        "rank = PartialState(cpu=True).process_index\n"
+        f"{refused}\n"
+    )
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
+    done = subprocess.run(
+        [*launch, "--config_file", str(train_toys.LAUNCH_FILES / "cpu.yaml"), str(script)],
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert sorted(done.stdout.split("\n")) == ["", "False", "False"], done.stderr
 
 
 def test_processes_of_a_launch_file_know_of_each_other_without_a_gpu(tmp_path):

@@ -3,6 +3,7 @@
 What is saved does not depend on it: a run goes on in another layout and on more or fewer processes.
 """
 
+import atexit
 import logging
 import os
 from collections.abc import Callable, Mapping
@@ -129,6 +130,8 @@ def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
             except Exception as error:
                 refusal = error
         if any(gather_object([refusal is not None])):
+            # what is refused is said before
+            atexit.register(leave_processes)
             # it is said once, by the process that it came from
             raise refusal or SystemExit(1)
     return prepared
@@ -152,6 +155,8 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
         for name, fact in seen[0].items():
             if other[name] == fact:
                 continue
+            # what is refused is said before
+            atexit.register(leave_processes)
             if not state.is_main_process:
                 raise SystemExit(1)
             raise ValueError(
