@@ -89,11 +89,11 @@ def sentence_of(error: Exception) -> str | None:
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
     from safetensors import SafetensorError
 
-    # the library wraps the sentence that matters
-    if isinstance(error, StrictDataclassError):
-        error = error.__cause__ or error
+    # the library wraps the sentence that matters; a type that is wrong it says itself
+    if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, ValueError):
+        error = error.__cause__
     # the base of the Hub's errors is that of its HTTP client, whichever that is; safetensors has an
     # error of its own for a file that cannot be read or written
     expected = (ValueError, OSError, FloatingPointError, MemoryError, SafetensorError)
-    expected += (HfHubHTTPError.__bases__[0],)
+    expected += (HfHubHTTPError.__bases__[0], StrictDataclassError)
     return " ".join(str(error).split()) if isinstance(error, expected) else None

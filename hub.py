@@ -1,21 +1,30 @@
 """Publish a model so that it loads by name, with and without this package installed."""
 
 import json
+import pickle
 import re
 import shutil
+import struct
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from huggingface_hub import CommitInfo, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import cached_file
 
+from vanilla_transformer.console import sentence_of
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
 from vanilla_transformer.registration import (
     TranslationPipeline,
@@ -27,7 +36,12 @@ from vanilla_transformer.registration import (
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
+GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+# what torch raises where a file is cut off, or another kind of file
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struct.error)
+# that tokenizers of converted models need
+TOKENIZER_PACKAGES = ("sentencepiece", "sacremoses")
 # what a run folder holds beside the model, and a reader of the card may ask for
 RUN_FILES = (
     "recipe.yaml",
@@ -178,8 +192,8 @@ def load_run(
         is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
         is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
         home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
-    except OSError as error:
-        raise ValueError(f"{RUN}, got {str(run)!r}: {error}") from error
+    except (OSError, StrictDataclassError) as error:
+        raise ValueError(f"{RUN}, got {str(run)!r}: {sentence_of(error)}") from error
     tokenizer = read_tokenizer(home)
     check_tokenizer(model, tokenizer)
     return model, tokenizer
@@ -195,15 +209,21 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         The tokenizer.
 
     Raises:
-        ImportError: If it needs a package that is not installed.
-        ValueError: If it cannot be read.
+        ValueError: If it cannot be read, or needs a package that is not installed.
     """
     try:
         return AutoTokenizer.from_pretrained(source)
     # where a file of several is missing, the library goes on with None for its name
-    except (OSError, ValueError, TypeError) as error:
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(
             f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+    except ImportError as error:
+        names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
+        if not names:
+            raise
+        raise ValueError(
+            f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
         ) from error
 
 
@@ -219,16 +239,33 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
 
     Raises:
         OSError: If there is none.
-        ValueError: If a file of weights is not whole, or a weight is left over, missing or of
-            another shape; says which.
+        ValueError: If a file is not whole, or a weight is left over, missing or of another shape;
+            says which.
     """
+    # one that cannot be read the library takes for one that is not there
+    if cached_file(
+        source,
+        GENERATION_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    ):
+        try:
+            GenerationConfig.from_pretrained(source)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{source} must have a {GENERATION_FILE} of search settings, or none, got one that "
+                f"cannot be read: {error}"
+            ) from error
     try:
         model, loaded = model_class.from_pretrained(
             source, output_loading_info=True, ignore_mismatched_sizes=True
         )
-    except SafetensorError as error:
+    except (SafetensorError, AssertionError, json.JSONDecodeError, *UNREADABLE) as error:
+        # torch says at length how to trust the file nevertheless
+        reason = str(error).split("\n")[0] or type(error).__name__
         raise ValueError(
-            f"{source} must have whole files of weights, got one that cannot be read: {error}."
+            f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got what "
+            f"cannot be loaded: {reason}."
         ) from error
     missing, unexpected, mismatched = (
         loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")

@@ -85,13 +85,7 @@ def _from_library(kind: str, source: str) -> Converted:
     files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
     if Path(source).is_dir() and not any(Path(source, name).is_file() for name in files):
         return model, None, f"No tokenizer: {source} has none."
-    try:
-        tokenizer = read_tokenizer(source)
-    except ImportError as error:
-        raise ValueError(
-            "its tokenizer needs sentencepiece, got none: pip install "
-            "'vanilla_transformer[marian]'."
-        ) from error
+    tokenizer = read_tokenizer(source)
     if tokenizer.eos_token is None:
         # FSMT's calls the token that ends a text a separator
         tokenizer.eos_token = tokenizer.sep_token

@@ -50,6 +50,12 @@ FOREIGN_SETTINGS = {
 UNUSED = re.compile(
     r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$|\._float_tensor$"
 )
+# of the tokens
+TABLES = (
+    "encoder.embed_tokens.weight",
+    "decoder.embed_tokens.weight",
+    "decoder.output_projection.weight",
+)
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu"}
 # what a folder may hold beside a checkpoint, by the names that fairseq's hub interface knows
 CODES_FILES = ("bpecodes", "code")
@@ -82,7 +88,13 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     source_table, target_table = (
         weights[f"{stack}.embed_tokens.weight"] for stack in ("encoder", "decoder")
     )
-    if source_table.shape != target_table.shape:
+    widths = source_table.shape[1], target_table.shape[1]
+    if widths[0] != widths[1]:
+        raise ValueError(
+            "encoder_embed_dim and decoder_embed_dim must be equal, got "
+            f"{widths[0]} and {widths[1]}."
+        )
+    if len(source_table) != len(target_table):
         raise ValueError(
             "source and target must share one dictionary (--joined-dictionary), got separate "
             f"vocabularies of {len(source_table)} and {len(target_table)} tokens."
@@ -245,7 +257,7 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
         for name, tensor in split_projections(
             {name: tensor for name, tensor in weights.items() if not UNUSED.search(name)}
         ).items()
-        if "embed_tokens" not in name and "output_projection" not in name
+        if name not in TABLES
     }
     parts = {**BART_PARTS, "coder.layer_norm.": "coder.norm."}
     if settings.get("encoder_learned_pos"):

@@ -2,14 +2,16 @@
 
 import argparse
 import errno
-import pickle
 import re
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from torch import Tensor
 from transformers import PreTrainedTokenizerFast
+
+from vanilla_transformer.hub import UNREADABLE
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -31,7 +33,7 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
             checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, OSError) as error:
+    except (*UNREADABLE, OSError) as error:
         # of a file that was cut off, torch reads where nothing is
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
@@ -47,6 +49,12 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
+    for name, tensor in checkpoint["model"].items():
+        if not isinstance(tensor, Tensor):
+            raise ValueError(
+                f"{path} must be a checkpoint with tensors alone in its model, got "
+                f"a {type(tensor).__name__} for {name}."
+            )
     return checkpoint
 
 

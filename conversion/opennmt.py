@@ -1,5 +1,6 @@
 """From OpenNMT-py: checkpoints of its Transformer, which normalizes first."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 
 # for errors
 WEIGHTS = "the weights of OpenNMT-py's Transformer"
+# the tables of tokens, and the sinusoids that are kept with them
+EMBEDDING = re.compile(r"\.make_embedding\.(emb_luts\.0\.weight|pe\.pe)$")
 PARTS = {
     "encoder.transformer.": "encoder.layers.",
     "decoder.transformer_layers.": "decoder.layers.",
@@ -82,7 +85,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     )
     # earlier versions had the layer in a sequence
     generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
-    output_table = generator["weight"]
+    output_table = needed(generator, "weight", "the generator of OpenNMT-py's Transformer")
     tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
     config = VanillaTransformerConfig(
         **_fields(settings, weights),
@@ -92,7 +95,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         output_bias="bias" in generator,
     )
     layers = {
-        f"model.{name}": tensor for name, tensor in weights.items() if "make_embedding" not in name
+        f"model.{name}": tensor for name, tensor in weights.items() if not EMBEDDING.search(name)
     }
     ours = _with_biases(renamed(layers, PARTS))
     ours |= {
@@ -113,11 +116,11 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
         A tokenizer that reads and writes tokens with spaces between, and one sentence that says so.
 
     Raises:
-        ValueError: If source and target have separate vocabularies.
+        ValueError: If it is another kind of checkpoint, or source and target have separate
+            vocabularies.
         OSError: If the file cannot be read.
     """
-    content = read_checkpoint(checkpoint)
-    tokens = _vocabulary(content)
+    tokens = _vocabulary(read_checkpoint(checkpoint))
     # nothing ends a source there
     tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", ends=False)
     return tokenizer, (
@@ -127,12 +130,9 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
-    settings, vocabulary = settings_of(content.get("opt")), content.get("vocab")
-    if settings is None or not isinstance(vocabulary, dict) or not content.get("generator"):
-        raise ValueError(
-            "the checkpoint must be OpenNMT-py's, with model, generator, vocab and opt, got "
-            f"{', '.join(content)}."
-        )
+    settings = settings_of(content.get("opt"))
+    if settings is None or not isinstance(content.get("generator"), dict):
+        raise ValueError(_expected(content))
     for name, (expected, meaning) in EXPECTED_SETTINGS.items():
         if settings.get(name, expected) != expected:
             raise ValueError(
@@ -155,7 +155,16 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
     return settings
 
 
+def _expected(content: dict[str, Any]) -> str:
+    return (
+        "the checkpoint must be OpenNMT-py's, with model, generator, vocab and opt, got "
+        f"{', '.join(content)}."
+    )
+
+
 def _vocabulary(content: dict[str, Any]) -> list[str]:
+    if not isinstance(content.get("vocab"), dict):
+        raise ValueError(_expected(content))
     source, target = (content["vocab"].get(side) for side in ("src", "tgt"))
     if not isinstance(source, list) or not isinstance(target, list):
         raise ValueError(
@@ -184,7 +193,7 @@ def _token_ids(tokens: list[str], vocabulary: dict[str, Any]) -> dict[str, int]:
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    width = weights["encoder.layer_norm.weight"].shape[0]
+    width = needed(weights, "encoder.layer_norm.weight", WEIGHTS).shape[0]
     kind = settings.get("position_encoding_type", "SinusoidalInterleaved")
     if kind not in POSITIONS:
         raise ValueError(

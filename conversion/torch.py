@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -53,7 +54,13 @@ def from_torch(
     """
     check_kind("module", module, nn.Transformer)
     check_kind("embedding", embedding, Tensor)
+    check_kind("module.encoder", module.encoder, nn.TransformerEncoder)
+    check_kind("module.decoder", module.decoder, nn.TransformerDecoder)
     encoder, decoder = module.encoder.layers, module.decoder.layers
+    if not len(encoder) or not len(decoder):
+        raise ValueError(
+            f"encoder and decoder must have layers, got {len(encoder)} and {len(decoder)} of them."
+        )
     layers = [*encoder, *decoder]
     if any(layer.linear1.bias is None for layer in layers):
         raise ValueError("bias must be true: equation (2) has biases, got false.")
@@ -114,7 +121,7 @@ def _same(name: str, values: Iterable[Any]) -> Any:
 def _activation(activation: Callable | nn.Module) -> str:
     if isinstance(activation, nn.GELU) and activation.approximate == "tanh":
         return "gelu_pytorch_tanh"
-    names = {F.relu: "relu", F.gelu: "gelu", nn.ReLU: "relu", nn.GELU: "gelu"}
+    names = {F.relu: "relu", torch.relu: "relu", F.gelu: "gelu", nn.ReLU: "relu", nn.GELU: "gelu"}
     name = names.get(activation) or names.get(type(activation))
     if name is None:
         raise ValueError(f"activation must be ReLU or GELU, got {activation}.")

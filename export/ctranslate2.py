@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
-from transformers import PreTrainedTokenizerBase
+from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -28,6 +28,8 @@ ACTIVATIONS = {
     "swish": common_spec.Activation.SWISH,
 }
 QUANTIZATIONS = ("float32", "float16", "int8")
+# of a token that is never written; float16 has it too
+LOWEST_BIAS = -65504.0
 
 
 def to_ctranslate2(
@@ -38,6 +40,9 @@ def to_ctranslate2(
     num_positions: int | None = None,
 ):
     """Write what `ctranslate2.Translator` loads, with the tokenizer beside it.
+
+    How many beams and what penalty are given to the engine with each translation. Tokens that the
+    model may never write (`suppress_tokens`, `bad_words_ids` of one token) are never written there.
 
     Args:
         model: The model.
@@ -100,11 +105,20 @@ def _specification(
         _set_attention(layer_spec.attention, layer.cross_attention)
         _set_norm(layer_spec.attention.layer_norm, layer.cross_attention_norm)
     _set_linear(decoder_spec.projection, model.lm_head)
+    forbidden = _forbidden_tokens(model.generation_config)
+    if forbidden:
+        bias = decoder_spec.projection.bias
+        if not isinstance(bias, np.ndarray):
+            bias = np.zeros(config.vocab_size, dtype="float32")
+        bias[forbidden] = LOWEST_BIAS
+        decoder_spec.projection.bias = bias
 
     start, end = config.decoder_start_token_id, config.eos_token_id
     for name, token in (("decoder_start_token_id", start), ("eos_token_id", end)):
         if not isinstance(token, int):
             raise ValueError(f"{name} must be one token for CTranslate2, got {token}.")
+    if tokenizer.unk_token is None:
+        raise ValueError("tokenizer must have an unknown token for CTranslate2, got none.")
     spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
     tokens = vocabulary(model, tokenizer)
     spec.register_source_vocabulary(tokens)
@@ -114,6 +128,11 @@ def _specification(
     spec.config.unk_token = tokenizer.unk_token
     spec.config.layer_norm_epsilon = config.layer_norm_eps
     return spec
+
+
+def _forbidden_tokens(search: GenerationConfig) -> list[int]:
+    single = [words[0] for words in search.bad_words_ids or () if len(words) == 1]
+    return [*(search.suppress_tokens or ()), *single]
 
 
 def _set_stack(

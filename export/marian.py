@@ -17,6 +17,7 @@ from transformers import (
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.weights import BART_PARTS, SAME_FIELDS, renamed
 from vanilla_transformer.export.parts import position_table
+from vanilla_transformer.generation_vanilla_transformer import SEARCH_FIELDS
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -147,17 +148,26 @@ def _contiguous(tables: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _generation_config(ours: GenerationConfig, theirs: MarianConfig) -> GenerationConfig:
-    # the library's penalty is length ** length_penalty: of one kind with ours, not the same
-    alpha = getattr(ours, "length_penalty_alpha", None)
+    settings = ours.to_diff_dict()
+    alpha = settings.get("length_penalty_alpha")
+    if alpha is not None:
+        # the library's is length ** length_penalty: of one kind with ours, not the same
+        settings["length_penalty"] = float(alpha)
+    settings = {
+        name: value
+        for name, value in settings.items()
+        if name not in SEARCH_FIELDS and not name.startswith("_")
+    }
+    longest = ours.max_length or theirs.max_position_embeddings
     return GenerationConfig(
-        pad_token_id=theirs.pad_token_id,
-        bos_token_id=theirs.bos_token_id,
-        eos_token_id=theirs.eos_token_id,
-        decoder_start_token_id=theirs.decoder_start_token_id,
-        num_beams=ours.num_beams,
-        length_penalty=1.0 if alpha is None else float(alpha),
-        bad_words_ids=ours.bad_words_ids,
-        max_length=theirs.max_position_embeddings,
+        **settings
+        | {
+            "pad_token_id": theirs.pad_token_id,
+            "bos_token_id": theirs.bos_token_id,
+            "eos_token_id": theirs.eos_token_id,
+            "decoder_start_token_id": theirs.decoder_start_token_id,
+            "max_length": min(longest, theirs.max_position_embeddings),
+        }
     )
 
 

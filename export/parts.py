@@ -46,7 +46,7 @@ def position_table(
             `USUAL_POSITIONS`.
 
     Returns:
-        The table, zeros where the model has no positions, [num_positions, d_model].
+        The table in float32, zeros where the model has no positions, [num_positions, d_model].
 
     Raises:
         ValueError: If there would be no row, or more than were learned.
@@ -62,8 +62,9 @@ def position_table(
             f"num_positions must be at most {learned}, the number of learned positions, got "
             f"{num_positions}."
         )
-    weight = stack.embed_tokens.weight
-    return stack.positions(weight.new_zeros(1, num_positions, config.d_model))[0]
+    # in the type of a model in half precision it would be rounded
+    nothing = torch.zeros(1, num_positions, config.d_model, device=stack.embed_tokens.weight.device)
+    return stack.positions(nothing)[0]
 
 
 def activation_of(config: VanillaTransformerConfig, known: dict[str, Name]) -> Name:

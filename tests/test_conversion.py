@@ -232,6 +232,11 @@ def test_the_activation_of_a_torch_module_may_be_a_module():
             [without_norms(), torch.nn.Embedding(9, 12)],
             "embedding must be a Tensor, got a Embedding",
         ),
+        (
+            from_torch,
+            [torch.nn.Transformer(12, 3, custom_encoder=torch.nn.Identity()), torch.zeros(9, 12)],
+            "module.encoder must be a TransformerEncoder, got a Identity",
+        ),
     ],
 )
 def test_what_is_no_source_is_named(convert, given, message):
@@ -324,6 +329,11 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
             lambda: without_norms(bias=False),
             lambda module: from_torch(module, torch.zeros(9, 12)),
             "bias must be true",
+        ),
+        (
+            lambda: torch.nn.Transformer(12, 3, 0, 1, 20, norm_first=True),
+            lambda module: from_torch(module, torch.zeros(9, 12)),
+            "encoder and decoder must have layers, got 0 and 1",
         ),
     ],
 )

@@ -6,7 +6,10 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
 from argparse import Namespace
+from math import erf, exp, pi, sqrt, tanh
 from pathlib import Path
 
 import pytest
@@ -177,11 +180,15 @@ def setting(**settings):
     return change
 
 
-def weight(name, *shape):
+def entry(name, value):
     def change(checkpoint):
-        checkpoint["model"][name] = torch.zeros(*shape)
+        checkpoint["model"][name] = value
 
     return change
+
+
+def weight(name, *shape):
+    return entry(name, torch.zeros(*shape))
 
 
 def without(name):
@@ -229,6 +236,26 @@ FOREIGN = [
     ),
     (
         "fairseq-post",
+        weight("decoder.embed_tokens.weight", 64, 24),
+        "encoder_embed_dim and decoder_embed_dim must be equal, got 16 and 24",
+    ),
+    (
+        "fairseq-post",
+        weight("decoder.output_projection.bias", 64),
+        r"a place here, got model\.decoder\.output_projection\.bias",
+    ),
+    (
+        "fairseq-post",
+        weight("encoder.embed_tokens.lora_A", 4, 64),
+        "embed_tokens.lora_A, which belongs to LoRA",
+    ),
+    (
+        "fairseq-post",
+        entry(f"{LAYER}.fc1.bias", 3),
+        "tensors alone in its model, got a int for dec",
+    ),
+    (
+        "fairseq-post",
         weight(f"{LAYER}.adapter.fc.weight", 3, 3),
         "adapter.fc.weight, which belongs to adapters",
     ),
@@ -262,6 +289,14 @@ FOREIGN = [
     # of OpenNMT-py's
     ("opennmt", parts(opt=None), "must be OpenNMT-py's"),
     ("opennmt", parts(vocab="a text"), "must be OpenNMT-py's"),
+    ("opennmt", parts(generator="a text"), "must be OpenNMT-py's"),
+    ("opennmt", parts(generator={}), "the generator .* must be complete, got none for weight"),
+    ("opennmt", without("encoder.layer_norm.weight"), "got none for encoder.layer_norm.weight"),
+    (
+        "opennmt",
+        weight("encoder.embeddings.make_embedding.emb_luts.1.weight", 9, 16),
+        "a place here, got model.encoder.embeddings.make_embedding.emb_luts.1.weight",
+    ),
     ("opennmt", vocabulary(" ".join), "lists of plain tokens.* got str and str"),
     ("opennmt", vocabulary(lambda tokens: tokens[:-1]), "vocab_size|of shape"),
     (
@@ -325,14 +360,40 @@ def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
         from_fairseq("model.pt")
 
 
+@pytest.mark.parametrize(
+    ("name", "formula"),
+    [
+        ("relu", lambda x: max(x, 0.0)),
+        ("gelu", lambda x: x * (1 + erf(x / sqrt(2))) / 2),
+        ("gelu_accurate", lambda x: x * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x**3))) / 2),
+        ("swish", lambda x: x / (1 + exp(-x))),
+    ],
+)
+def test_the_activations_are_fairseqs(name, formula, tmp_path):
+    checkpoint = checkpoint_of("fairseq-post")
+    setting(activation_fn=name)(checkpoint)
+    torch.save(checkpoint, tmp_path / "model.pt")
+    activation = from_fairseq(tmp_path / "model.pt").get_encoder().layers[0].feed_forward.activation
+    points = [-3.0, -0.7, 0.0, 0.4, 2.0]
+    expected = torch.tensor([formula(x) for x in points])
+    # apart from the next formula by more than this
+    torch.testing.assert_close(activation(torch.tensor(points)), expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["fairseq-post", "opennmt"])
 def test_a_checkpoint_that_is_cut_off_or_none_is_named(name, tmp_path):
-    whole, path = (PEERS / name / "model.pt").read_bytes(), tmp_path / "model.pt"
+    path = tmp_path / "model.pt"
     convert = CONVERT[name.partition("-")[0]]
-    for size in (0, 100, len(whole) // 2, len(whole) - 500):
-        path.write_bytes(whole[:size])
-        with pytest.raises(ValueError, match=f"{path} must be a checkpoint.*torch does not read"):
-            convert(path)
+    # as torch writes files now, and as it did before
+    for is_zip in (True, False):
+        torch.save(checkpoint_of(name), path, _use_new_zipfile_serialization=is_zip)
+        convert(path)
+        whole = path.read_bytes()
+        for size in (0, 100, *range(4000, 4040, 3), len(whole) // 2, len(whole) - 500):
+            path.write_bytes(whole[:size])
+            message = f"{path} must be a checkpoint.*torch does not read"
+            with pytest.raises(ValueError, match=message):
+                convert(path)
     with pytest.raises(ValueError, match="a checkpoint must be a file, got a folder"):
         convert(tmp_path)
     with pytest.raises(ValueError, match="a checkpoint must be a file, got no such file"):
@@ -397,10 +458,31 @@ def test_a_folder_that_is_not_there_is_not_asked_of_the_hub(tmp_path, monkeypatc
 def test_weights_that_are_cut_off_are_named(tmp_path, capsys):
     marian().save_pretrained(tmp_path / "theirs")
     path = tmp_path / "theirs" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-9])
-    assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]) == 1
+    weights, whole = load_file(path), path.read_bytes()
+    path.write_bytes(whole[:-9])
+    words = ["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "out")]
     message = f"{tmp_path / 'theirs'} must have whole files of weights"
+    assert main(words) == 1
     assert message in capsys.readouterr().err
+    # as the OPUS-MT models are published
+    path.unlink()
+    path = path.with_name("pytorch_model.bin")
+    torch.save(weights, path)
+    whole = path.read_bytes()
+    for part in (b"", whole[:100], whole[:-300], b"version https://git-lfs.github.com/spec/v1\n"):
+        path.write_bytes(part)
+        assert main(words) == 1
+        assert message in capsys.readouterr().err
+    path.write_bytes(whole)
+    # the library would take it for one that is not there, and search as it likes
+    search = tmp_path / "theirs" / "generation_config.json"
+    whole = search.read_text()
+    for part in (whole[:40], "[]"):
+        search.write_text(part)
+        assert main(words) == 1
+        assert "must have a generation_config.json of search settings" in capsys.readouterr().err
+    search.write_text(whole)
+    assert main(words) == 0
 
 
 def test_marian_keeps_its_tokenizer(tmp_path, capsys):
@@ -437,6 +519,17 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
     found = translate(texts, **search, **NO_PAPER)
     assert [one["translation_text"] for one in found] == expected
     assert len(set(expected)) > 1
+    # converted on one machine, used on another
+    program = (
+        "import sys\n"
+        "sys.modules['sentencepiece'] = None\n"
+        "from vanilla_transformer.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    words = [sys.executable, "-c", program, "translate", str(tmp_path / "out")]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    message = f"tokenizer '{tmp_path / 'out'}' needs sentencepiece, got none: pip install"
+    assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     # as after a download that was not finished
     (tmp_path / "theirs/source.spm").unlink()
     assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "half")]) == 1

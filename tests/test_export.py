@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, MarianMTModel
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    MarianMTModel,
+    PreTrainedTokenizerFast,
+)
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.command import run
+from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -42,6 +48,9 @@ KINDS = {
     },
     "no positions": {"position_encoding": "none"},
     "gelu": {"activation_function": "gelu"},
+    "gelu by tanh": {"activation_function": "gelu_new"},
+    "silu": {"activation_function": "silu"},
+    "swish": {"activation_function": "swish"},
     "norm first": {"norm_first": True, "layer_norm_eps": 1e-3},
     "untied": {"tie_word_embeddings": False},
     "narrow keys": {"d_k": 3, "d_v": 7},
@@ -179,6 +188,18 @@ def test_ctranslate2_gives_our_translations(tokenizer, source, tmp_path):
     ours = reference(model, source, num_beams=4)
     assert [engine.ids(tokens) for tokens in engine.paper_search(TEXTS)] == ours
     assert len({tuple(ids) for ids in ours}) > 2
+
+
+def test_ctranslate2_never_writes_what_the_model_may_not(tokenizer, source, tmp_path):
+    for bias in (False, True):
+        model = model_of(tokenizer, output_bias=bias)
+        free = reference(model, source, num_beams=1)
+        model.generation_config.bad_words_ids = [[free[0][0]]]
+        model.generation_config.suppress_tokens = [free[1][0], free[2][0]]
+        to_ctranslate2(model, tokenizer, tmp_path / str(bias))
+        engine = InCTranslate2(tmp_path / str(bias), tokenizer)
+        found = [engine.ids(one.hypotheses[0]) for one in engine.translate(TEXTS, beam_size=1)]
+        assert found == reference(model, source, num_beams=1) != free
 
 
 def test_the_penalty_of_ctranslate2_is_another_formula(tokenizer, tmp_path):
@@ -401,6 +422,33 @@ def test_marian_searches_what_we_search_where_neither_has_a_penalty(tokenizer, s
     assert theirs.generation_config.length_penalty == 0.6
 
 
+def test_marian_keeps_what_its_search_knows(tokenizer, tmp_path):
+    model = model_of(tokenizer)
+    settings = {
+        "length_penalty": 2.0,
+        "early_stopping": True,
+        "no_repeat_ngram_size": 3,
+        "suppress_tokens": [7],
+        "bad_words_ids": [[0]],
+        "max_length": 80,
+    }
+    model.generation_config.update(length_penalty_alpha=None, **settings)
+    to_marian(model, tokenizer, tmp_path, num_positions=90)
+    theirs = MarianMTModel.from_pretrained(tmp_path).generation_config
+    assert {name: getattr(theirs, name) for name in settings} == settings
+    assert not hasattr(theirs, "max_extra_tokens")
+    # no further than its table of positions
+    to_marian(model, tokenizer, tmp_path / "short", num_positions=70)
+    assert MarianMTModel.from_pretrained(tmp_path / "short").generation_config.max_length == 70
+
+
+def test_positions_are_exact_where_weights_are_in_half_precision(tokenizer, tmp_path):
+    model = model_of(tokenizer, position_base=300.0, position_layout="halves").bfloat16()
+    to_marian(model, tokenizer, tmp_path, num_positions=30)
+    table = load_file(tmp_path / "model.safetensors")["model.encoder.embed_positions.weight"]
+    torch.testing.assert_close(table, sinusoidal_encoding(30, 24, 300.0, layout="halves"))
+
+
 def test_marian_makes_the_papers_positions_itself(tokenizer, tmp_path):
     to_marian(model_of(tokenizer), tokenizer, tmp_path / "own")
     assert not [name for name in load_file(tmp_path / "own" / "model.safetensors") if "pos" in name]
@@ -444,6 +492,9 @@ def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
         setattr(model.config, name, token)
         with pytest.raises(ValueError, match=f"{name} must be one token for CTranslate2, got"):
             to_ctranslate2(model, tokenizer, tmp_path / "out")
+    nameless = PreTrainedTokenizerFast(tokenizer_object=tokenizer.backend_tokenizer)
+    with pytest.raises(ValueError, match="must have an unknown token for CTranslate2, got none"):
+        to_ctranslate2(model_of(tokenizer), nameless, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

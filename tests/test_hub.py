@@ -337,6 +337,8 @@ def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
         ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
         ({"encoder_layers": 9}, "must be complete, got none for model.encoder.layers"),
         ({"encoder_layers": 1}, "must all have a place here, got model.encoder.layers.1"),
+        ("half the search settings", "must have a generation_config.json of search settings"),
+        ({"encoder_ffn_dim": "many"}, "run must be a run folder.*'encoder_ffn_dim'.*int"),
         ({"encoder_ffn_dim": 5}, "must be of shape .*, got .* in .*run"),
     ],
 )
@@ -349,6 +351,8 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
         weights.unlink()
     elif damage == "half the weights":
         weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])
+    elif damage == "half the search settings":
+        (run / "generation_config.json").write_text('{"num_beams": 4', encoding="utf-8")
     elif damage == "no tokenizer":
         (run / "tokenizer.json").unlink()
     elif damage == "a broken tokenizer":
