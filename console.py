@@ -1,5 +1,6 @@
 """What every command of the package does alike: where it writes, and how it fails."""
 
+import errno
 import logging
 import os
 import sys
@@ -20,20 +21,39 @@ def run_command(command: Callable[[], int | None]) -> int:
     """
     _log_to_stderr()
     try:
-        return command() or 0
+        try:
+            return command() or 0
+        finally:
+            # that it cannot be written would show only when the process ends
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # whoever read the output has had enough of it
-        sys.stderr.close()
+        _drop_output()
         return 0
     except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            _drop_output()
         sentence = sentence_of(error)
         if sentence is None:
             raise
         if not _is_said_by_another():
             sys.stderr.write(f"error: {sentence}\n")
         return 1
+
+
+def _drop_output():
+    """Let what could not be written not be tried again, and complained of, at the end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, sys.stdout.fileno())
+    except OSError:
+        # stdout is no file
+        pass
+    finally:
+        os.close(nowhere)
 
 
 def _is_said_by_another() -> bool:

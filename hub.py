@@ -181,6 +181,11 @@ def load_run(
     if isinstance(run, TranslationPipeline):
         return run.model, run.tokenizer
     check_local(run, RUN)
+    if Path(run, "checkpoints").is_dir() and not Path(run, CONFIG_FILE).exists():
+        raise ValueError(
+            f"{RUN}, got {str(run)!r}, a run without a model yet: `vanilla-transformer average "
+            f"{run}` makes one of its checkpoints."
+        )
     try:
         config = AutoConfig.from_pretrained(run)
         if not isinstance(config, VanillaTransformerConfig):

@@ -1,6 +1,9 @@
 """Each verb does its job, and fails with one sentence."""
 
 import io
+import os
+import shutil
+import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -128,6 +131,52 @@ def test_a_command_that_the_user_stops_says_nothing_more(capsys):
 
     assert run_command(stopped) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("words", "output", "status", "said"),
+    [
+        ("train demo --dry_run", "| true", 0, ""),
+        ("train --help", "| true", 0, ""),
+        ("--help", "| true", 0, ""),
+        (
+            "train demo --dry_run",
+            "> /dev/full",
+            1,
+            "error: [Errno 28] No space left on device\n",
+        ),
+    ],
+)
+def test_output_that_nobody_takes_ends_as_it_should(words, output, status, said):
+    # Python flushes what a buffer holds when all else is done
+    environment = {name: one for name, one in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = f"{sys.executable} -m vanilla_transformer.cli {words} {output}"
+    done = subprocess.run(
+        ["bash", "-c", f"{command}; exit ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+def test_a_closed_stream_is_named(run):
+    for closed, name in (("<&-", "stdin"), (">&-", "stdout")):
+        command = f"{sys.executable} -m vanilla_transformer.cli translate {run} {closed}"
+        done = subprocess.run(
+            ["bash", "-c", command], stdin=subprocess.DEVNULL, capture_output=True, text=True
+        )
+        assert (done.returncode, done.stderr) == (
+            1,
+            f"error: {name} must be open, got a closed one.\n",
+        )
+
+
+def test_a_run_without_a_model_says_what_makes_one(run, capsys, tmp_path):
+    shutil.copytree(run / "checkpoints", tmp_path / "run/checkpoints")
+    assert main(["translate", str(tmp_path / "run")]) == 1
+    message = f"a run without a model yet: `vanilla-transformer average {tmp_path / 'run'}` makes"
+    assert message in capsys.readouterr().err
 
 
 def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):

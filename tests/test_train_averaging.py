@@ -235,6 +235,34 @@ def test_several_averages_can_be_tried_without_a_change_to_the_run(run, tmp_path
     )
 
 
+def test_what_is_no_average_is_not_overwritten_by_one(run, tmp_path, capsys):
+    for name in ("README.md", "config.json"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text("mine")
+        assert main(["average", str(run), "--output_dir", str(folder)]) == 1
+        assert f"got {folder} with a {name}, which would be replaced" in capsys.readouterr().err
+        assert [path.read_text() for path in folder.iterdir()] == ["mine"]
+    for _ in range(2):
+        assert main(["average", str(run), "--output_dir", str(tmp_path / "again")]) == 0
+
+
+def test_the_weights_of_a_model_come_last(run, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(run, tmp_path / "run"))
+    replaced = []
+    replace = Path.replace
+
+    def noticed(path, target):
+        replaced.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", noticed)
+    average_run(own)
+    model = [name for name in replaced if (own / name).is_file()]
+    assert model[-1] == "model.safetensors"
+    assert {"config.json", "tokenizer.json"} < set(model)
+
+
 def test_only_the_weights_of_a_checkpoint_are_averaged(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     found = checkpoints(copy / "checkpoints")
@@ -277,6 +305,7 @@ def test_an_average_that_cannot_be_had_is_refused(corpus, run, tmp_path, capsys)
     for folder, flags, message in (
         (run, ["--minutes", "5", "--ema"], "got minutes 5.0 and ema True"),
         (run, ["--minutes", "0"], "minutes must be above 0, got 0.0"),
+        (run, ["--minutes", "nan"], "minutes must be above 0, got nan"),
         (tmp_path / "run", ["--ema"], "must have been trained with ema_decay"),
         (tmp_path / "run", ["--output_dir", str(run)], "must not be another run's folder"),
     ):

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import equations
@@ -18,6 +19,7 @@ from vanilla_transformer.train import evaluate as evaluating
 from vanilla_transformer.train.config import save_config
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_recipe
 from vanilla_transformer.train.step import smoothed_loss_sum
 
 
@@ -275,6 +277,61 @@ def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_pa
         evaluate(str(run), split="validation", against=str(other))
 
 
+def test_what_cannot_be_written_or_compared_is_found_before_a_translation(
+    run, tmp_path, monkeypatch, capsys
+):
+    def translated(*given):
+        raise AssertionError("it was translated")
+
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    evaluate(str(other))
+    before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
+    monkeypatch.setattr(evaluating, "_translate_shared", translated)
+    (tmp_path / "file").touch()
+    assert main([str(run), "--output_dir", str(tmp_path / "file")]) == 1
+    assert "output_dir must be a folder that results can be written to" in capsys.readouterr().err
+    # its path becomes part of a file's name
+    far = tmp_path / ("d" * 200)
+    far.symlink_to(Path(read_recipe(run).dataset).resolve())
+    assert main([str(run), "--dataset", str(far)]) == 1
+    assert "File name too long" in capsys.readouterr().err
+    assert main([str(run), "--bleu_tokenizer", "13b"]) == 1
+    assert "bleu_tokenizer must be one of" in capsys.readouterr().err
+    for text, message in (('{"test": {', "scores.json must be JSON"), ("[]", "must be a mapping")):
+        (other / "scores.json").write_text(text)
+        assert main([str(other)]) == 1
+        assert message in capsys.readouterr().err
+        assert (other / "scores.json").read_text() == text
+    path = other / "hypotheses/test.translation.txt"
+    for text in (b"one\n", before[path] + b"one more\n"):
+        path.write_bytes(text)
+        assert main([str(run), "--against", str(other)]) == 1
+        lines = text.count(b"\n")
+        message = f"{path} must have 7 lines, one for each sentence, got {lines}"
+        assert message in capsys.readouterr().err
+
+
+def test_translations_are_kept_whatever_becomes_of_the_scores(run, tmp_path, monkeypatch):
+    def failed(*given):
+        raise ValueError("no score today")
+
+    own = Path(shutil.copytree(run, tmp_path / "own", ignore=shutil.ignore_patterns("hypo*")))
+    monkeypatch.setattr(evaluating, "comet_program", lambda: None)
+    monkeypatch.setattr(evaluating, "comet_score", failed)
+    with pytest.raises(ValueError, match="no score today"):
+        evaluate(str(own), comet="any")
+    assert len((own / "hypotheses/test.translation.txt").read_text().splitlines()) == 7
+
+
+def test_a_folder_of_its_own_by_another_name_gets_the_card(run, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    (own / "scores.json").unlink(missing_ok=True)
+    (own / "README.md").write_text("")
+    monkeypatch.chdir(tmp_path)
+    evaluate("own", output_dir=str(own))
+    assert "| test | 7 |" in (own / "README.md").read_text(encoding="utf-8")
+
+
 def test_another_search_of_a_run_is_compared_with_its_own_every_time(talker, monkeypatch):
     compared = []
     monkeypatch.setattr(
@@ -361,6 +418,12 @@ def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
     with pytest.raises(Asked) as own:
         evaluate(str(tmp_path))
     assert own.value.args == (None, "en", "de", "v1.0", False)
+    # of a stream, the splits that are not trained on are whole
+    save_config(dataclasses.replace(recipe, streaming=True), tmp_path / "recipe.yaml")
+    for split, is_streamed in (("train", False), ("test", True)):
+        with pytest.raises(Asked) as streamed:
+            evaluate(str(tmp_path), split=split)
+        assert streamed.value.args == (None, "en", "de", None, is_streamed)
     with pytest.raises(Asked) as other:
         evaluate(str(tmp_path), dataset="some/corpus", name="x")
     assert other.value.args == ("x", "en", "de", None, False)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -157,6 +158,18 @@ def test_scores_of_other_weights_are_not_the_models(run, tmp_path):
     assert f"| test, of other weights: {own} | 7 |" in found.text
     average_run(run)
     assert "| test | 7 |" in card(run).text
+
+
+def test_a_card_is_written_where_the_environment_was_cut_off(run, tmp_path):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    environment = own / "environment.txt"
+    environment.write_text(environment.read_text()[:60])
+    assert "| time |" not in card(own).text
+    (own / "hypotheses/test.translation.txt").write_text("one\n")
+    with pytest.raises(
+        ValueError, match=r"translation.txt must have as many lines as .*, 7, got 1"
+    ):
+        card(own)
 
 
 def test_a_run_of_many_starts_shows_the_first(run):

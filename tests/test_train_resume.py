@@ -3,6 +3,7 @@
 import contextlib
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -298,6 +299,17 @@ def test_another_run_is_not_taken_for_the_same(begun, changed, difference):
     with pytest.raises(ValueError, match=f"resumed with its own settings: .*{difference}"):
         train(train_toys.toy_config(corpus, folder, **changed), resume=True)
     assert (folder / "recipe.yaml").read_bytes() == before
+
+
+@pytest.mark.parametrize("resume", [False, True])
+def test_the_model_of_another_run_is_not_trained_over(begun, tmp_path, resume):
+    corpus, before = begun
+    folder = Path(shutil.copytree(before, tmp_path / "run"))
+    shutil.rmtree(folder / "checkpoints")
+    found = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    with pytest.raises(ValueError, match=r"must be new, .* with a config.json, which would be"):
+        train(train_toys.toy_config(corpus, folder, max_steps=2), resume=resume)
+    assert found == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_one_other_word_is_other_data(tmp_path):

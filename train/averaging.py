@@ -29,6 +29,7 @@ from vanilla_transformer.train.corpus import texts_of
 from vanilla_transformer.train.data import load_main_corpus
 from vanilla_transformer.train.model_card import write_model_card
 from vanilla_transformer.train.run_folder import (
+    AVERAGE_FILE,
     ENVIRONMENT_FILE,
     METRICS_FILE,
     RECIPE_FILE,
@@ -37,6 +38,7 @@ from vanilla_transformer.train.run_folder import (
     draw_loss_curve,
     load_tokenizer,
     read_recipe,
+    refuse_other_model,
     save_tokenizer,
     write_average,
 )
@@ -149,8 +151,12 @@ def average_run(
     """
     config = read_recipe(folder)
     target = folder if output_dir is None else output_dir
-    if target.resolve() != folder.resolve() and (target / "checkpoints").exists():
-        raise ValueError(f"output_dir must not be another run's folder, got {target}.")
+    if target.resolve() != folder.resolve():
+        if (target / "checkpoints").exists():
+            raise ValueError(f"output_dir must not be another run's folder, got {target}.")
+        # one average may take another's place
+        if not (target / AVERAGE_FILE).is_file():
+            refuse_other_model(target, "output_dir must be new, or have an average in it")
     averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema)
     own = folder / "tokenizer"
     # a run of an earlier version has no copy of one that it was given
@@ -209,7 +215,7 @@ def _to_average(
             )
         return [last], True
     if minutes is not None:
-        if minutes <= 0:
+        if not minutes > 0:
             raise ValueError(f"minutes must be above 0, got {minutes}.")
         return of_the_last(60 * minutes, found), False
     if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):

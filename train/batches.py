@@ -54,7 +54,7 @@ def plan_steps(
     if sentences < num_steps:
         raise ValueError(
             f"{num_steps} steps must have at least one sentence each, got {sentences}: "
-            "lower tokens_per_step."
+            "raise tokens_per_step."
         )
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step

@@ -85,7 +85,8 @@ def load_translations(
         except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
                 f"dataset {dataset!r} with name {name!r}"
-                f"{f' and revision {revision!r}' if revision else ''} cannot be loaded: "
+                f"{f' and revision {revision!r}' if revision else ''} cannot be loaded"
+                f"{'' if Path(dataset).exists() else ', and is no folder here'}: "
                 f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
     # the Hub leads from the name it had before to this one
@@ -345,8 +346,9 @@ def texts_of(
             ]
         for line, text in enumerate(texts, start=first_line):
             if not isinstance(text, str):
+                row = table["translation"][line - first_line].as_py()
                 raise ValueError(
-                    f"{split} line {line} must have text in {language!r}, got {text!r}."
+                    f"{split} line {line} must have text in {language!r}, got {text!r} in {row}."
                 )
         sides.append(texts)
     return sides

@@ -92,7 +92,8 @@ def _memory(
 
 
 def _bytes(number: int) -> str:
-    unit, name = next((u, n) for u, n in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")) if number >= u)
+    units = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1, "bytes"))
+    unit, name = next((unit, name) for unit, name in units if number >= unit)
     return f"{number / unit:.3g} {name}"
 
 

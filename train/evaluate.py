@@ -201,11 +201,17 @@ def evaluate(
         is_itself = Path(against).resolve() in (Path(run).resolve(), folder.resolve())
         keys = [_file_name(data_key)] if is_itself else [key, split]
         other_key, others = _kept_translations(Path(against), keys, sources, references)
+    if state.is_main_process:
+        _refuse_unwritable(folder, key)
     started = time.monotonic()
     translations = _translate_shared(state, model, tokenizer, sources, split, search)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
+    # whatever becomes of the scores
+    texts = {"source": sources, "reference": references, "translation": translations}
+    for path, lines in zip(_kept_files(folder, key), texts.values(), strict=True):
+        write_whole(path, "".join(f"{line}\n" for line in _flat(lines)))
     scores = {
         "dataset": dataset,
         "name": name,
@@ -228,13 +234,9 @@ def evaluate(
     if against is not None:
         comparison = compare_translations(translations, others, references, bleu_tokenizer)
         scores["against"] = {f"{other_key} of {against}": comparison}
-    _keep(
-        folder,
-        key,
-        scores,
-        {"source": sources, "reference": references, "translation": translations},
-    )
-    if is_run and folder == Path(run):
+    all_scores = {**read_scores(folder), key: scores}
+    write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
+    if is_run and folder.resolve() == Path(run).resolve():
         write_model_card(folder, recipe, model.num_parameters())
     return scores
 
@@ -278,10 +280,15 @@ def _kept_translations(
 ) -> tuple[str, list[str]]:
     """What another run has translated the same sources to, and under which of the keys."""
     for key in keys:
-        sides = [folder / "hypotheses" / f"{key}.{side}.txt" for side in _SIDES]
+        sides = _kept_files(folder, key)
         if all(path.is_file() for path in sides):
             kept = [path.read_bytes().decode().split("\n")[:-1] for path in sides]
             if kept[:2] == [_flat(sources), _flat(references)]:
+                if len(kept[2]) != len(sources):
+                    raise ValueError(
+                        f"{sides[2]} must have {len(sources):,} lines, one for each sentence, got "
+                        f"{len(kept[2]):,}: evaluate that run again."
+                    )
                 return key, kept[2]
     raise ValueError(
         f"against must be a run with kept translations of the same sentences, got {folder} without "
@@ -326,22 +333,29 @@ def score_table(scores: Mapping[str, Any]) -> str:
     return table
 
 
-_SIDES = ("source", "reference", "translation")
+def _kept_files(folder: Path, key: str) -> list[Path]:
+    sides = ("source", "reference", "translation")
+    return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
+
+
+def _refuse_unwritable(folder: Path, key: str):
+    """Find out before a long translation, not after, that nothing could be left there."""
+    read_scores(folder)
+    try:
+        (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
+        # it says whether the system takes such a name
+        _kept_files(folder, key)[0].stat()
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ValueError(
+            f"output_dir must be a folder that results can be written to, got {folder}: {error}"
+        ) from error
 
 
 def _flat(texts: Iterable[str]) -> list[str]:
     # a text with an end of line in it would put the files out of step
     return [re.sub(r"[\r\n]", " ", text) for text in texts]
-
-
-def _keep(folder: Path, key: str, scores: dict[str, Any], texts: dict[str, list[str]]):
-    (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
-    for side in _SIDES:
-        path = folder / "hypotheses" / f"{key}.{side}.txt"
-        lines = "".join(f"{line}\n" for line in _flat(texts[side]))
-        path.write_text(lines, encoding="utf-8", newline="\n")
-    all_scores = {**read_scores(folder), key: scores}
-    write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> str | None:

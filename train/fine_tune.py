@@ -28,6 +28,7 @@ from transformers import (
     TrainerCallback,
     set_seed,
 )
+from transformers.integrations import get_available_reporting_integrations
 
 from vanilla_transformer.console import run_command
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
@@ -373,6 +374,9 @@ def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
         )
     # refuses a tokenizer that sacreBLEU does not have
     score_translations(["a"], ["a"], ours.bleu_tokenizer)
+    for name in args.report_to:
+        if name not in get_available_reporting_integrations():
+            raise ValueError(f"report_to {name!r} must be installed, got no package of it.")
     folder = Path(args.output_dir)
     if args.resume_from_checkpoint is None and folder.exists() and any(folder.iterdir()):
         raise ValueError(

@@ -62,6 +62,7 @@ from vanilla_transformer.train.run_folder import (
     load_tokenizer,
     perplexity,
     read_recipe,
+    refuse_other_model,
     save_tokenizer,
     tokenizer_hash,
     write_environment,
@@ -357,6 +358,7 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
         checkpointing.refuse_damaged(folder / "checkpoints")
         if resume:
             logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
+        refuse_other_model(folder, "output_dir must be new, or that of an unfinished run")
         return None
     if not resume:
         raise ValueError(

@@ -1,5 +1,6 @@
 """The model card of a run: what the model is, how good it is, how it was trained, on what."""
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -87,8 +88,10 @@ def _metadata(
             task_type="translation",
             task_name=f"Translation {direction}",
             # text that is on no Hub has no name there, and what it is called here must do
-            dataset_type=config.dataset if config.dataset in on_hub else Path(config.dataset).name,
-            dataset_name=f"{Path(config.dataset).name} {config.name or ''}".strip(),
+            dataset_type=config.dataset
+            if config.dataset in on_hub
+            else _folder_name(config.dataset),
+            dataset_name=f"{_folder_name(config.dataset)} {config.name or ''}".strip(),
             dataset_config=config.name,
             dataset_split=score["split"],
             metric_type=metric,
@@ -122,10 +125,15 @@ def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
     return [{"dataset": config.dataset, "name": config.name}, *config.mix]
 
 
+def _folder_name(dataset: str) -> str:
+    # "." has a name too
+    return Path(dataset).resolve().name
+
+
 def _data_name(corpus: Mapping[str, Any], config: TrainConfig) -> str:
     dataset, name = corpus["dataset"], corpus["name"]
     is_known = is_on_hub(dataset, config.source_lang, config.target_lang)
-    shown = dataset if is_known else Path(dataset).name
+    shown = dataset if is_known else _folder_name(dataset)
     return f"`{shown}`, `{name}`" if name else f"`{shown}`"
 
 
@@ -183,10 +191,16 @@ def _examples(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> list[str
     if not all(path.is_file() for path in paths):
         return []
     # what follows the last line feed is no sentence
-    columns = [path.read_bytes().decode().split("\n")[:-1][:EXAMPLES] for path in paths]
+    columns = [path.read_bytes().decode().split("\n")[:-1] for path in paths]
+    for path, column in zip(paths, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise ValueError(
+                f"{path} must have as many lines as {paths[0].name}, {len(columns[0]):,}, got "
+                f"{len(column):,}: evaluate again."
+            )
     lines = [f"The first sentences of {split}; `hypotheses/` has all of them.", ""]
     lines += ["| source | reference | translation |", "|---|---|---|"]
-    for row in zip(*columns, strict=True):
+    for row in itertools.islice(zip(*columns, strict=True), EXAMPLES):
         cells = (" ".join(text.replace("|", "\\|").split()) for text in row)
         lines.append(f"| {' | '.join(cells)} |")
     return ["\n".join(lines) + "\n"]
@@ -233,7 +247,9 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     if losses:
         facts["loss"] = "; ".join(losses)
     seconds = (read_average(folder) or {}).get("seconds")
-    if environment and seconds is not None:
+    needed = {"gpus", "cpus", "threads_per_process", "processes"}
+    # what someone has cut off is not known
+    if seconds is not None and environment and needed <= environment[-1].keys():
         last_start = environment[-1]
         devices = last_start["gpus"]
         if devices == "none":

@@ -19,7 +19,7 @@ from transformers.utils import CONFIG_NAME
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.attention_maps import attention_weights
-from vanilla_transformer.hub import read_tokenizer
+from vanilla_transformer.hub import check_local, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.train.config import TrainConfig, load_config
 
@@ -39,6 +39,8 @@ METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 ENVIRONMENT_FILE = "environment.txt"
 AVERAGE_FILE = "average.json"
+# what a model in a folder consists of, and what was found of it
+MODEL_FILES = (CONFIG_NAME, "model.safetensors", "README.md", SCORES_FILE)
 
 
 def environment_facts() -> dict[str, Any]:
@@ -48,7 +50,8 @@ def environment_facts() -> dict[str, Any]:
         Command, machine, versions and commit, by name.
     """
     return {
-        "command": shlex.join([*_program(), *sys.argv[1:]]),
+        # a shell may have got some of it in several lines
+        "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", " "),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
@@ -106,6 +109,21 @@ def _commit() -> str:
         return "none"
 
 
+def refuse_other_model(folder: Path, rule: str) -> None:
+    """Refuse a folder with files that the model which is to be left in it would replace.
+
+    Args:
+        folder: Where it is to be.
+        rule: What the folder must be, for the error.
+
+    Raises:
+        ValueError: If there is such a file; says which.
+    """
+    for name in MODEL_FILES:
+        if (folder / name).exists():
+            raise ValueError(f"{rule}, got {folder} with a {name}, which would be replaced.")
+
+
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a run.
 
@@ -118,6 +136,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     Raises:
         ValueError: If it cannot be loaded, is not fast, or lacks a token that training needs.
     """
+    check_local(source, "tokenizer must be a folder or a Hub name")
     tokenizer = read_tokenizer(source)
     if not tokenizer.is_fast:
         raise ValueError(
@@ -281,9 +300,25 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
 
     Returns:
         What `evaluate` found, by split; nothing if it has not run.
+
+    Raises:
+        ValueError: If the file is damaged.
     """
-    path = folder / SCORES_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return _read_json(folder / SCORES_FILE) or {}
+
+
+def _read_json(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} must be JSON, as it was written, got other text: {error}."
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a mapping, as it was written, got {content!r}.")
+    return content
 
 
 def write_average(
@@ -309,9 +344,11 @@ def read_average(folder: Path) -> dict[str, Any] | None:
 
     Returns:
         `steps`, `ema_decay` and `seconds`; None where an earlier version has not noted it.
+
+    Raises:
+        ValueError: If the file is damaged.
     """
-    path = folder / AVERAGE_FILE
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    return _read_json(folder / AVERAGE_FILE)
 
 
 def describe_average(folder: Path) -> str | None:

@@ -2,7 +2,9 @@
 
 A stream goes through its files pass by pass, each pass in another order of files, and is read in
 blocks: as many pairs as are tokenized, cleaned and planned into steps together, as in a block of
-`batches`; a corpus smaller than that is a block. The pairs of a step depend on corpus, seed and
+`batches`; a single corpus smaller than that is a block. In a mixture every block has each corpus's
+share of pairs, and small corpora are read again and again to fill it: `block_pairs` should not be
+many times their size. The pairs of a step depend on corpus, seed and
 size of a block alone. Repeats are found within a block only; a pair is at most a block away from
 where its file has it, so that a corpus that is sorted should be shuffled, or have many files.
 """

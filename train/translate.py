@@ -158,6 +158,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # a file may come after flags
     search = vars(parser.parse_intermixed_args(argv))
     path = search.pop("file")
+    for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
+        if stream is None:
+            raise ValueError(f"{name} must be open, got a closed one.")
     # the bar would stand between the lines where both are on one terminal
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     # a file that cannot be read is known before a model is loaded
