@@ -3,6 +3,7 @@
 import collections
 import itertools
 import pickle
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -227,11 +228,28 @@ def test_every_pair_comes_once_an_epoch_however_it_is_cut_into_blocks(pairs, blo
         assert sorted(seen) == sources(pairs)
 
 
+@pytest.mark.parametrize("block_pairs", [1, 3, 7, 20])
+def test_a_step_of_one_sentence_finds_one_in_its_block(block_pairs):
+    lengths = np.full(40, 10)
+    lengths[:2] = 5
+    alike = SimpleNamespace(
+        rows=lengths,
+        source_lengths=lengths,
+        target_lengths=lengths,
+        kept=lambda first=0, last=None: np.arange(40)[first:last],
+    )
+    steps = steps_of(alike, tokens_per_step=10, block_pairs=block_pairs)
+    assert steps.steps_per_epoch == 39
+    planned = [steps.block_of(number) for number in range(39)]
+    found = [block.numbers[group] for block, index in planned for group in block.steps[index]]
+    assert sorted(np.concatenate(found).tolist()) == list(range(40))
+
+
 def test_a_block_is_no_more_than_its_pairs(pairs):
     steps = steps_of(pairs, block_pairs=25, tokens_per_step=150)
     steps[0]
-    # 90 pairs are four blocks
-    assert len(steps._block.numbers) == 22
+    # 90 pairs are four blocks, each in proportion to its steps
+    assert len(steps._block.numbers) == 90 * len(steps._block.steps) // steps.steps_per_epoch < 25
     assert 1 < len(steps._block.steps) < steps.steps_per_epoch / 2
 
 

@@ -464,11 +464,13 @@ class TrainingSteps(torch.utils.data.Dataset):
             self._forget()
             self._order = epoch_order(list(self._corpora(epoch)), self._shares, self.seed, epoch)
         self._epoch, self._block_index = epoch, block
-        first, last = (len(self._order) * end // self._num_blocks for end in (block, block + 1))
+        steps = [self._first_step(end) for end in (block, block + 1)]
+        # in proportion to its steps, so that there is a sentence for each
+        first, last = (len(self._order) * step // self.steps_per_epoch for step in steps)
         self._block = Block(
             self.pairs,
             self._order[first:last],
-            self._first_step(block + 1) - self._first_step(block),
+            steps[1] - steps[0],
             self.length_groups_per_step,
             np.random.default_rng([self.seed, 1, epoch, block]),
         )
