@@ -1,6 +1,5 @@
 """What every command of the package does alike: where it writes, and how it fails."""
 
-import errno
 import logging
 import os
 import sys
@@ -24,18 +23,13 @@ def run_command(command: Callable[[], int | None]) -> int:
         try:
             return command() or 0
         finally:
-            # that it cannot be written would show only when the process ends
-            if sys.stdout is not None:
-                sys.stdout.flush()
+            _flush_output()
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # whoever read the output has had enough of it
-        _drop_output()
         return 0
     except Exception as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            _drop_output()
         sentence = sentence_of(error)
         if sentence is None:
             raise
@@ -44,16 +38,19 @@ def run_command(command: Callable[[], int | None]) -> int:
         return 1
 
 
-def _drop_output():
-    """Let what could not be written not be tried again, and complained of, at the end."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
+def _flush_output():
+    """Find out now that output cannot be written; Python would say so as the process ends."""
+    # of a process that was started with a closed one there is none
+    if sys.stdout is None:
+        return
     try:
-        os.dup2(nowhere, sys.stdout.fileno())
+        sys.stdout.flush()
     except OSError:
-        # stdout is no file
-        pass
-    finally:
+        # nor is it tried again at the end
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
+        raise
 
 
 def _is_said_by_another() -> bool:

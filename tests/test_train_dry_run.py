@@ -43,6 +43,13 @@ def test_a_dry_run_counts_every_parameter_and_trains_nothing(capsys, tmp_path, m
     assert not list(tmp_path.iterdir())
 
 
+def test_a_dry_run_of_the_smallest_model_counts_bytes(capsys, tmp_path):
+    tiny = "{hidden_size: 2, encoder_layers: 1, decoder_layers: 1, encoder_ffn_dim: 1, "
+    tiny += "decoder_ffn_dim: 1, encoder_attention_heads: 1, decoder_attention_heads: 1}"
+    assert main(["demo", "--dry_run", "--model", tiny, "--max_length", "2"]) == 0
+    assert " bytes for a source and a target token" in capsys.readouterr().out
+
+
 def test_a_dry_run_counts_with_the_tokenizer_that_was_given(tmp_path):
     learn_vocabulary(["a b c"] * 3, 262).save_pretrained(tmp_path)
     config = load_config("demo", {"tokenizer": str(tmp_path)})

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,11 @@ from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_card import write_model_card
-from vanilla_transformer.train.run_folder import read_recipe
+from vanilla_transformer.train.run_folder import (
+    read_environment,
+    read_recipe,
+    write_environment,
+)
 
 
 @pytest.fixture(scope="module")
@@ -170,6 +175,25 @@ def test_a_card_is_written_where_the_environment_was_cut_off(run, tmp_path):
         ValueError, match=r"translation.txt must have as many lines as .*, 7, got 1"
     ):
         card(own)
+
+
+def test_a_command_of_several_lines_stands_in_one_and_is_the_same(tmp_path, monkeypatch):
+    words = ["--mix", "\n- dataset: it's\n\n", "--max_steps", "3"]
+    monkeypatch.setattr("sys.argv", ["train", *words])
+    write_environment(tmp_path, {"first_step": 1})
+    (start,) = read_environment(tmp_path)
+    assert start["first_step"] == "1"
+    command = f"printf '%s\\0' {start['command'][start['command'].index('--mix') :]}"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\0")[:-1] == words
+
+
+def test_the_folder_that_one_is_in_has_a_name_too(run, monkeypatch):
+    folder = Path(read_recipe(run).dataset).resolve()
+    monkeypatch.chdir(folder)
+    found = card(run, dataset=".")
+    assert f"for 12 steps on `{folder.name}`" in found.text
+    assert {one.dataset_type for one in found.data.eval_results} == {folder.name}
 
 
 def test_a_run_of_many_starts_shows_the_first(run):

@@ -146,7 +146,8 @@ def average_run(
         What was averaged.
 
     Raises:
-        ValueError: If the folder is none of a run, or has not what is to be averaged.
+        ValueError: If the folder is none of a run, or has not what is to be averaged, or something
+            other than an average would be replaced.
         OSError: If the model cannot be written.
     """
     config = read_recipe(folder)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import pickle
 import re
 import shutil
 from collections.abc import Collection, Mapping, Sequence
@@ -15,6 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vanilla_transformer.hub import UNREADABLE
 from vanilla_transformer.train.files import write_whole
 
 STATE_FILE = "state.json"
@@ -254,7 +254,7 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     # what is damaged may be the archive, what is pickled in it, or the names
-    except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError) as error:
+    except UNREADABLE as error:
         raise ValueError(f"{path} must be as it was saved, and is damaged: {DAMAGED}.") from error
 
 

@@ -201,16 +201,15 @@ def evaluate(
         is_itself = Path(against).resolve() in (Path(run).resolve(), folder.resolve())
         keys = [_file_name(data_key)] if is_itself else [key, split]
         other_key, others = _kept_translations(Path(against), keys, sources, references)
-    if state.is_main_process:
-        _refuse_unwritable(folder, key)
+    main_process_first(lambda: _refuse_unwritable(folder, key))
     started = time.monotonic()
     translations = _translate_shared(state, model, tokenizer, sources, split, search)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
     # whatever becomes of the scores
-    texts = {"source": sources, "reference": references, "translation": translations}
-    for path, lines in zip(_kept_files(folder, key), texts.values(), strict=True):
+    kept = (sources, references, translations)
+    for path, lines in zip(_kept_files(folder, key), kept, strict=True):
         write_whole(path, "".join(f"{line}\n" for line in _flat(lines)))
     scores = {
         "dataset": dataset,
@@ -334,6 +333,7 @@ def score_table(scores: Mapping[str, Any]) -> str:
 
 
 def _kept_files(folder: Path, key: str) -> list[Path]:
+    """Where sources, references and translations of a split are kept, in this order."""
     sides = ("source", "reference", "translation")
     return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
 

@@ -11,5 +11,5 @@ def write_whole(path: Path, text: str) -> None:
         text: All of it.
     """
     unfinished = path.with_name(f".{path.name}.unfinished")
-    unfinished.write_text(text, encoding="utf-8")
+    unfinished.write_text(text, encoding="utf-8", newline="\n")
     unfinished.replace(path)

@@ -32,6 +32,9 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         folder: The run folder, with its model.
         config: Settings of the run.
         num_parameters: Of the model, tied ones counted once.
+
+    Raises:
+        ValueError: If what was kept of evaluations is damaged; says which file.
     """
     average = describe_average(folder)
     scores = read_scores(folder)

@@ -50,8 +50,8 @@ def environment_facts() -> dict[str, Any]:
         Command, machine, versions and commit, by name.
     """
     return {
-        # a shell may have got some of it in several lines
-        "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", " "),
+        # in one line, which a shell reads as the several that were given
+        "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", "'$'\\n''"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
         "cpus": os.cpu_count(),
