@@ -13,7 +13,7 @@ help:  ## what can be made
 demo: $(READY)  ## train, evaluate and translate on the embedded corpus, in minutes
 	$(BIN)/vanilla-transformer demo
 
-bench: $(READY)  ## this package beside its peers, on the same work in the same run
+bench: $(READY)  ## this package beside its peers, in ten minutes or more
 	$(BIN)/python -m vanilla_transformer.benchmarks
 
 test: $(READY)  ## the tests that need no GPU, browser or many minutes

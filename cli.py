@@ -18,13 +18,17 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 if all went well, 1 with one sentence on stderr if not.
     """
-    arguments, rest = _parser().parse_known_args(argv)
-    if rest and not arguments.takes_more:
-        _parser().error(f"unknown arguments: {' '.join(rest)}")
     # threads that spin long before they sleep are many times slower where another program wants the
     # core, and no faster where none does; OpenMP reads this once, when torch is loaded
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    return run_command(lambda: arguments.run(arguments, rest))
+    return run_command(lambda: _run_verb(argv))
+
+
+def _run_verb(argv: list[str] | None) -> int | None:
+    arguments, rest = _parser().parse_known_args(argv)
+    if rest and not arguments.takes_more:
+        _parser().error(f"unknown arguments: {' '.join(rest)}")
+    return arguments.run(arguments, rest)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -138,6 +138,7 @@ def test_a_command_that_the_user_stops_says_nothing_more(capsys):
     [
         ("train demo --dry_run", "| true", 0, ""),
         ("train --help", "| true", 0, ""),
+        ("--help", "| true", 0, ""),
         (
             "train demo --dry_run",
             "> /dev/full",

@@ -86,6 +86,12 @@ def test_a_dry_run_says_what_the_recipe_is_and_what_it_gave():
     assert not any(title.startswith("measured") for title in groups(describe_base()))
 
 
+def test_a_dry_run_refuses_what_the_run_would():
+    for slip in ({"report_to": ["wandbb"]}, {"bleu_tokenizer": "31a"}):
+        with pytest.raises(ValueError, match=f"{next(iter(slip))} must be .* Did you mean"):
+            describe(load_config("demo", slip), "demo")
+
+
 def describe_base():
     return describe(load_config("paper-base"), "paper-base")
 

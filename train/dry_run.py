@@ -19,6 +19,7 @@ from vanilla_transformer.train.memory import (
     bytes_per_token,
     state_bytes,
 )
+from vanilla_transformer.train.progress import refuse_trackers
 from vanilla_transformer.train.run_folder import load_tokenizer
 from vanilla_transformer.train.schedule import rate_of
 from vanilla_transformer.train.scoring import refuse_bleu_tokenizer
@@ -35,9 +36,11 @@ def describe(config: TrainConfig, recipe: str) -> str:
         Lines of text, in groups.
 
     Raises:
-        ValueError: If the recipe is unknown, the tokenizer unreadable, or the model cannot be.
+        ValueError: If the recipe is unknown, the tokenizer unreadable, or the model, the score or a
+            tracker cannot be.
     """
     refuse_bleu_tokenizer(config.bleu_tokenizer)
+    refuse_trackers(config.report_to)
     vocab_size = config.vocab_size
     if config.tokenizer is not None:
         vocab_size = len(load_tokenizer(config.tokenizer))
