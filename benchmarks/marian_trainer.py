@@ -1,8 +1,9 @@
 """Train transformers' Marian with `Seq2SeqTrainer` on what a run of ours was trained on.
 
-The recipe of the library's translation example (random sentences, so many a batch, padded to the
-longest), with the corpus, vocabulary, sizes, updates, rate and smoothing of our run, and about its
-target tokens a step. Scores the last checkpoint and the mean of the last few, as ours are scored.
+The recipe of the library's translation example (so many sentences a batch, random ones or of like
+length, padded to the longest), with the corpus, vocabulary, sizes, updates, rate and smoothing of
+our run, and about its target tokens a step. Scores the last checkpoint and the mean of the last
+few, as ours are scored.
 
     python -m vanilla_transformer.benchmarks.marian_trainer RUN --output_dir OUT
 """
@@ -31,7 +32,7 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.benchmarks.peers import marian_config
 from vanilla_transformer.console import run_command
 from vanilla_transformer.train.averaging import average_weights
-from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.config import PRECISIONS, TrainConfig
 from vanilla_transformer.train.corpus import texts_of
 from vanilla_transformer.train.data import load_main_corpus
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
@@ -45,6 +46,7 @@ def train_marian(
     model: MarianMTModel,
     tokenizer: PreTrainedTokenizerBase,
     output_dir: Path,
+    sampling: str = "random",
 ) -> float:
     """Train, or go on from the last checkpoint.
 
@@ -53,6 +55,7 @@ def train_marian(
         model: The Marian.
         tokenizer: Of our run.
         output_dir: Where the trainer leaves its checkpoints.
+        sampling: How the library draws sentences, its `train_sampling_strategy`.
 
     Returns:
         Seconds that this call took.
@@ -64,6 +67,7 @@ def train_marian(
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(output_dir),
         max_steps=recipe.max_steps,
+        train_sampling_strategy=sampling,
         per_device_train_batch_size=round(recipe.tokens_per_step / target_tokens),
         learning_rate=learning_rate(
             recipe.warmup_steps,
@@ -83,6 +87,9 @@ def train_marian(
         logging_steps=recipe.log_every_steps,
         seed=recipe.seed,
         bf16=recipe.precision == "bf16",
+        fp16=recipe.precision == "fp16",
+        # the library takes bf16 on a processor only where it is told to be on one
+        use_cpu=not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
     )
@@ -149,6 +156,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("run", type=Path, help="a run folder of ours")
     parser.add_argument("--output_dir", type=Path, required=True, help="where to leave it all")
     parser.add_argument("--max_steps", type=int, help="fewer updates than the run has")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="of its training, where it is not to be the run's"
+    )
+    parser.add_argument(
+        "--group_by_length",
+        action="store_true",
+        help="sentences of like length in a batch, as the library's option of that name has it",
+    )
     parser.add_argument("--splits", default="validation,test", help="to score (%(default)s)")
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.run)
@@ -164,12 +179,14 @@ def main(argv: list[str] | None = None) -> int:
                 f"got {arguments.max_steps}."
             )
         recipe.max_steps = arguments.max_steps
+    recipe.precision = arguments.precision or recipe.precision
     tokenizer = AutoTokenizer.from_pretrained(arguments.run / "tokenizer")
     set_seed(recipe.seed)
     ours = VanillaTransformerConfig.from_pretrained(arguments.run)
     model = MarianMTModel(marian_config(ours))
     folder = arguments.output_dir
-    seconds = train_marian(recipe, model, tokenizer, folder / "checkpoints")
+    sampling = "group_by_length" if arguments.group_by_length else "random"
+    seconds = train_marian(recipe, model, tokenizer, folder / "checkpoints", sampling)
 
     languages = (recipe.source_lang, recipe.target_lang)
     texts = load_main_corpus(recipe)

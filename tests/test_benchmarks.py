@@ -50,11 +50,15 @@ def test_a_stream_is_measured(flags, capsys):
 
 
 @pytest.mark.usefixtures("new_process")
-def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(tmp_path, capsys):
+@pytest.mark.parametrize(("precision", "sampling"), [("fp32", []), ("bf16", ["--group_by_length"])])
+def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(
+    precision, sampling, tmp_path, capsys
+):
     corpus, run, out = (tmp_path / name for name in ("corpus", "run", "out"))
     train_toys.write_corpus(corpus)
     train(train_toys.toy_config(corpus, run))
     command = [str(run), "--output_dir", str(out), "--max_steps", "6", "--splits", "validation"]
+    command += ["--precision", precision, *sampling]
     assert marian_trainer.main(command) == 0
     scores = json.loads((out / "scores.json").read_text(encoding="utf-8"))
     assert set(scores) > {"parameters", "validation-last", "validation-averaged"}
