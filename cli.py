@@ -21,14 +21,15 @@ def main(argv: list[str] | None = None) -> int:
     # threads that spin long before they sleep are many times slower where another program wants the
     # core, and no faster where none does; OpenMP reads this once, when torch is loaded
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    return run_command(lambda: _run_verb(argv))
+    # help is shown at once
+    return run_command(lambda: _run_verb(argv), logs=False)
 
 
 def _run_verb(argv: list[str] | None) -> int | None:
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not arguments.takes_more:
         _parser().error(f"unknown arguments: {' '.join(rest)}")
-    return arguments.run(arguments, rest)
+    return run_command(lambda: arguments.run(arguments, rest))
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,16 +9,18 @@ from pathlib import Path
 EXIT_INTERRUPTED = 130
 
 
-def run_command(command: Callable[[], int | None]) -> int:
+def run_command(command: Callable[[], int | None], logs: bool = True) -> int:
     """Run a command; what goes wrong by what it was given becomes one sentence on stderr.
 
     Args:
         command: Does the work, and returns its exit status or nothing.
+        logs: Whether it logs; one that does not need not wait for the library.
 
     Returns:
         The exit status: the command's own, 1 after a sentence, 130 if the user stopped it.
     """
-    _log_to_stderr()
+    if logs:
+        _log_to_stderr()
     try:
         try:
             return command() or 0
