@@ -127,6 +127,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout: On the attention weights. The paper has none.
         activation_dropout: After the activation. The paper has none.
         layer_norm_eps: Added to the variance in layer normalization. The paper does not state it.
+        initializer_gain: What the initial weights of all matrices but the embedding are multiplied
+            by. The paper does not state its initialization; at 1 it is that of its authors' code.
         pad_token_id: Fills sentences of a batch to one length.
         bos_token_id: Begins a sentence.
         eos_token_id: Ends a sentence, or a list of such.
@@ -172,6 +174,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
     attention_dropout: float | int = 0.0
     activation_dropout: float | int = 0.0
     layer_norm_eps: float = 1e-5
+    initializer_gain: float | int = 1.0
     pad_token_id: int | None = 0
     bos_token_id: int | None = 1
     eos_token_id: int | list[int] | None = 2
@@ -239,6 +242,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             "max_position_embeddings",
             "position_base",
             "layer_norm_eps",
+            "initializer_gain",
         ):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:

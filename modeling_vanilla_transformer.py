@@ -464,10 +464,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        # the paper does not state its initialization: this is what its authors' code does
+        # the paper does not state it: at a gain of 1 this is what its authors' code does
         super()._init_weights(module)
         if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            init.xavier_uniform_(module.weight, gain=self.config.initializer_gain)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=self.config.d_model**-0.5)
 

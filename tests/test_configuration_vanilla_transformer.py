@@ -86,6 +86,7 @@ def test_a_field_the_library_would_swallow_is_refused(fields, message):
         ({"encoder_layers": 0}, "encoder_layers must be positive, got 0"),
         ({"encoder_attention_heads": 0}, "encoder_attention_heads must be positive, got 0"),
         ({"position_base": float("nan")}, "position_base must be positive, got nan"),
+        ({"initializer_gain": 0.0}, "initializer_gain must be positive, got 0.0"),
         ({"activation_function": "rleu"}, "activation_function .* Did you mean 'relu'?"),
         ({"is_encoder_decoder": False}, "is_encoder_decoder must be true"),
         ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
