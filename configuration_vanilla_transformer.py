@@ -127,8 +127,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
         attention_dropout: On the attention weights. The paper has none.
         activation_dropout: After the activation. The paper has none.
         layer_norm_eps: Added to the variance in layer normalization. The paper does not state it.
-        initializer_gain: What the initial weights of all matrices but the embedding are multiplied
-            by. The paper does not state its initialization; at 1 it is that of its authors' code.
+        initializer_gain: What the initial weights of all matrices are multiplied by. The paper does
+            not state its initialization; at 1 it is that of its authors' code.
         pad_token_id: Fills sentences of a batch to one length.
         bos_token_id: Begins a sentence.
         eos_token_id: Ends a sentence, or a list of such.

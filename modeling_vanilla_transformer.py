@@ -466,10 +466,11 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module):
         # the paper does not state it: at a gain of 1 this is what its authors' code does
         super()._init_weights(module)
+        gain = self.config.initializer_gain
         if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight, gain=self.config.initializer_gain)
+            init.xavier_uniform_(module.weight, gain=gain)
         elif isinstance(module, nn.Embedding):
-            init.normal_(module.weight, std=self.config.d_model**-0.5)
+            init.normal_(module.weight, std=gain * self.config.d_model**-0.5)
 
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args, **kwargs

@@ -444,11 +444,11 @@ def test_the_headless_model_loads_from_the_same_file(small_model, batch, tmp_pat
 
 
 @pytest.mark.parametrize("gain", [1.0, 0.5])
-def test_the_initial_scale_is_that_of_the_positions(small_model, gain):
+def test_the_initial_scale_is_that_of_the_positions_times_the_gain(small_model, gain):
     config = small_model(d_model=96, initializer_gain=gain).config
     model = VanillaTransformerForConditionalGeneration(config)
     embedded = model.get_input_embeddings().weight * math.sqrt(96)
-    assert embedded.std().item() == pytest.approx(1.0, rel=0.05)
+    assert embedded.std().item() == pytest.approx(gain, rel=0.05)
     bound = gain * math.sqrt(6 / (96 + 20))
     inner = model.model.encoder.layers[0].feed_forward.fc1
     assert inner.weight.abs().max().item() == pytest.approx(bound, rel=0.05)
