@@ -93,6 +93,20 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "twice"], "'twice' is one argument too many"),
         (["demo", "--dry_run", "--model", "{d_modle: 5}"], "d_modle is not a field .*'d_model'"),
         (["demo", "--dry_run", "--model", "{d_model: 5}"], "d_model must be"),
+        (["demo", "--model", "{1: 2}"], "model: 1 is not a field of VanillaTransformerConfig"),
+        (["demo", "--model", "{row: B1}"], "model: row is not a field"),
+        (["demo", "--model", "{num_labels: x}"], "model: num_labels is not a field"),
+        (["demo", "--model", "{id2label: 3}"], "model: id2label is not a field"),
+        (["demo", "--model", "{dtype: foo}"], "model: dtype is not a field"),
+        (
+            ["demo", "--dry_run", "--model", "{src_vocab_size: 5}"],
+            "source and target share vocab_size tokens",
+        ),
+        (["demo", "--model", "{vocab_size: 5}"], "vocab_size: it is a setting of its own"),
+        (["demo", "--model", "{pad_token_id: 7}"], "model must not hold pad_token_id: it is the t"),
+        (["demo", "--seed", "4294967296"], "seed must be below 4294967296, got 4294967296"),
+        (["demo", "--source_lang", " "], "source_lang must not be empty, got ' '"),
+        (["demo", "--dataset", ""], "dataset must not be empty, got ''"),
         (["demo", "--dry_run", "--paper_row", "bog"], "got 'bog'. Did you mean 'big'"),
     ],
 )
@@ -159,6 +173,13 @@ def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
         )
 
 
+def test_a_field_given_as_it_is_anyway_makes_no_other_run():
+    before = load_config("demo")
+    refuse_other_run(load_config("demo", {"model": {"initializer_gain": 1, "d_k": None}}), before)
+    with pytest.raises(ValueError, match=r"model was .*, got .*'initializer_gain': 0\.5"):
+        refuse_other_run(load_config("demo", {"model": {"initializer_gain": 0.5}}), before)
+
+
 def test_text_that_is_compared_may_lie_elsewhere_and_a_stream_may_not():
     before = load_config("demo", {"dataset": "here/text"})
     refuse_other_run(load_config("demo", {"dataset": "there/text"}), before)
@@ -209,10 +230,11 @@ RUN = VOCABULARY | {
 )
 def test_what_would_be_another_run_or_vocabulary_is_refused_by_name(refuse, expected):
     before = TrainConfig()
+    others = {"paper_row": "big", "model": {"dropout": 0.7}}
     refused = {}
     for field in dataclasses.fields(TrainConfig):
         changed = copy.copy(before)
-        setattr(changed, field.name, "another")
+        setattr(changed, field.name, others.get(field.name, "another"))
         try:
             refuse(changed, before)
         except ValueError as error:

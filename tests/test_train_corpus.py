@@ -197,6 +197,7 @@ def wmt14(validation, test, name="de-en"):
         {
             split: datasets.Dataset.from_dict({"translation": [{"en": "a", language: "b"}] * lines})
             for split, lines in (("train", 5), ("validation", validation), ("test", test))
+            if lines is not None
         }
     )
 
@@ -217,6 +218,7 @@ def test_wmt14_with_all_its_lines_is_taken(name, validation, test, monkeypatch):
     [
         (3000, 2737, "test of wmt/wmt14 de-en must have 3,003 lines, got 2,737"),
         (2999, 3003, "validation of wmt/wmt14 de-en must have 3,000 lines, got 2,999"),
+        (3000, None, "test of wmt/wmt14 de-en must have 3,003 lines, got 0"),
     ],
 )
 def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, monkeypatch):

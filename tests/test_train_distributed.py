@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +20,7 @@ from vanilla_transformer.train import layout, loop
 from vanilla_transformer.train.checkpoint import checkpoints, read_optimizer
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.layout import open_accelerator
-from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -125,6 +126,23 @@ def test_micro_batches_in_turn_do_what_one_batch_does(corpus, alone, tmp_path, m
 
 def test_two_processes_do_what_one_does(alone, of_two):
     assert_same_run(of_two, alone)
+
+
+def test_torchrun_may_start_the_processes(corpus, of_two, tmp_path):
+    folder = tmp_path / "run"
+    settings = train_toys.toy_settings(corpus, folder, **SETTINGS)
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    done = subprocess.run(
+        [*torchrun, "--nproc_per_node", "2", "-m", "vanilla_transformer.train", str(recipe)],
+        env={**train_toys.environment(), "ACCELERATE_USE_CPU": "false"},
+        capture_output=True,
+        text=True,
+        timeout=train_toys.LONGEST_RUN,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "processes: 2\n" in (folder / "environment.txt").read_text(encoding="utf-8")
+    assert_same_run(folder, of_two)
 
 
 def test_processes_with_a_part_of_the_model_do_what_one_does(alone, of_parts):
@@ -371,7 +389,11 @@ def test_all_launch_files_are_tested():
     }
 
 
-@pytest.mark.parametrize("wrong", [{"dataset": "not/there"}, {"label_smoothing": 2.0}])
+@pytest.mark.parametrize(
+    # before the processes meet, when one prepares for all, and after that
+    "wrong",
+    [{"label_smoothing": 2.0}, {"dataset": "not/there"}, {"tokens_per_step": 5}],
+)
 def test_a_refusal_is_said_once_by_all_processes(corpus, tmp_path, wrong):
     settings = train_toys.toy_settings(corpus, tmp_path / "run", **wrong)
     recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
@@ -387,37 +409,67 @@ def test_a_refusal_is_said_once_by_all_processes(corpus, tmp_path, wrong):
     assert done.stderr.count("Traceback (most recent call last)") == 1, done.stderr
 
 
+def run_as_two_machines(folder: Path, recipe: Path, *flags: list[str]) -> list[tuple[str, int]]:
+    """Run two processes, each in a folder of its own; what each said, and how it ended."""
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        port = found.getsockname()[1]
+    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
+    started = []
+    for rank, own_flags in enumerate(flags):
+        own = folder / str(rank)
+        own.mkdir(exist_ok=True)
+        process = subprocess.Popen(
+            train_toys.command(recipe, *own_flags),
+            env={**train_toys.environment(), **address, "RANK": str(rank), "LOCAL_RANK": "0"},
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=own,
+        )
+        started.append(process)
+    return [(process.communicate(timeout=300)[1], process.returncode) for process in started]
+
+
 def test_processes_that_see_other_folders_do_not_go_on(corpus, tmp_path):
     """As two machines without a disk in common would."""
     settings = train_toys.toy_settings(corpus, "run", max_steps=4)
     recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
-    environment = train_toys.environment()
-
-    def run(*flags):
-        with socket.socket() as found:
-            found.bind(("127.0.0.1", 0))
-            port = found.getsockname()[1]
-        address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "2"}
-        started = []
-        for rank in ("0", "1"):
-            own = tmp_path / rank
-            own.mkdir(exist_ok=True)
-            process = subprocess.Popen(
-                train_toys.command(recipe, *flags),
-                env={**environment, **address, "RANK": rank, "LOCAL_RANK": "0"},
-                stderr=subprocess.PIPE,
-                text=True,
-                cwd=own,
-            )
-            started.append(process)
-        return [(process.communicate(timeout=300)[1], process.returncode) for process in started]
-
-    for said, status in run():
+    for said, status in run_as_two_machines(tmp_path, recipe, [], []):
         assert status == 0, said
-    (said, status), (other, other_status) = run("--resume", "--max_steps", "8")
+    flags = ["--resume", "--max_steps", "8"]
+    (said, status), (other, other_status) = run_as_two_machines(tmp_path, recipe, flags, flags)
     assert (status, other_status) == (1, 1), said + other
-    assert "error: all processes must see the same checkpoint" in said
+    assert "error: all processes must have the same checkpoint, as in a folder that" in said
     assert "got step-4 in the main process and none in process 1" in said
+    assert "rror" not in other
+
+
+def test_processes_that_were_told_other_things_do_not_begin(corpus, tmp_path):
+    recipe = train_toys.write_recipe(
+        tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
+    )
+    flags = [], ["--eval_every_steps", "5"]
+    (said, status), (other, other_status) = run_as_two_machines(tmp_path, recipe, *flags)
+    assert (status, other_status) == (1, 1), said + other
+    assert (
+        "error: all processes must have the same eval_every_steps, got 6 in the main process and "
+        "5 in process 1.\n"
+    ) in said
+    assert "rror" not in other
+
+
+def test_processes_that_stream_other_text_do_not_begin(corpus, tmp_path):
+    run = tmp_path / "run"
+    prepare_tokenizer(train_toys.toy_config(corpus, run))
+    for rank in range(2):
+        train_toys.write_corpus(tmp_path / str(rank) / "text", seed=rank)
+    settings = train_toys.toy_settings(
+        "text", "run", streaming=True, tokenizer=str(run / "tokenizer")
+    )
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    (said, status), (other, other_status) = run_as_two_machines(tmp_path, recipe, [], [])
+    assert (status, other_status) == (1, 1), said + other
+    assert "error: all processes must have the same text, as in a folder that" in said
     assert "rror" not in other
 
 

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -229,6 +230,19 @@ def test_several_processes_translate_each_sentence_once(talker, tmp_path):
     check_that_two_processes_do_what_one_does(talker, tmp_path / "out")
 
 
+def test_a_refusal_is_said_once_by_several_processes(talker, tmp_path):
+    command = train_toys.command(
+        talker,
+        *("--split", "tets", "--output_dir", str(tmp_path)),
+        processes=2,
+        module="vanilla_transformer.train.evaluate",
+    )
+    environment = train_toys.environment()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.count("error: split must be one of") == 1, done.stderr
+
+
 def check_that_two_processes_do_what_one_does(folder, out):
     own = evaluate(str(folder))
     assert own["sentences"] == 7
@@ -409,15 +423,16 @@ def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
     class Asked(BaseException):
         pass
 
-    def asked(*place):
-        raise Asked(*place[1:])
+    def asked(*place, revision, streaming):
+        raise Asked(*place[1:], revision, streaming)
 
     recipe = evaluating.read_recipe(run)
     save_config(dataclasses.replace(recipe, revision="v1.0"), tmp_path / "recipe.yaml")
     monkeypatch.setattr(evaluating, "load_translations", asked)
-    with pytest.raises(Asked) as own:
-        evaluate(str(tmp_path))
-    assert own.value.args == (None, "en", "de", "v1.0", False)
+    for named in ({}, {"dataset": recipe.dataset}):
+        with pytest.raises(Asked) as own:
+            evaluate(str(tmp_path), **named)
+        assert own.value.args == (None, "en", "de", "v1.0", False)
     # of a stream, the splits that are not trained on are whole
     save_config(dataclasses.replace(recipe, streaming=True), tmp_path / "recipe.yaml")
     for split, is_streamed in (("train", False), ("test", True)):

@@ -1,6 +1,7 @@
 """Whole runs: any number of processes, killed at any time, end with the same model."""
 
 import dataclasses
+import errno
 import json
 import math
 import os
@@ -25,7 +26,9 @@ from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
 from vanilla_transformer.train import run_folder as run_folders
 from vanilla_transformer.train.averaging import average_run, average_weights
+from vanilla_transformer.train.batches import TrainingSteps
 from vanilla_transformer.train.checkpoint import checkpoints
+from vanilla_transformer.train.config import save_config
 from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import (
     draw_attention,
@@ -453,28 +456,44 @@ def test_a_loss_that_stays_infinite_ends_the_run_with_advice(corpus, tmp_path):
         train(config)
 
 
-def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
-    corpus, tmp_path, monkeypatch
-):
+@pytest.fixture
+def spoilt(monkeypatch):
+    """Numbers of steps whose loss is infinite."""
     real_step, real_loss = loop.training_step, step.batch_loss_sum
-    spoilt = [8, 9]
+    numbers = []
 
-    def without_a_loss(accelerator, model, optimizer, scheduler, *rest):
-        factor = math.inf if scheduler.last_epoch + 1 in spoilt else 1.0
+    def training_step(accelerator, model, optimizer, scheduler, *rest):
+        factor = math.inf if scheduler.last_epoch + 1 in numbers else 1.0
         monkeypatch.setattr(step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
         return real_step(accelerator, model, optimizer, scheduler, *rest)
 
-    monkeypatch.setattr(loop, "training_step", without_a_loss)
+    monkeypatch.setattr(loop, "training_step", training_step)
+    return numbers
+
+
+@pytest.fixture
+def saved(monkeypatch):
+    """The steps after which a checkpoint was saved, with whether only to stop."""
+    real_save = loop._save
+    found = []
+
+    def save(run, step, is_stop=False):
+        found.append((step, is_stop))
+        real_save(run, step, is_stop)
+
+    monkeypatch.setattr(loop, "_save", save)
+    return found
+
+
+def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
+    corpus, tmp_path, spoilt, saved
+):
+    spoilt += [8, 9]
     settings = {"num_averaged_checkpoints": 1, "save_every_steps": 4}
     config = train_toys.toy_config(corpus, tmp_path / "run", **settings)
     # a save that is due waits for the next step that counts
-    kept = []
-    real_save = loop._save
-    monkeypatch.setattr(
-        loop, "_save", lambda run, step, **how: kept.append(step) or real_save(run, step, **how)
-    )
     assert train(config)
-    assert kept == [4, 10, 12]
+    assert saved == [(4, False), (10, False), (12, False)]
     spoilt[:] = range(8, 13)
     config = dataclasses.replace(config, output_dir=str(tmp_path / "stopped"), max_skipped_steps=3)
     with pytest.raises(FloatingPointError, match="go on with --resume"):
@@ -484,18 +503,42 @@ def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
     assert train(config, resume=True)
 
 
-def test_a_skipped_step_is_counted(corpus, tmp_path, monkeypatch):
-    real_step, real_loss = loop.training_step, step.batch_loss_sum
+def test_a_save_that_waits_is_made_by_whoever_goes_on(corpus, tmp_path, spoilt, saved, monkeypatch):
+    spoilt += [8, 9]
+    config = train_toys.toy_config(corpus, tmp_path, save_every_steps=4)
+    real_log = loop._log
 
-    def third_step_without_a_loss(accelerator, model, optimizer, scheduler, *rest):
-        factor = math.inf if scheduler.last_epoch == 2 else 1.0
-        monkeypatch.setattr(step, "batch_loss_sum", lambda *given: factor * real_loss(*given))
-        return real_step(accelerator, model, optimizer, scheduler, *rest)
+    def log(run, step, result):
+        real_log(run, step, result)
+        if step == 9:
+            signal.raise_signal(signal.SIGTERM)
 
-    monkeypatch.setattr(loop, "training_step", third_step_without_a_loss)
+    monkeypatch.setattr(loop, "_log", log)
+    assert not train(config)
+    assert train(config, resume=True)
+    assert saved == [(4, False), (9, True), (10, False), (12, False)]
+
+
+def test_a_skipped_step_is_counted(corpus, tmp_path, spoilt):
+    spoilt.append(3)
     assert train(train_toys.toy_config(corpus, tmp_path / "run"))
     skipped = [line["skipped"] for line in read_metrics(tmp_path / "run") if "skipped" in line]
     assert skipped == [0, 0] + [1] * 10
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_ends_a_worker_is_said_as_it_was_found(corpus, tmp_path, monkeypatch, num_workers):
+    real = TrainingSteps.__getitem__
+
+    def without_the_third(steps, steps_done):
+        if steps_done == 2:
+            raise json.JSONDecodeError("no text", "x", 0)
+        return real(steps, steps_done)
+
+    monkeypatch.setattr(TrainingSteps, "__getitem__", without_the_third)
+    config = train_toys.toy_config(corpus, tmp_path / "run", num_workers=num_workers)
+    with pytest.raises(ValueError, match=r"^no text: line 1 column 1 \(char 0\)$"):
+        train(config)
 
 
 def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):
@@ -583,6 +626,38 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
         last,
     )
     assert not checkpoints(tmp_path / "run/checkpoints")
+
+
+@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "environment.txt"])
+def test_a_file_that_no_run_has_left_is_not_replaced(corpus, tmp_path, name):
+    (tmp_path / name).write_text("# mine")
+    with pytest.raises(ValueError, match=f"got {tmp_path} with a {name}, which would be replaced"):
+        train(train_toys.toy_config(corpus, tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "# mine"
+
+
+def test_a_run_that_left_no_more_than_its_recipe_begins_again(corpus, tmp_path):
+    config = train_toys.toy_config(corpus, tmp_path, max_steps=1)
+    save_config(config, tmp_path / "recipe.yaml")
+    assert train(config)
+
+
+def test_a_disk_that_is_full_between_checkpoints_ends_in_one_sentence(
+    corpus, tmp_path, monkeypatch
+):
+    real_log = loop._log
+
+    def log(run, step, result):
+        if step == 7:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real_log(run, step, result)
+
+    monkeypatch.setattr(loop, "_log", log)
+    with pytest.raises(
+        OSError, match=r"run cannot be written with [\d,]+ kB free, step-4 is intact"
+    ):
+        train(train_toys.toy_config(corpus, tmp_path / "run"))
 
 
 def test_a_precision_that_the_device_lacks_is_refused(corpus, tmp_path):

@@ -102,6 +102,9 @@ def verdicts(pairs, max_length=50, **rules):
 
 
 GOOD = ("a cat", "eine Katze")
+# letters of German and French beyond ASCII, and marks of printed text
+LETTERS = [*"äöüßÄÖÜàâçéèêëîïôùûœÂÇÉÈÊÔ«»°", "\u2013", "\u2019", "\u201c", "\u2026"]
+TEXT = ["Âge, Ô, NÃO, ÅR", "AMANHÃ\u201d \u2013 5€", "l\u2019Â\u2026", "â €, 20 °C"]
 
 
 @pytest.mark.parametrize(
@@ -113,6 +116,9 @@ GOOD = ("a cat", "eine Katze")
         (("much " * 40, "viel"), "too_long"),
         (("caf\ufffd", "Kaffee"), "wrong_encoding"),
         (("a\x92s", "eines"), "wrong_encoding"),
+        # as cp1252 shows UTF-8, and what is like it
+        *((("x", f"a{letter}b".encode().decode("cp1252")), "wrong_encoding") for letter in LETTERS),
+        *((("x", word), "kept") for word in [*LETTERS, *TEXT]),
         (("cat", "K\x00a\x00t\x00z\x00e\x00"), "wrong_encoding"),
         # of two reasons the first counts
         (("", "caf\ufffd"), "wrong_encoding"),

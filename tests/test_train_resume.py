@@ -236,6 +236,22 @@ def test_a_full_disk_stops_the_run_and_the_last_checkpoint_is_good(corpus, tmp_p
     assert f"{folder}/checkpoints/step-5 is intact" in last
     assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
     assert not unfinished_saves(folder)
+    # and no room for a line
+    with ballast.open("ab") as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
+            file.flush()
+    full = subprocess.run(
+        train_toys.command(recipe, "--resume"),
+        env=train_toys.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert full.returncode == 1
+    assert "Traceback" not in full.stderr
+    assert "No space left" in full.stderr.strip().splitlines()[-1]
+    assert [path.name for path in checkpoints(folder / "checkpoints")] == ["step-4", "step-5"]
     ballast.unlink()
     train_toys.run_command(recipe, "--resume")
     train(train_toys.toy_config(corpus, tmp_path / "never"))

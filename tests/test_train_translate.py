@@ -9,6 +9,7 @@ import pytest
 import train_toys
 
 from vanilla_transformer import engine_vanilla_transformer
+from vanilla_transformer.cli import main
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import translate
 from vanilla_transformer.train.loop import train
@@ -99,6 +100,15 @@ def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
     for path, reason in ((tmp_path / "no.txt", "No such file"), (tmp_path, "Is a directory")):
         with pytest.raises(ValueError, match=rf"FILE must be .*, got {path}: {reason}"):
             list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
+
+
+def test_more_beams_than_memory_holds_are_one_sentence(run, tmp_path, capsys):
+    source = tmp_path / "source"
+    source.write_text("cat dog\n")
+    # more bytes than any machine has addresses for
+    assert main(["translate", str(run), str(source), "--num_beams", str(10**15)]) == 1
+    said = capsys.readouterr().err.strip().split("\n")[-1]
+    assert said.startswith("error: memory must hold a batch of sentences with 1,000,000,000")
 
 
 def test_a_slow_pipe_gets_each_answer_at_once(run):

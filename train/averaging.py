@@ -38,7 +38,7 @@ from vanilla_transformer.train.run_folder import (
     draw_loss_curve,
     load_tokenizer,
     read_recipe,
-    refuse_other_model,
+    refuse_other_files,
     save_tokenizer,
     write_average,
 )
@@ -157,7 +157,7 @@ def average_run(
             raise ValueError(f"output_dir must not be another run's folder, got {target}.")
         # one average may take another's place
         if not (target / AVERAGE_FILE).is_file():
-            refuse_other_model(target, "output_dir must be new, or have an average in it")
+            refuse_other_files(target, "output_dir must be new, or have an average in it")
     averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema)
     own = folder / "tokenizer"
     # a run of an earlier version has no copy of one that it was given

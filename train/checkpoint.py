@@ -86,12 +86,12 @@ def save_checkpoint(
         _to_disk(folder)
     # the writers of safetensors and torch have their own names for a full disk
     except (OSError, SafetensorError, RuntimeError) as error:
-        free = shutil.disk_usage(folder).free // 1000 if folder.exists() else 0
+        free = free_space(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
         last = checkpoints(folder)
         intact = f"{last[-1]} is intact" if last else "there is none before it"
         raise OSError(
-            f"checkpoint {final} cannot be written with {free:,} kB free, {intact}: "
+            f"checkpoint {final} cannot be written with {free}, {intact}: "
             f"{' '.join(str(error).split())}"
         ) from error
     found = checkpoints(folder)
@@ -101,6 +101,20 @@ def save_checkpoint(
         if path != final and path not in kept:
             _remove(path)
     return final
+
+
+def free_space(folder: Path) -> str:
+    """How much can still be written.
+
+    Args:
+        folder: Where to; it may not be there yet.
+
+    Returns:
+        A number of kB, in words.
+    """
+    while not folder.exists():
+        folder = folder.parent
+    return f"{shutil.disk_usage(folder).free // 1000:,} kB free"
 
 
 def _remove(path: Path):

@@ -19,6 +19,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 
 from vanilla_transformer.configuration_vanilla_transformer import (
+    SEPARATE_VOCABULARY_KEYS,
     VanillaTransformerConfig,
     closest_name,
 )
@@ -254,8 +255,27 @@ class TrainConfig:
             raise ValueError(
                 f"symbol_lang must be null, {' or '.join(languages)}, got {self.symbol_lang!r}."
             )
-        if "vocab_size" in self.model:
-            raise ValueError("model must not hold vocab_size: it is a setting of its own.")
+        # what the seeds of numpy and of the tokenizer's library hold
+        if self.seed >= 2**32:
+            raise ValueError(f"seed must be below {2**32}, got {self.seed}.")
+        for name in ("dataset", "source_lang", "target_lang"):
+            if not getattr(self, name).strip():
+                raise ValueError(f"{name} must not be empty, got {getattr(self, name)!r}.")
+        self._check_model()
+
+    def _check_model(self):
+        for name, where in _ELSEWHERE.items():
+            if name in self.model:
+                raise ValueError(f"model must not hold {name}: {where}.")
+        own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
+        for name in self.model:
+            # the configuration takes more, what the library writes or passes on, and no run needs;
+            # what it says of vocabularies it says best itself
+            if name not in {*own, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}:
+                raise ValueError(
+                    f"model: {name} is not a field of {VanillaTransformerConfig.__name__}."
+                    + closest_name(str(name), own)
+                )
 
     def model_config(self, vocab_size: int, **token_ids: int | None) -> VanillaTransformerConfig:
         """The sizes of the model this run trains.
@@ -286,6 +306,14 @@ class TrainConfig:
             )
         return config
 
+
+_ELSEWHERE = {
+    "vocab_size": "it is a setting of its own",
+    **dict.fromkeys(
+        ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+        "it is the tokenizer's",
+    ),
+}
 
 _COUNTS = (
     "max_length",
@@ -507,9 +535,19 @@ def save_config(config: TrainConfig, path: Path) -> None:
         config: The settings.
         path: The .yaml file to write.
     """
-    write_whole(
-        path, yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
-    )
+    write_whole(path, recipe_text(config))
+
+
+def recipe_text(config: TrainConfig) -> str:
+    """Settings as a recipe that holds all of them.
+
+    Args:
+        config: The settings.
+
+    Returns:
+        YAML.
+    """
+    return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
 def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
@@ -531,6 +569,10 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
             for new, old in zip(config.mix, before.mix, strict=True)
         ]
         before = dataclasses.replace(before, dataset=config.dataset, mix=mix)
+    # a field that is given as what it is without is no other model
+    resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
+    if resolved[0] == resolved[1]:
+        names = [name for name in names if name not in ("paper_row", "model")]
     differences = _differences(config, before, names)
     if differences:
         raise ValueError(f"a run must be resumed with its own settings: {differences}.")

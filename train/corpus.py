@@ -109,10 +109,11 @@ def _in_memory(rows: datasets.IterableDataset) -> datasets.Dataset:
 
 def _refuse_cut_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
     for split, lines in WMT14_LINES.get(name, WMT14_LINES[None]).items():
-        if split in splits and len(splits[split]) != lines:
+        found = len(splits[split]) if split in splits else 0
+        if found != lines:
             raise ValueError(
-                f"{split} of {WMT14} {name} must have {lines:,} lines, got {len(splits[split]):,}: "
-                "load another revision."
+                f"{split} of {WMT14} {name} must have {lines:,} lines, got {found:,}: load another "
+                "revision."
             )
 
 

@@ -29,6 +29,7 @@ from vanilla_transformer.train.layout import (
     LONGEST_WAIT,
     leave_processes,
     main_process_first,
+    together,
 )
 from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from vanilla_transformer.train.run_folder import (
@@ -151,9 +152,18 @@ def evaluate(
         source_lang or recipe.source_lang,
         target_lang or recipe.target_lang,
     )
-    revision, streaming = None, False
     if dataset is None:
-        dataset, name, revision = recipe.dataset, name or recipe.name, recipe.revision
+        dataset, name = recipe.dataset, name or recipe.name
+    data = (dataset, name, source_lang, target_lang)
+    is_own = is_run and data == (
+        recipe.dataset,
+        recipe.name,
+        recipe.source_lang,
+        recipe.target_lang,
+    )
+    revision, streaming = None, False
+    if is_run and dataset == recipe.dataset:
+        revision = recipe.revision
         # a stream stores nothing, but has the splits to evaluate with whole
         streaming = recipe.streaming and split != "train"
     own_tokenizer = recipe.bleu_tokenizer if is_run else TrainConfig.bleu_tokenizer
@@ -168,24 +178,10 @@ def evaluate(
 
     state = _processes()
     # the others then find what the main process has prepared
-    corpus = (dataset, name, source_lang, target_lang, revision, streaming)
-    texts = main_process_first(lambda: load_translations(*corpus))
-    if split not in texts:
-        raise ValueError(
-            f"split must be one of {', '.join(texts)}, got {split!r}."
-            + closest_name(split, list(texts))
-        )
-    sources, references = texts_of(
-        texts[split].with_format("arrow")[:], [source_lang, target_lang], split
+    sources, references = main_process_first(
+        lambda: _load_split(split, *data, revision=revision, streaming=streaming)
     )
-    data = (dataset, name, source_lang, target_lang)
-    is_own = is_run and data == (
-        recipe.dataset,
-        recipe.name,
-        recipe.source_lang,
-        recipe.target_lang,
-    )
-    model, tokenizer = load_model(run, state.device)
+    model, tokenizer = together(lambda: load_model(run, state.device))
     data_key = (
         [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
     )
@@ -200,7 +196,8 @@ def evaluate(
         # a run keeps this search too, and beside itself it is no worse and no better
         is_itself = Path(against).resolve() in (Path(run).resolve(), folder.resolve())
         keys = [_file_name(data_key)] if is_itself else [key, split]
-        other_key, others = _kept_translations(Path(against), keys, sources, references)
+        kept = (Path(against), keys, sources, references)
+        other_key, others = together(lambda: _kept_translations(*kept))
     main_process_first(lambda: _refuse_unwritable(folder, key))
     started = time.monotonic()
     translations = _translate_shared(state, model, tokenizer, sources, split, search)
@@ -238,6 +235,18 @@ def evaluate(
     if is_run and folder.resolve() == Path(run).resolve():
         write_model_card(folder, recipe, model.num_parameters())
     return scores
+
+
+def _load_split(
+    split: str, dataset: str, name: str | None, source_lang: str, target_lang: str, **how: Any
+) -> list[list[str]]:
+    texts = load_translations(dataset, name, source_lang, target_lang, **how)
+    if split not in texts:
+        raise ValueError(
+            f"split must be one of {', '.join(texts)}, got {split!r}."
+            + closest_name(split, list(texts))
+        )
+    return texts_of(texts[split].with_format("arrow")[:], [source_lang, target_lang], split)
 
 
 def _processes() -> PartialState:

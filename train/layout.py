@@ -6,7 +6,7 @@ What is saved does not depend on it: a run goes on in another layout and on more
 import atexit
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -109,6 +109,8 @@ def leave_processes():
 def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
     """Let the main process prepare what the others then find; a refusal of one ends all of them.
 
+    On each further machine, which may see none of it, one process comes before its others.
+
     Args:
         prepare: Called by every process.
 
@@ -116,35 +118,64 @@ def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
         What it returns.
 
     Raises:
-        Exception: What it raises, where it does.
+        Exception: What it raises, in the first process where it does.
         SystemExit: In the processes that another one's refusal ends, with status 1.
     """
+    state = PartialState()
+    is_first_here = state.is_local_main_process
+    turns = (
+        state.is_main_process,
+        is_first_here and not state.is_main_process,
+        not is_first_here,
+    )
+    return _in_turns(prepare, turns)
+
+
+def together(prepare: Callable[[], Prepared]) -> Prepared:
+    """Let all processes prepare at once; a refusal of one ends all of them.
+
+    Args:
+        prepare: Called by every process, and waits for none.
+
+    Returns:
+        What it returns.
+
+    Raises:
+        Exception: What it raises, in the first process where it does.
+        SystemExit: In the processes that another one's refusal ends, with status 1.
+    """
+    return _in_turns(prepare, [True])
+
+
+def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepared:
     state = PartialState()
     if state.num_processes == 1:
         return prepare()
     prepared = refusal = None
-    for is_turn in (state.is_main_process, not state.is_main_process):
+    for is_turn in turns:
         if is_turn:
             try:
                 prepared = prepare()
             except Exception as error:
                 refusal = error
-        if any(gather_object([refusal is not None])):
+        refused = gather_object([refusal is not None])
+        if any(refused):
             # what is refused is said before
             atexit.register(leave_processes)
-            # it is said once, by the process that it came from
-            raise refusal or SystemExit(1)
+            # it is said once, however many found it
+            raise refusal if refused.index(True) == state.process_index else SystemExit(1)
     return prepared
 
 
-def refuse_disagreement(facts: Mapping[str, Any]) -> None:
-    """Refuse processes that do not see the same files.
+def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
+    """Refuse processes that do not work on the same.
 
     Args:
-        facts: What this process sees, by name.
+        facts: What this process works on, by name.
+        hint: How they would, for the error.
 
     Raises:
-        ValueError: If another one sees something else; in the main process alone, which says what.
+        ValueError: If another one has something else; in the main process alone, which says what.
         SystemExit: In the others, with status 1.
     """
     state = PartialState()
@@ -160,8 +191,8 @@ def refuse_disagreement(facts: Mapping[str, Any]) -> None:
             if not state.is_main_process:
                 raise SystemExit(1)
             raise ValueError(
-                f"all processes must see the same {name}, as in a folder that all machines share, "
-                f"got {fact} in the main process and {other[name]} in process {process}."
+                f"all processes must have the same {name}{hint}, got {fact} in the main process "
+                f"and {other[name]} in process {process}."
             )
 
 

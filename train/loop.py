@@ -1,6 +1,7 @@
 """A run from parallel text to an averaged model. Sections 5 and 6.1."""
 
 import dataclasses
+import errno
 import logging
 import os
 import shutil
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import datasets
 import numpy as np
@@ -31,10 +32,16 @@ from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
 from vanilla_transformer.train.averaging import MovingAverage, average_run
-from vanilla_transformer.train.batches import Collator, TrainingSteps, evaluation_batches
+from vanilla_transformer.train.batches import (
+    Collator,
+    StepData,
+    TrainingSteps,
+    evaluation_batches,
+)
 from vanilla_transformer.train.config import (
     TrainConfig,
     changes_of_steps,
+    recipe_text,
     refuse_other_run,
     refuse_other_vocabulary,
     save_config,
@@ -58,11 +65,13 @@ from vanilla_transformer.train.progress import (
     refuse_trackers,
 )
 from vanilla_transformer.train.run_folder import (
+    ENVIRONMENT_FILE,
+    METRICS_FILE,
     RECIPE_FILE,
     load_tokenizer,
     perplexity,
     read_recipe,
-    refuse_other_model,
+    refuse_other_files,
     save_tokenizer,
     tokenizer_hash,
     write_environment,
@@ -76,6 +85,12 @@ from vanilla_transformer.train.step import (
     training_step,
 )
 from vanilla_transformer.train.streaming import StreamedSteps
+
+# no space, more than the user's share, and a file as large as one may be
+DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
+# settings that each machine may have its own of
+OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir")
+SHARED_FOLDER = ", as in a folder that all machines share"
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
@@ -163,6 +178,7 @@ class Run:
         position: Where in a stream the block of the last step began.
         skipped: Steps that changed no weight, so far.
         skipped_in_a_row: Those of them that came last.
+        is_late: Whether a checkpoint is due that waits for a step which is not skipped.
         seconds_before: Training time before this process began.
         started: When it began.
         unread: Steps whose results are still on the device, with what `count_cells` found.
@@ -187,6 +203,7 @@ class Run:
     position: dict[str, Any] | None
     skipped: int
     skipped_in_a_row: int
+    is_late: bool
     seconds_before: float
     started: float
     unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
@@ -211,8 +228,12 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
         OSError: If a checkpoint cannot be written.
     """
     run = _open_run(config, resume)
-    is_late = False
-    with run.progress.bar, logging_redirect_tqdm([PACKAGE_LOGGER]), _noticing_sigterm() as received:
+    with (
+        run.progress.bar,
+        logging_redirect_tqdm([PACKAGE_LOGGER]),
+        _saying_what_is_left(run.folder),
+        _noticing_sigterm() as received,
+    ):
         for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
             result = _step(run, step, batches)
             is_last = step == config.max_steps
@@ -221,14 +242,14 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
             if (step % config.eval_every_steps == 0 or is_last) and run.data.validation is not None:
                 _evaluate(run, step)
             is_stopped = _is_asked_to_end(run, bool(received)) and not is_last
-            is_due = is_late or step % config.save_every_steps == 0 or is_last
+            is_due = run.is_late or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _read_results(run)
                 # where steps are skipped, the weights may be spoilt already: no good checkpoint
                 # makes room for them
-                is_late = is_due and run.skipped_in_a_row > 0 and not is_last
-                if is_stopped or not is_late:
-                    _save(run, step, is_stop=is_late or not is_due)
+                run.is_late = is_due and run.skipped_in_a_row > 0 and not is_last
+                if is_stopped or not run.is_late:
+                    _save(run, step, is_stop=run.is_late or not is_due)
             if is_stopped:
                 logger.warning("asked to end: saved step %d, go on with --resume", step)
                 _end(run)
@@ -250,6 +271,9 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     # a model that cannot be is refused before the data is prepared for it
     config.model_config(config.vocab_size)
     folder = Path(config.output_dir)
+    # a machine may have been given another command
+    settings = dataclasses.asdict(config).items()
+    layout.refuse_disagreement({name: it for name, it in settings if name not in OF_A_MACHINE})
     # the main process decides first: the others would see what it makes
     prepared = layout.main_process_first(lambda: _prepare(folder, config, resume))
     checkpoint, changes, tokenizer, data = prepared
@@ -259,15 +283,12 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
             "vocabulary": tokenizer_hash(tokenizer),
             # of a stream nothing is known before it is read
             "text": data.facts.get("text_sha256"),
-        }
+        },
+        SHARED_FOLDER,
     )
 
-    model, collator = _make_model(config, tokenizer)
-    state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
-    if checkpoint is not None:
-        state = checkpointing.read_state(checkpoint)
-        # before every process is left with a part of them
-        checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
+    # before every process is left with a part of its weights
+    model, collator, state = layout.together(lambda: _begin(config, tokenizer, checkpoint))
     wrapped_model, optimizer, wrapped_optimizer = layout.prepare(accelerator, model, config)
     wrapped_model.train()
     moving_average = None
@@ -276,11 +297,12 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     saved = config
     config = _with_micro_batch(config, accelerator, model, state)
     processes = (accelerator.num_processes, accelerator.process_index)
-    position = state.get("position")
-    steps = make_steps(config, data, collator, *processes, position)
+    steps, before = layout.together(
+        lambda: _go_on(config, data, collator, processes, checkpoint, state)
+    )
+    if isinstance(steps, StreamedSteps):
+        layout.refuse_disagreement({"text": steps.text_sha256}, SHARED_FOLDER)
     if checkpoint is not None:
-        _refuse_other_pairs(_identity(data, steps), state["data"])
-        before = checkpointing.read_optimizer(checkpoint)
         layout.load_optimizer_state(
             accelerator, model, optimizer, wrapped_optimizer, before["optimizer"]
         )
@@ -327,10 +349,11 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
         moving_average=moving_average,
         progress=progress,
         steps_done=state["step"],
-        position=position,
+        position=state.get("position"),
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
-        # an earlier version did not count
+        # an earlier version noted neither
+        is_late=state.get("is_late", False),
         seconds_before=state.get("seconds", 0.0),
         started=time.monotonic(),
     )
@@ -358,7 +381,15 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
         checkpointing.refuse_damaged(folder / "checkpoints")
         if resume:
             logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
-        refuse_other_model(folder, "output_dir must be new, or that of an unfinished run")
+        rule = "output_dir must be new, or that of an unfinished run"
+        refuse_other_files(folder, rule)
+        if not (folder / "tokenizer").is_dir():
+            # nothing of a run is there yet but, if it was killed as it began, its recipe
+            recipe = folder / RECIPE_FILE
+            is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
+            refuse_other_files(
+                folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
+            )
         return None
     if not resume:
         raise ValueError(
@@ -371,6 +402,34 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
             f"{config.max_steps}."
         )
     return found[-1]
+
+
+def _begin(
+    config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
+) -> tuple[VanillaTransformerForConditionalGeneration, Collator, dict[str, Any]]:
+    """The model, what makes its batches, and the state, as they were left or at the beginning."""
+    model, collator = _make_model(config, tokenizer)
+    if checkpoint is None:
+        state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
+        return model, collator, state
+    checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
+    return model, collator, checkpointing.read_state(checkpoint)
+
+
+def _go_on(
+    config: TrainConfig,
+    data: Data,
+    collator: Collator,
+    processes: tuple[int, int],
+    checkpoint: Path | None,
+    state: dict[str, Any],
+) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
+    """The steps, and what was saved of the optimizer and of the scale of the loss."""
+    steps = make_steps(config, data, collator, *processes, state.get("position"))
+    if checkpoint is None:
+        return steps, {}
+    _refuse_other_pairs(_identity(data, steps), state["data"])
+    return steps, checkpointing.read_optimizer(checkpoint)
 
 
 def _identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:
@@ -413,13 +472,15 @@ def _with_micro_batch(
     before = state.get("tokens_per_micro_batch")
     if before is not None and state["num_processes"] == accelerator.num_processes:
         return dataclasses.replace(config, tokens_per_micro_batch=before)
-    fitting = tokens_that_fit(
-        config,
-        model.config,
-        model.num_parameters(),
-        accelerator.device,
-        accelerator.num_processes,
-        accelerator.distributed_type in REPLICATED,
+    fitting = layout.together(
+        lambda: tokens_that_fit(
+            config,
+            model.config,
+            model.num_parameters(),
+            accelerator.device,
+            accelerator.num_processes,
+            accelerator.distributed_type in REPLICATED,
+        )
     )
     fitting = accelerator.gather(torch.full((1,), fitting, device=accelerator.device)).min()
     return dataclasses.replace(config, tokens_per_micro_batch=int(fitting))
@@ -430,7 +491,7 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
     if run.config.num_workers:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loader = DataLoader(
-        run.steps,
+        _Answers(run.steps),
         batch_size=None,
         sampler=range(run.steps_done, run.config.max_steps),
         num_workers=run.config.num_workers,
@@ -440,10 +501,27 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         generator=torch.Generator(),
     )
     for step, item in enumerate(loader, start=run.steps_done + 1):
+        if isinstance(item, Exception):
+            raise item
         run.position = item.position
         if item.position is not None and item.position["first_step"] == step - 1:
             _log_block(run, step)
         yield item.batches
+
+
+class _Answers(torch.utils.data.Dataset):
+    """Steps, or why there is none; what a worker raises comes out with its trace as the text."""
+
+    def __init__(self, steps: TrainingSteps | StreamedSteps):
+        self.steps = steps
+
+    def __getitem__(self, steps_done: int) -> StepData | ValueError | OSError:
+        try:
+            return self.steps[steps_done]
+        except (ValueError, OSError) as error:
+            # an error of a library may not survive the way between processes
+            kind = ValueError if isinstance(error, ValueError) else OSError
+            return kind(str(error))
 
 
 def _leave_sigterm_to_the_run(worker: int):
@@ -501,13 +579,18 @@ def _read_results(run: Run):
         run.skipped_in_a_row += 1
         logger.warning("step %d skipped: loss or gradient is not finite", step)
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
-            raise FloatingPointError(
-                f"loss or gradient must be finite, got {run.skipped_in_a_row} steps in a row, the "
-                f"last one step {step}, where they were not: try a lower learning_rate_factor, "
-                "more warmup_steps, max_grad_norm 1.0, or precision bf16 or fp32, and go on with "
-                "--resume."
-            )
+            # every process has the same loss, and so the same to say
+            layout.together(lambda step=step: _refuse_to_skip_more(run, step))
     run.unread.clear()
+
+
+def _refuse_to_skip_more(run: Run, step: int) -> NoReturn:
+    raise FloatingPointError(
+        f"loss or gradient must be finite, got {run.skipped_in_a_row} steps in a row, the "
+        f"last one step {step}, where they were not: try a lower learning_rate_factor, "
+        "more warmup_steps, max_grad_norm 1.0, or precision bf16 or fp32, and go on with "
+        "--resume."
+    )
 
 
 def _log(run: Run, step: int, result: StepResult):
@@ -559,6 +642,7 @@ def _save(run: Run, step: int, is_stop: bool = False):
             {
                 "skipped": run.skipped,
                 "skipped_in_a_row": run.skipped_in_a_row,
+                "is_late": run.is_late,
                 "window": run.progress.window,
                 "data": _identity(run.data, run.steps),
                 "position": run.position,
@@ -581,6 +665,20 @@ def _end(run: Run):
     del run.wrapped_model
     run.accelerator.free_memory()
     run.accelerator.end_training()
+
+
+@contextmanager
+def _saying_what_is_left(folder: Path) -> Iterator[None]:
+    """Where the disk is full between checkpoints, Python would not say what to go on from."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        last = checkpointing.checkpoints(folder / "checkpoints")
+        intact = f"{last[-1].name} is intact" if last else "there is no checkpoint yet"
+        free = checkpointing.free_space(folder)
+        raise OSError(f"{folder} cannot be written with {free}, {intact}: {error}") from error
 
 
 @contextmanager

@@ -28,9 +28,16 @@ logger = logging.getLogger(__name__)
 # what becomes of a pair: it is kept, or the first of these rules that holds leaves it out
 VERDICTS = ("kept", "wrong_encoding", "empty", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
-# a replaced character, a control character of the second kind, or the half of a wider one: none is
-# text, all are what remains of text that was read with a wrong encoding
-NO_TEXT = re.compile("[\ufffd\x80-\x9f\0]")
+# what remains of text that was read with a wrong encoding: a replaced character, a control
+# character of the second kind or the half of a wider one; and letters and quotation marks whose
+# bytes in UTF-8 were taken for those of Windows-1252, the last of them for no mark that ends a word
+_LAST_BYTES = bytes(byte for byte in range(0x82, 0xC0) if byte not in b"\x8d\x8f\x90\x9d")
+_MARKS = b"\x85\x92\x93\x94\x96\x97".decode("cp1252")
+NO_TEXT = re.compile(
+    "[\ufffd\x80-\x9f\0]|[ÂÃ](?![{marks}])[{last}]|[ÃÅ][{marks}](?=[a-zß-ÿ])|â€[{last}]".format(
+        last=re.escape(_LAST_BYTES.decode("cp1252")), marks=_MARKS
+    )
+)
 
 _LIST = datasets.List(datasets.Value("int32"))
 FEATURES = datasets.Features(

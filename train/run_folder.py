@@ -9,7 +9,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,17 +109,18 @@ def _commit() -> str:
         return "none"
 
 
-def refuse_other_model(folder: Path, rule: str) -> None:
-    """Refuse a folder with files that the model which is to be left in it would replace.
+def refuse_other_files(folder: Path, rule: str, names: Iterable[str] = MODEL_FILES) -> None:
+    """Refuse a folder with files that what is to be left in it would replace.
 
     Args:
         folder: Where it is to be.
         rule: What the folder must be, for the error.
+        names: Of the files; those of a model if not given.
 
     Raises:
         ValueError: If there is such a file; says which.
     """
-    for name in MODEL_FILES:
+    for name in names:
         if (folder / name).exists():
             raise ValueError(f"{rule}, got {folder} with a {name}, which would be replaced.")
 

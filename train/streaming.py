@@ -182,6 +182,11 @@ class StreamedSteps(torch.utils.data.Dataset):
         # a worker that is started anew reads its own
         return self.__dict__ | {"_block": None, "_tables": None}
 
+    @property
+    def text_sha256(self) -> str:
+        """SHA-256 of the pairs of the block that was read last."""
+        return self._position["text_sha256"]
+
     def fingerprint(self) -> dict[str, Any]:
         """What must be the same where a run is resumed; the text is compared block by block.
 
@@ -268,7 +273,14 @@ class StreamedSteps(torch.utils.data.Dataset):
                 if table is None:
                     self._is_whole = len(self.corpora) == 1 and starts_a_pass(place)
                     continue
-                parts.append(encode_table(table, [first], "train", self.tokenizer, self.languages))
+                try:
+                    tokens = encode_table(table, [first], "train", self.tokenizer, self.languages)
+                except ValueError as error:
+                    raise ValueError(
+                        f"{error} Lines of a stream are counted as they are read, over files in "
+                        "the order of their pass."
+                    ) from error
+                parts.append(tokens)
         self._places = [stream.place for stream in self._streams]
 
     def _plan(self):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
@@ -63,10 +64,22 @@ def translate_lines(
 
     Yields:
         A translation each, in order.
+
+    Raises:
+        MemoryError: If there is not enough for a batch and its beams.
     """
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
-    for translations in pipeline(iter(lines), **search):
-        yield one_line(translations[0]["translation_text"])
+    try:
+        for translations in pipeline(iter(lines), **search):
+            yield one_line(translations[0]["translation_text"])
+    except RuntimeError as error:
+        if not should_reduce_batch_size(error):
+            raise
+        beams = search.get("num_beams", model.generation_config.num_beams)
+        raise MemoryError(
+            f"memory must hold a batch of sentences with {beams:,} beams each, and was full: ask "
+            "for fewer num_beams."
+        ) from error
 
 
 def one_line(text: str) -> str:

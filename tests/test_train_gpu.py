@@ -1,0 +1,91 @@
+"""Training on an accelerator: what no processor can show."""
+
+import pytest
+import torch
+import train_toys
+
+from vanilla_transformer.hub import load_run
+from vanilla_transformer.train.checkpoint import checkpoints
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_environment, read_metrics
+from vanilla_transformer.train.translate import load_model, translate_lines
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.usefixtures("new_process"),
+]
+SETTINGS = {
+    # its draws differ from device to device
+    "model": {"dropout": 0.0},
+    # with seed 1 an activation comes within rounding of the kink of max(0, x), and goes either way
+    "seed": 2,
+    "max_steps": 30,
+    "warmup_steps": 100,
+    "save_every_steps": 10,
+}
+
+
+def losses(folder):
+    return [line["loss"] for line in read_metrics(folder) if "loss" in line]
+
+
+@pytest.fixture(scope="module")
+def of_processor(corpus, tmp_path_factory):
+    """A run of a processor, in a process of its own."""
+    folder = tmp_path_factory.mktemp("cpu") / "run"
+    settings = train_toys.toy_settings(corpus, folder, **SETTINGS)
+    train_toys.run_command(train_toys.write_recipe(folder.with_suffix(".yaml"), settings))
+    assert read_environment(folder)[0]["device"] == "cpu"
+    return folder
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2)])
+def test_a_gpu_learns_what_a_processor_learns(corpus, of_processor, tmp_path, precision, tolerance):
+    config = train_toys.toy_config(corpus, tmp_path, **SETTINGS, precision=precision)
+    assert train(config)
+    assert read_environment(tmp_path)[0]["device"] == "cuda"
+    assert losses(tmp_path) == pytest.approx(losses(of_processor), rel=tolerance)
+    for weight in train_toys.weights(tmp_path).values():
+        assert weight.dtype == torch.float32
+
+
+def test_the_scale_of_the_loss_is_resumed(corpus, tmp_path):
+    for name, stops in (("whole", [30]), ("parts", [13, 30])):
+        for stop in stops:
+            config = train_toys.toy_config(
+                corpus, tmp_path / name, **{**SETTINGS, "max_steps": stop}, precision="fp16"
+            )
+            assert train(config, resume=stop != stops[0])
+    whole, parts = losses(tmp_path / "whole"), losses(tmp_path / "parts")
+    # a scale that was begun again would skip the steps in which it falls
+    assert parts == pytest.approx(whole, rel=1e-3)
+    skipped = [
+        [line["skipped"] for line in read_metrics(tmp_path / name) if "skipped" in line]
+        for name in ("whole", "parts")
+    ]
+    assert skipped[0] == skipped[1]
+
+
+def test_a_checkpoint_of_a_processor_goes_on_on_a_gpu(corpus, of_processor, tmp_path):
+    settings = train_toys.toy_settings(corpus, tmp_path, **{**SETTINGS, "max_steps": 10})
+    train_toys.run_command(train_toys.write_recipe(tmp_path / "toy.yaml", settings))
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-10"]
+    assert train(train_toys.toy_config(corpus, tmp_path, **SETTINGS), resume=True)
+    assert [block["device"] for block in read_environment(tmp_path)] == ["cpu", "cuda"]
+    assert losses(tmp_path) == pytest.approx(losses(of_processor), rel=1e-3)
+
+
+def test_micro_batches_are_as_large_as_the_memory_of_the_gpu_allows(corpus, tmp_path):
+    step = {"tokens_per_step": 100_000, "tokens_per_micro_batch": None}
+    assert train(train_toys.toy_config(corpus, tmp_path, max_steps=2, **step))
+    # all of a step, where a processor has no more than 4,096
+    assert read_environment(tmp_path)[0]["tokens_per_micro_batch"] == "100000"
+
+
+def test_a_gpu_translates_as_a_processor_does(of_processor):
+    lines = ["cat dog", "", "ant bee cat dog elk fox", "pig"]
+    expected = list(translate_lines(*load_run(of_processor), lines))
+    model, tokenizer = load_model(str(of_processor))
+    assert model.device.type == "cuda"
+    assert list(translate_lines(model, tokenizer, lines)) == expected
