@@ -312,27 +312,28 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
             tensors = checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE)
             moving_average.load(layout.own_parts(model, tensors))
     rate = rate_of(config, model.config.d_model)
-    if accelerator.is_main_process:
-        save_config(saved, folder / RECIPE_FILE)
-        facts = {
-            "layout": accelerator.distributed_type.value,
-            "processes": accelerator.num_processes,
-            "device": accelerator.device,
-            "tokens_per_micro_batch": config.tokens_per_micro_batch,
-            "first_step": state["step"] + 1,
-            "tokenizer_sha256": tokenizer_hash(tokenizer),
-            **data.facts,
-            **steps.fingerprint(),
-        }
-        if changes:
-            facts["changed"] = changes
-            logger.warning("From step %d on: %s.", state["step"] + 1, changes)
-        write_environment(folder, facts)
-        if checkpoint is not None and state["step"] == config.max_steps:
-            checkpointing.make_regular(checkpoint)
-        logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
-    open_trackers(accelerator, config, state["step"])
-    progress = Progress(folder, config, state["step"], state["window"], accelerator)
+    with _saying_what_is_left(folder):
+        if accelerator.is_main_process:
+            save_config(saved, folder / RECIPE_FILE)
+            facts = {
+                "layout": accelerator.distributed_type.value,
+                "processes": accelerator.num_processes,
+                "device": accelerator.device,
+                "tokens_per_micro_batch": config.tokens_per_micro_batch,
+                "first_step": state["step"] + 1,
+                "tokenizer_sha256": tokenizer_hash(tokenizer),
+                **data.facts,
+                **steps.fingerprint(),
+            }
+            if changes:
+                facts["changed"] = changes
+                logger.warning("From step %d on: %s.", state["step"] + 1, changes)
+            write_environment(folder, facts)
+            if checkpoint is not None and state["step"] == config.max_steps:
+                checkpointing.make_regular(checkpoint)
+            logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
+        open_trackers(accelerator, config, state["step"])
+        progress = Progress(folder, config, state["step"], state["window"], accelerator)
     return Run(
         config=config,
         accelerator=accelerator,
