@@ -186,6 +186,8 @@ def load_run(
             f"{RUN}, got {str(run)!r}, a run without a model yet: `vanilla-transformer average "
             f"{run}` makes one of its checkpoints."
         )
+    if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
+        raise ValueError(f"{RUN}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
     try:
         config = AutoConfig.from_pretrained(run)
         if not isinstance(config, VanillaTransformerConfig):

@@ -15,6 +15,7 @@ from vanilla_transformer.train import layout
 from vanilla_transformer.train.__main__ import main
 
 if os.environ.get("ACCELERATE_USE_FSDP") == "true":
+    os.environ["ACCELERATE_USE_CPU"] = "true"
     open_state = AcceleratorState.__init__
 
     def open_sharded_state(self, *args, fsdp_plugin=None, **options):
@@ -28,7 +29,7 @@ if os.environ.get("ACCELERATE_USE_FSDP") == "true":
     AcceleratorState.__init__ = open_sharded_state
 
 if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-    # with the processor asked for, accelerate would not think of DeepSpeed
+    # with the processor asked for, as where there are accelerators, it would not think of DeepSpeed
     os.environ["ACCELERATE_USE_CPU"] = "false"
     handler = layout.InitProcessGroupKwargs
     layout.InitProcessGroupKwargs = lambda **options: handler(backend="gloo", **options)

@@ -330,6 +330,7 @@ def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
     ("damage", "message"),
     [
         ("nothing", "run must be a run folder, a model folder or a Hub name"),
+        ("no configuration", "run must be a run folder.*run', a folder without config.json"),
         ("no weights", "run must be a run folder.*model.safetensors"),
         ("half the weights", "run must have whole files of weights.*incomplete"),
         ("no tokenizer", "must hold a tokenizer.json"),
@@ -347,7 +348,10 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
     if damage != "nothing":
         shutil.copytree(run_folder, run)
     weights = run / "model.safetensors"
-    if damage == "no weights":
+    if damage == "no configuration":
+        shutil.rmtree(run / "checkpoints")
+        (run / "config.json").unlink()
+    elif damage == "no weights":
         weights.unlink()
     elif damage == "half the weights":
         weights.write_bytes(weights.read_bytes()[: weights.stat().st_size // 2])

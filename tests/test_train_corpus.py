@@ -63,6 +63,12 @@ def test_a_local_dataset_of_the_translation_schema_loads(tmp_path):
         load_translations(str(tmp_path), None, "fr", "de")
 
 
+def test_a_folder_with_text_of_two_other_languages_is_refused_with_their_files(tmp_path):
+    write_pair(tmp_path, b"a\n", b"b\n")
+    with pytest.raises(ValueError, match=r"cannot be loaded, and has train.de, train.en: "):
+        load_translations(str(tmp_path), None, "fr", "cs")
+
+
 def write_pair(folder, english, german):
     (folder / "train.en").write_bytes(english)
     (folder / "train.de").write_bytes(german)

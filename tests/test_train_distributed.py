@@ -512,7 +512,7 @@ def test_processes_of_a_launch_file_know_of_each_other_without_a_gpu(tmp_path):
     )
     environment = train_toys.environment()
     # nobody says that there is no GPU
-    del environment["ACCELERATE_USE_CPU"]
+    environment.pop("ACCELERATE_USE_CPU", None)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
     done = subprocess.run(
         [*launch, "--config_file", str(train_toys.LAUNCH_FILES / "cpu.yaml"), str(script)],

@@ -173,6 +173,8 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path):
         match=r"run must be a run folder, or dataset be given",
     ):
         evaluate(str(tmp_path))
+    with pytest.raises(ValueError, match=r"run must be a run folder, got .*: no such folder"):
+        evaluate(str(tmp_path / "nothing"))
     with pytest.raises(ValueError, match="source_lang and target_lang must be given"):
         evaluate(str(tmp_path), dataset="demo")
 

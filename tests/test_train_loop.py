@@ -378,6 +378,18 @@ def test_a_model_that_cannot_be_is_refused_before_the_data_is_prepared(corpus, t
     assert not (tmp_path / "run").exists()
 
 
+def test_what_is_refused_leaves_no_folder_behind(corpus, tmp_path):
+    with pytest.raises(ValueError, match=r"train\.fr must exist beside"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", source_lang="fr"))
+    assert not (tmp_path / "run").exists()
+    # unless it holds something of the user's
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match=r"train\.fr must exist beside"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", source_lang="fr"))
+    assert (tmp_path / "run/notes.txt").is_file()
+
+
 def test_batches_prepared_by_workers_are_the_same(corpus, whole_run, tmp_path):
     assert train(train_toys.toy_config(corpus, tmp_path / "run", num_workers=2))
     train_toys.assert_same_bits(tmp_path / "run", whole_run)

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+import shlex
 from pathlib import Path
 
 import equations
@@ -25,6 +26,14 @@ from vanilla_transformer.train.schedule import learning_rate
 
 ROOT = Path(__file__).parent.parent
 VARIATIONS = [row for row in PAPER_ROWS if row not in ("base", "big")]
+# a command ends where a line begins with another word
+COMMAND = re.compile(r"^vanilla-transformer train (.*?)(?=^\S)", re.MULTILINE | re.DOTALL)
+KEPT = {
+    recipe: commands
+    for page in sorted(ROOT.glob("results/*/README.md"))
+    if (commands := COMMAND.findall(page.read_text(encoding="utf-8")))
+    for recipe in sorted(page.parent.rglob("recipe.yaml"))
+}
 MEASURED = [(name, run) for name in recipe_names() for run in read_recipe_file(name)[1]]
 
 
@@ -134,3 +143,21 @@ def test_what_a_recipe_says_was_measured_stands_in_its_folder(recipe, run):
     trained = dataclasses.asdict(load_config(str(folder / "recipe.yaml")))
     for name, value in dataclasses.asdict(load_config(recipe)).items():
         assert name == "output_dir" or trained[name] == value, f"{name} was another"
+
+
+def facts(config):
+    """What a run does, however its model is written down and wherever it is left."""
+    model = config.model_config(config.vocab_size).to_diff_dict()
+    own = dataclasses.asdict(config)
+    return {**own, "model": model, "paper_row": None, "output_dir": None}
+
+
+@pytest.mark.parametrize("recipe", KEPT, ids=lambda path: str(path.parent.relative_to(ROOT)))
+def test_a_command_printed_beside_a_kept_run_makes_it(recipe):
+    run = load_config(str(recipe))
+    # of pages with several runs, each by one command; S stands for a seed there
+    commands = [command.replace("--seed S", f"--seed {run.seed}") for command in KEPT[recipe]]
+    printed = [
+        facts(parse_arguments(shlex.split(command.replace("\\\n", " ")))[0]) for command in commands
+    ]
+    assert facts(run) in printed

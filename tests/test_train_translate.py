@@ -1,5 +1,6 @@
 """Lines in, lines out: in order, as they come, and through any pipe."""
 
+import gzip
 import os
 import subprocess
 import sys
@@ -98,8 +99,22 @@ BOUNDS = ["--num_beams", "1", "--max_extra_tokens", "1"]
 
 def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
     for path, reason in ((tmp_path / "no.txt", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ValueError, match=rf"FILE must be .*, got {path}: {reason}"):
+        with pytest.raises(ValueError, match=rf"{path} cannot be read .*{reason}"):
             list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
+
+
+def test_a_file_may_be_packed(run, tmp_path):
+    text = b"the dog sleeps\nthe cat sleeps\n"
+    (tmp_path / "plain").write_bytes(text)
+    (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
+    (tmp_path / "cut.gz").write_bytes(gzip.compress(text)[:-12])
+    plain, packed, cut = (
+        translate.run([str(run), str(tmp_path / name), *BOUNDS], prog="translate")
+        for name in ("plain", "packed.gz", "cut.gz")
+    )
+    assert list(packed) == list(plain)
+    with pytest.raises(ValueError, match=r"cut\.gz cannot be read to its end"):
+        list(cut)
 
 
 def test_more_beams_than_memory_holds_are_one_sentence(run, tmp_path, capsys):

@@ -121,9 +121,11 @@ def command(
 
 
 def environment() -> dict[str, str]:
-    """As many threads as here: the number of threads changes the last bit of a sum."""
-    threads = str(torch.get_num_threads())
-    return {**os.environ, "OMP_NUM_THREADS": threads, "ACCELERATE_USE_CPU": "true"}
+    """As many threads as here, on processors: the number changes the last bit of a sum."""
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    # said only where it must be, so that the tests find out what happens where it is not
+    device = {"ACCELERATE_USE_CPU": "true"} if torch.accelerator.is_available() else {}
+    return {**os.environ, **threads, **device}
 
 
 def run_command(*arguments, **options) -> subprocess.CompletedProcess:

@@ -86,7 +86,7 @@ def load_translations(
             raise ValueError(
                 f"dataset {dataset!r} with name {name!r}"
                 f"{f' and revision {revision!r}' if revision else ''} cannot be loaded"
-                f"{'' if Path(dataset).exists() else ', and is no folder here'}: "
+                f"{_what_is_there(dataset)}: "
                 f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
     # the Hub leads from the name it had before to this one
@@ -202,6 +202,16 @@ def _text_files(dataset: str, *languages: str) -> dict[str, list[Path]]:
                     f"{prefix}.{missing} must exist beside {next(filter(None, paths))}."
                 )
     return found
+
+
+def _what_is_there(dataset: str) -> str:
+    """What the error of a dataset that cannot be loaded says of the folder it may be."""
+    folder = Path(dataset)
+    if not folder.exists():
+        return ", and is no folder here"
+    # text of other languages, it may be
+    found = sorted(path.name for path in folder.glob("train.*"))
+    return f", and has {', '.join(found)}" if found else ""
 
 
 def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Iterator[str]:

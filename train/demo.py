@@ -26,12 +26,13 @@ def run_demo(output_dir: str = "runs/demo") -> str:
     Raises:
         ValueError: If training ended with an error, which it has printed itself.
     """
-    threads = str(os.cpu_count() or 1)
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     launch += ["--num_processes", "1", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["--num_cpu_threads_per_process", threads, "-m", "vanilla_transformer.train"]
-    trained = subprocess.run([*launch, "demo", "--output_dir", output_dir, "--resume"], check=False)
+    launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", output_dir, "--resume"]
+    # the launcher's own default is one thread
+    environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
+    trained = subprocess.run(launch, env=environment, check=False)
     if trained.returncode:
         raise ValueError(f"training must end well to be evaluated, got exit {trained.returncode}.")
     scores = evaluate(output_dir)

@@ -21,12 +21,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
+from vanilla_transformer.hub import check_local
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.fused import block_bytes
 from vanilla_transformer.train.layout import (
     LONGEST_WAIT,
+    is_launched_on_cpu,
     leave_processes,
     main_process_first,
     together,
@@ -142,6 +144,7 @@ def evaluate(
     """
     is_run = (Path(run) / RECIPE_FILE).is_file()
     if dataset is None and not is_run:
+        check_local(run, "run must be a run folder")
         raise ValueError(
             f"run must be a run folder, or dataset be given, got {run!r} without a {RECIPE_FILE}."
         )
@@ -250,8 +253,9 @@ def _load_split(
 
 
 def _processes() -> PartialState:
-    """The processes that work together, on processors where the launcher says so."""
-    return PartialState(cpu=parse_flag_from_env("ACCELERATE_USE_CPU"), timeout=LONGEST_WAIT)
+    """The processes that work together, on processors where the user says so or nothing else is."""
+    cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
+    return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
 def _translate_shared(

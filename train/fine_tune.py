@@ -35,7 +35,7 @@ from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.corpus import is_on_hub, load_translations
-from vanilla_transformer.train.layout import leave_processes
+from vanilla_transformer.train.layout import is_launched_on_cpu, leave_processes
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.step import IGNORED
@@ -405,6 +405,8 @@ def run(argv: list[str]):
     # the library's parser knows flags only
     if argv and not argv[0].startswith("-"):
         argv = ["--run", *argv]
+    if is_launched_on_cpu():
+        parser.set_defaults(use_cpu=True)
     ours, args = parser.parse_args_into_dataclasses(argv)
     if args.process_index > 0:
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)

@@ -56,7 +56,6 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
         if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
     }
-    num_started = int(os.environ.get("WORLD_SIZE", "1"))
     # to open an accelerator for it needs a library that may not be there
     if "MEGATRON_LM" in asked:
         _refuse_layout("MEGATRON_LM")
@@ -76,8 +75,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         if config.compile
         else None,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
-        # a launcher starts processes on a machine without accelerators, but does not say so
-        cpu=num_started > 1 and not asked and not torch.accelerator.is_available(),
+        cpu=is_launched_on_cpu() and not asked,
     )
     kind = accelerator.distributed_type
     if kind not in ("NO", "FSDP", "DEEPSPEED") and not kind.startswith("MULTI_"):
@@ -86,14 +84,26 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         _refuse_layout("a parallelism_config")
     if kind == DistributedType.FSDP:
         _check_fsdp(accelerator)
-    elif "FSDP" in asked or accelerator.num_processes != num_started:
-        names = " and ".join(sorted(asked)) or f"{num_started} processes"
+    elif "FSDP" in asked or accelerator.num_processes != _num_launched():
+        names = " and ".join(sorted(asked)) or f"{_num_launched()} processes"
         _refuse_layout(f"{names} on {accelerator.device.type}")
     if kind == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
     _warn_of_idle_cores(accelerator)
     return accelerator
+
+
+def is_launched_on_cpu() -> bool:
+    """Whether a launcher started several processes on a machine without accelerators.
+
+    It does not say so, and accelerate would let each work alone.
+    """
+    return _num_launched() > 1 and not torch.accelerator.is_available()
+
+
+def _num_launched() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def leave_processes():
@@ -256,13 +266,14 @@ def _refuse_precision(precision: str, device: torch.device):
 
 
 def _warn_of_idle_cores(accelerator: Accelerator):
-    threads = torch.get_num_threads()
-    if accelerator.device.type == "cpu" and threads * accelerator.num_processes < os.cpu_count():
+    threads, cores = torch.get_num_threads(), os.cpu_count()
+    if accelerator.device.type == "cpu" and threads * accelerator.num_processes < cores:
         logger.warning(
-            "Each process computes on %d of %d cores; `accelerate launch "
-            "--num_cpu_threads_per_process N` gives it more.",
+            "Each process computes on %d of %d cores; OMP_NUM_THREADS=%d before the command gives "
+            "it more.",
             threads,
-            os.cpu_count(),
+            cores,
+            cores // accelerator.num_processes,
         )
 
 

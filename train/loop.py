@@ -1,5 +1,6 @@
 """A run from parallel text to an averaged model. Sections 5 and 6.1."""
 
+import contextlib
 import dataclasses
 import errno
 import logging
@@ -9,7 +10,6 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -369,9 +369,15 @@ def _prepare(
         refuse_other_run(config, before)
         changes = changes_of_steps(config, before)
     folder.mkdir(parents=True, exist_ok=True)
-    texts = load_texts(config)
-    tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
-    return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
+    try:
+        texts = load_texts(config)
+        tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
+        return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
+    except ValueError:
+        # what was refused leaves no folder behind, unless there is something in it
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+        raise
 
 
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
@@ -668,7 +674,7 @@ def _end(run: Run):
     run.accelerator.end_training()
 
 
-@contextmanager
+@contextlib.contextmanager
 def _saying_what_is_left(folder: Path) -> Iterator[None]:
     """Where the disk is full between checkpoints, Python would not say what to go on from."""
     try:
@@ -682,7 +688,7 @@ def _saying_what_is_left(folder: Path) -> Iterator[None]:
         raise OSError(f"{folder} cannot be written with {free}, {intact}: {error}") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _noticing_sigterm() -> Iterator[list[int]]:
     """Give a list that is no longer empty when the process has been asked to end."""
     received: list[int] = []

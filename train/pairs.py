@@ -306,7 +306,7 @@ def refuse_useless(counts: Mapping[str, int], corpus: str) -> None:
         )
     if counts["kept"] == 0:
         raise ValueError(
-            f"{corpus} must have a pair that is fit to train on, got {say_counts(counts)}."
+            f"{corpus} must have a pair that is fit to be used, got {say_counts(counts)}."
         )
 
 

@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.corpus import read_lines
+from vanilla_transformer.train.corpus import opened, read_lines
 
 SEARCH = {
     "num_beams": (int, "beam size"),
@@ -165,7 +165,11 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     )
     parser.add_argument("run", metavar="RUN", help="a run folder, model folder or Hub name")
     parser.add_argument(
-        "file", metavar="FILE", nargs="?", default=None, help="a text file; stdin if not given"
+        "file",
+        metavar="FILE",
+        nargs="?",
+        default=None,
+        help="a text file, plain or .gz; stdin if not given",
     )
     add_search(parser)
     # a file may come after flags
@@ -177,19 +181,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # the bar would stand between the lines where both are on one terminal
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     # a file that cannot be read is known before a model is loaded
-    with _opened(path) if path else nullcontext(sys.stdin.buffer) as file:
+    with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         model, tokenizer = load_model(search.pop("run"))
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             for lines in lines_as_they_come(file, path or "stdin"):
                 for line in translate_lines(model, tokenizer, lines, **search):
                     yield line
                     bar.update()
-
-
-def _opened(path: str) -> IO[bytes]:
-    try:
-        return Path(path).open("rb")
-    except OSError as error:
-        raise ValueError(
-            f"FILE must be a text file that can be read, got {path}: {error.strerror}."
-        ) from error
