@@ -113,7 +113,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         d_k: Width of a head's queries and keys; None is `hidden_size / heads`. Table 3, rows B.
         d_v: Width of a head's values; None is `hidden_size / heads`.
         position_encoding: "sinusoidal" (section 3.5), "learned" (Table 3, row E) or "none".
-        position_base: Ratio of the longest to the shortest wavelength of the sinusoids.
+        position_base: The 10000 of section 3.5; wavelengths are 2 pi position_base^(2i / d_model).
         position_layout: "interleaved" sines and cosines as in the paper, or all sines in the first
             of two "halves", as in many ports.
         position_offset: Position of the first token.
