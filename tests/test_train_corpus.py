@@ -236,6 +236,17 @@ def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, m
             load_translations(dataset, "de-en", "en", "de")
 
 
+def test_a_folder_may_be_called_like_a_dataset_of_the_hub(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for split in ("train", "validation"):
+        for language in ("de", "en"):
+            path = tmp_path / "wmt14" / f"{split}.{language}"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text("ein Haus\n", encoding="utf-8")
+    splits = load_translations("wmt14", None, "en", "de")
+    assert {split: len(rows) for split, rows in splits.items()} == {"train": 1, "validation": 1}
+
+
 def test_a_dataset_is_taken_at_its_revision_and_its_commit_is_known(tmp_path):
     code = """
 import sys

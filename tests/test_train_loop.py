@@ -581,6 +581,15 @@ def test_a_run_keeps_the_tokenizer_that_it_began_with(corpus, whole_run, tmp_pat
     settings["tokenizer"] = str(tmp_path / "other/tokenizer")
     with pytest.raises(ValueError, match=r"its vocabulary be that of .*, got another in .*run"):
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    # the same tokens, but joined in another order
+    shutil.copytree(whole_run / "tokenizer", tmp_path / "reversed")
+    path = tmp_path / "reversed" / "tokenizer.json"
+    definition = json.loads(path.read_text(encoding="utf-8"))
+    definition["model"]["merges"].reverse()
+    path.write_text(json.dumps(definition), encoding="utf-8")
+    settings["tokenizer"] = str(path.parent)
+    with pytest.raises(ValueError, match=r"its vocabulary be that of .*reversed', got another in"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
     with pytest.raises(ValueError, match=r"tokenizer was '.*', got None"):
         train(train_toys.toy_config(corpus, tmp_path / "run"))
 

@@ -90,7 +90,7 @@ def load_translations(
                 f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
     # the Hub leads from the name it had before to this one
-    if dataset in (WMT14, "wmt14"):
+    if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_cut_wmt14(name, splits)
     for split, rows in splits.items():
         known = _languages(dataset, rows)

@@ -119,7 +119,7 @@ def prepare_tokenizer(
     # the run's copy serves, even where what was brought along is gone
     if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
         tokenizer = load_tokenizer(config.tokenizer)
-        if own.is_dir() and load_tokenizer(str(own)).get_vocab() != tokenizer.get_vocab():
+        if own.is_dir() and tokenizer_hash(load_tokenizer(str(own))) != tokenizer_hash(tokenizer):
             raise ValueError(
                 f"output_dir must be new, or its vocabulary be that of tokenizer "
                 f"{config.tokenizer!r}, got another in {own}."
@@ -314,7 +314,6 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     rate = rate_of(config, model.config.d_model)
     with _saying_what_is_left(folder):
         if accelerator.is_main_process:
-            save_config(saved, folder / RECIPE_FILE)
             facts = {
                 "layout": accelerator.distributed_type.value,
                 "processes": accelerator.num_processes,
@@ -329,6 +328,8 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
                 facts["changed"] = changes
                 logger.warning("From step %d on: %s.", state["step"] + 1, changes)
             write_environment(folder, facts)
+            # after the note of what it changes: a start that is killed in between notes it again
+            save_config(saved, folder / RECIPE_FILE)
             if checkpoint is not None and state["step"] == config.max_steps:
                 checkpointing.make_regular(checkpoint)
             logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
