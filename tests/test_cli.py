@@ -29,6 +29,15 @@ def run(tmp_path_factory):
     return folder
 
 
+def test_tokenize_replaces_no_recipe_of_a_reader(capsys, tmp_path):
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("# what I think of it\ndataset: demo\n", encoding="utf-8")
+    assert main(["tokenize", str(recipe), *SMALL, "--output_dir", str(tmp_path)]) == 1
+    assert "with a recipe.yaml, which would be replaced" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [recipe]
+    assert recipe.read_text(encoding="utf-8").startswith("# what I think")
+
+
 def test_a_dry_run_of_tokenize_leaves_nothing(capsys, tmp_path):
     folder = tmp_path / "run"
     assert main(["tokenize", "demo", *SMALL, "--output_dir", str(folder), "--dry_run"]) == 0

@@ -111,10 +111,13 @@ def prepare_tokenizer(
 
     Raises:
         ValueError: If it cannot be loaded, lacks a token that training needs, was learned with
-            other settings, or is not the one that the run folder keeps.
+            other settings, or is not the one that the run folder keeps; or if a file that no run
+            has left there would be replaced.
     """
     folder = Path(config.output_dir)
     own = folder / "tokenizer"
+    if not is_resumed and not own.is_dir():
+        _refuse_files_of_no_run(folder, config)
     kept = read_recipe(folder) if own.is_dir() and (folder / RECIPE_FILE).is_file() else None
     # the run's copy serves, even where what was brought along is gone
     if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
@@ -389,15 +392,7 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
         checkpointing.refuse_damaged(folder / "checkpoints")
         if resume:
             logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
-        rule = "output_dir must be new, or that of an unfinished run"
-        refuse_other_files(folder, rule)
-        if not (folder / "tokenizer").is_dir():
-            # nothing of a run is there yet but, if it was killed as it began, its recipe
-            recipe = folder / RECIPE_FILE
-            is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
-            refuse_other_files(
-                folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
-            )
+        _refuse_files_of_no_run(folder, config)
         return None
     if not resume:
         raise ValueError(
@@ -410,6 +405,18 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
             f"{config.max_steps}."
         )
     return found[-1]
+
+
+def _refuse_files_of_no_run(folder: Path, config: TrainConfig):
+    rule = "output_dir must be new, or that of an unfinished run"
+    refuse_other_files(folder, rule)
+    if not (folder / "tokenizer").is_dir():
+        # nothing of a run is there yet but, if it was killed as it began, its recipe
+        recipe = folder / RECIPE_FILE
+        is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
+        refuse_other_files(
+            folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
+        )
 
 
 def _begin(
