@@ -9,7 +9,6 @@ import struct
 import subprocess
 import termios
 import time
-from pathlib import Path
 
 import pytest
 import train_toys
@@ -50,13 +49,12 @@ def test_a_clock_that_stands_still_divides_nothing_by_zero(progress, tmp_path, m
 
 
 def test_metrics_survive_a_resume_that_is_killed(corpus, tmp_path, monkeypatch):
-    def killed(path, text, **options):
-        path.open("w").close()
+    def killed(descriptor):
         raise KeyboardInterrupt
 
     lines = '{"step": 1}\n{"step": 2}\n'
     (tmp_path / "metrics.jsonl").write_text(lines)
-    monkeypatch.setattr(Path, "write_text", killed)
+    monkeypatch.setattr(os, "fsync", killed)
     config = train_toys.toy_config(corpus, tmp_path)
     with pytest.raises(KeyboardInterrupt):
         Progress(tmp_path, config, 2, None, Accelerator(cpu=True))
