@@ -29,6 +29,7 @@ from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.batches import TrainingSteps
 from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.config import save_config
+from vanilla_transformer.train.files import held
 from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import (
     draw_attention,
@@ -390,6 +391,61 @@ def test_what_is_refused_leaves_no_folder_behind(corpus, tmp_path):
     assert (tmp_path / "run/notes.txt").is_file()
 
 
+@pytest.mark.parametrize("recipe_of_before", [False, True])
+def test_a_start_that_is_refused_leaves_no_vocabulary_of_the_refused_text(
+    corpus, tmp_path, recipe_of_before
+):
+    config = train_toys.toy_config(corpus, tmp_path / "run", max_length=1, max_steps=1)
+    if recipe_of_before:
+        (tmp_path / "run").mkdir()
+        save_config(config, tmp_path / "run/recipe.yaml")
+    with pytest.raises(ValueError, match="must have a pair"):
+        train(config)
+    left = [path.name for path in (tmp_path / "run").glob("*")]
+    assert left == (["recipe.yaml"] if recipe_of_before else [])
+    assert (tmp_path / "run").exists() is recipe_of_before
+
+
+def test_two_do_not_train_in_one_folder(corpus, tmp_path):
+    config = train_toys.toy_config(corpus, tmp_path, max_steps=1)
+    with (
+        held(tmp_path),
+        pytest.raises(ValueError, match=f"no running training, got {tmp_path}, in which another"),
+    ):
+        train(config)
+    assert train(config)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork processes")
+def test_a_folder_is_free_once_its_holder_is_killed_though_its_child_lives(tmp_path):
+    holder = (
+        "import os, sys, time\nfrom pathlib import Path\n"
+        "from vanilla_transformer.train.files import held\n"
+        "with held(Path(sys.argv[1])):\n"
+        "    if os.fork() == 0:\n"
+        "        print(os.getpid(), flush=True)\n"
+        "    time.sleep(100)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", holder, str(tmp_path)],
+        env=train_toys.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    child = int(process.stdout.readline())
+    try:
+        with pytest.raises(ValueError, match="in which another process trains"), held(tmp_path):
+            pass
+        process.kill()
+        process.wait()
+        with held(tmp_path):
+            os.kill(child, 0)
+    finally:
+        process.kill()
+        os.kill(child, signal.SIGKILL)
+        process.communicate()
+
+
 def test_batches_prepared_by_workers_are_the_same(corpus, whole_run, tmp_path):
     assert train(train_toys.toy_config(corpus, tmp_path / "run", num_workers=2))
     train_toys.assert_same_bits(tmp_path / "run", whole_run)
@@ -420,6 +476,31 @@ def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path
     train_toys.write_corpus(tmp_path / "corpus", pairs=70, seed=8)
     with pytest.raises(ValueError, match=r"its own data, .*'pairs': 90.*'pairs': 70"):
         train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_run_does_not_go_on_with_a_tokenizer_replaced_in_its_place(corpus, tmp_path, is_streamed):
+    stream = {"streaming": True, "block_pairs": 30, "tokens_per_step": 200}
+    settings = {"max_steps": 4, **(stream if is_streamed else {})}
+    train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    # as many tokens, but joined in another order
+    path = tmp_path / "run/tokenizer/tokenizer.json"
+    definition = json.loads(path.read_text(encoding="utf-8"))
+    definition["model"]["merges"].reverse()
+    path.write_text(json.dumps(definition), encoding="utf-8")
+    settings["max_steps"] = 6
+    with pytest.raises(ValueError, match=r"its own data, .*'tokenizer_sha256': "):
+        train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
+
+
+def test_a_checkpoint_of_an_earlier_version_goes_on(corpus, whole_run, tmp_path):
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=7))
+    path = checkpoints(tmp_path / "run/checkpoints")[-1] / "state.json"
+    state = json.loads(path.read_text(encoding="utf-8"))
+    del state["data"]["tokenizer_sha256"]
+    path.write_text(json.dumps(state), encoding="utf-8")
+    assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
+    train_toys.assert_same_bits(tmp_path / "run", whole_run)
 
 
 def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp_path, caplog):
@@ -655,6 +736,15 @@ def test_a_file_that_no_run_has_left_is_not_replaced(corpus, tmp_path, name):
     with pytest.raises(ValueError, match=f"got {tmp_path} with a {name}, which would be replaced"):
         train(train_toys.toy_config(corpus, tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name).read_text() == "# mine"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "environment.txt"])
+def test_files_beside_a_vocabulary_of_no_run_are_not_replaced(corpus, whole_run, tmp_path, name):
+    shutil.copytree(whole_run / "tokenizer", tmp_path / "tokenizer")
+    (tmp_path / name).write_text("# mine")
+    with pytest.raises(ValueError, match=f"got {tmp_path} with a {name}, which would be replaced"):
+        train(train_toys.toy_config(corpus, tmp_path))
     assert (tmp_path / name).read_text() == "# mine"
 
 

@@ -1,7 +1,59 @@
-"""Files that are there whole, or as they were before."""
+"""Files that are there whole, or as they were before, and a folder for one process."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
+
+try:
+    import fcntl
+except ImportError:  # Windows has none
+    fcntl = None
+
+_held: set[int] = set()
+
+
+def _leave_to_parent():
+    # a worker that outlives a killed run must not keep its folder from the run that goes on
+    for descriptor in _held:
+        os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_to_parent)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keep a folder from other processes that ask for it so, until it is left or the process ends.
+
+    Args:
+        folder: It exists. Where its file system knows no locks, nothing is kept.
+
+    Raises:
+        ValueError: If another process holds it.
+    """
+    if fcntl is None:
+        yield
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    _held.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ValueError(
+                f"output_dir must be that of no running training, got {folder}, in which another "
+                "process trains."
+            ) from error
+        except OSError:
+            # some network file systems lock no folder
+            pass
+        yield
+    finally:
+        _held.discard(descriptor)
+        os.close(descriptor)
 
 
 def write_whole(path: Path, text: str) -> None:

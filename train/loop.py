@@ -55,6 +55,7 @@ from vanilla_transformer.train.data import (
     vocabulary_texts,
 )
 from vanilla_transformer.train.evaluate import validation_loss
+from vanilla_transformer.train.files import held
 from vanilla_transformer.train.fused import FLOAT32_ATTENTION
 from vanilla_transformer.train.memory import tokens_that_fit
 from vanilla_transformer.train.pairs import say_counts
@@ -230,7 +231,12 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
         FloatingPointError: If the loss stays infinite or not a number.
         OSError: If a checkpoint cannot be written.
     """
-    run = _open_run(config, resume)
+    with contextlib.ExitStack() as until_end:
+        return _train(_open_run(config, resume, until_end))
+
+
+def _train(run: Run) -> bool:
+    config = run.config
     with (
         run.progress.bar,
         logging_redirect_tqdm([PACKAGE_LOGGER]),
@@ -264,7 +270,7 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
     return True
 
 
-def _open_run(config: TrainConfig, resume: bool) -> Run:
+def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack) -> Run:
     refuse_trackers(config.report_to)
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     accelerator = layout.open_accelerator(config)
@@ -280,6 +286,7 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     # the main process decides first: the others would see what it makes
     prepared = layout.main_process_first(lambda: _prepare(folder, config, resume))
     checkpoint, changes, tokenizer, data = prepared
+    layout.together(lambda: _hold(folder, accelerator, until_end))
     layout.refuse_disagreement(
         {
             "checkpoint": checkpoint.name if checkpoint else "none",
@@ -364,6 +371,12 @@ def _open_run(config: TrainConfig, resume: bool) -> Run:
     )
 
 
+def _hold(folder: Path, accelerator: Accelerator, until_end: contextlib.ExitStack):
+    # two that train in one folder would remove each other's checkpoints
+    if accelerator.is_main_process:
+        until_end.enter_context(held(folder))
+
+
 def _prepare(
     folder: Path, config: TrainConfig, resume: bool
 ) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
@@ -373,11 +386,15 @@ def _prepare(
         refuse_other_run(config, before)
         changes = changes_of_steps(config, before)
     folder.mkdir(parents=True, exist_ok=True)
+    made_here = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
     try:
         texts = load_texts(config)
         tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
         return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
     except ValueError:
+        # the text may be mended in its place, and then has another vocabulary
+        for path in filter(Path.exists, made_here):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
         # what was refused leaves no folder behind, unless there is something in it
         with contextlib.suppress(OSError):
             folder.rmdir()
@@ -410,9 +427,9 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
 def _refuse_files_of_no_run(folder: Path, config: TrainConfig):
     rule = "output_dir must be new, or that of an unfinished run"
     refuse_other_files(folder, rule)
-    if not (folder / "tokenizer").is_dir():
+    recipe = folder / RECIPE_FILE
+    if not ((folder / "tokenizer").is_dir() and recipe.is_file()):
         # nothing of a run is there yet but, if it was killed as it began, its recipe
-        recipe = folder / RECIPE_FILE
         is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
         refuse_other_files(
             folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
@@ -448,10 +465,16 @@ def _go_on(
 
 
 def _identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:
-    return {**steps.fingerprint(), "text_sha256": data.facts.get("text_sha256")}
+    return {
+        **steps.fingerprint(),
+        "text_sha256": data.facts.get("text_sha256"),
+        "tokenizer_sha256": tokenizer_hash(data.tokenizer),
+    }
 
 
 def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
+    # an earlier version noted no tokenizer
+    now = {name: fact for name, fact in now.items() if name in before}
     if now != before:
         raise ValueError(f"a run must be resumed with its own data, {before}, got {now}.")
 
