@@ -316,6 +316,29 @@ def test_adapters_go_on_where_they_stopped(base, corpus, tmp_path):
     train_toys.assert_same_bits(whole, resumed)
 
 
+def launched(*arguments):
+    # the name of the flag is that of a GPU, but it is how accelerate starts several processes
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
+    launch += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", MODULE]
+    environment = train_toys.environment()
+    return subprocess.run([*launch, *arguments], env=environment, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("slip", "sentence"),
+    [
+        ({"lora_rank": -1}, "lora_rank must not be negative"),
+        ({"run": "no/such/run"}, "run must be"),
+    ],
+)
+def test_two_processes_say_a_refusal_once(base, corpus, tmp_path, slip, sentence):
+    done = launched(*flags(**{"run": base, **slip}, corpus=corpus, output_dir=tmp_path / "run"))
+    assert done.returncode == 1
+    assert done.stderr.count(f"error: {sentence}") == 1, done.stderr
+    assert not (tmp_path / "run").exists()
+
+
 def test_two_processes_do_what_one_does(base, corpus, tmp_path):
     settings = {
         "max_steps": 4,
@@ -328,18 +351,9 @@ def test_two_processes_do_what_one_does(base, corpus, tmp_path):
     }
     one = tuned(base, corpus, tmp_path / "one", per_device_train_batch_size=8, **settings)
     two = tmp_path / "two"
-    # the name of the flag is that of a GPU, but it is how accelerate starts several processes
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
-    launch += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
-    launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", MODULE]
     # eleven sentences, two a process: the last batch has one that was there before
     small = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 2}
-    done = subprocess.run(
-        [*launch, *flags(base, corpus, two, **settings, **small)],
-        env=train_toys.environment(),
-        capture_output=True,
-        text=True,
-    )
+    done = launched(*flags(base, corpus, two, **settings, **small))
     assert done.returncode == 0, done.stderr
     assert (two / "checkpoint-4" / "rng_state_1.pth").is_file()
     assert losses(two) == pytest.approx(losses(one), rel=1e-5)

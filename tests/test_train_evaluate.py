@@ -232,17 +232,24 @@ def test_several_processes_translate_each_sentence_once(talker, tmp_path):
     check_that_two_processes_do_what_one_does(talker, tmp_path / "out")
 
 
-def test_a_refusal_is_said_once_by_several_processes(talker, tmp_path):
+@pytest.mark.parametrize(
+    ("slip", "sentence"),
+    [
+        (("--split", "tets"), "split must be one of"),
+        (("--bleu_tokenizer", "13b"), "bleu_tokenizer must be one of"),
+    ],
+)
+def test_a_refusal_is_said_once_by_several_processes(talker, tmp_path, slip, sentence):
     command = train_toys.command(
         talker,
-        *("--split", "tets", "--output_dir", str(tmp_path)),
+        *(*slip, "--output_dir", str(tmp_path)),
         processes=2,
         module="vanilla_transformer.train.evaluate",
     )
     environment = train_toys.environment()
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 1
-    assert done.stderr.count("error: split must be one of") == 1, done.stderr
+    assert done.stderr.count(f"error: {sentence}") == 1, done.stderr
 
 
 def check_that_two_processes_do_what_one_does(folder, out):

@@ -142,15 +142,11 @@ def evaluate(
     Raises:
         ValueError: If model, dataset, split, COMET or the other run's translations cannot be had.
     """
-    is_run = (Path(run) / RECIPE_FILE).is_file()
-    if dataset is None and not is_run:
-        check_local(run, "run must be a run folder")
-        raise ValueError(
-            f"run must be a run folder, or dataset be given, got {run!r} without a {RECIPE_FILE}."
-        )
-    if not is_run and None in (source_lang, target_lang):
-        raise ValueError("source_lang and target_lang must be given with dataset, got one or none.")
-    recipe = read_recipe(Path(run)) if is_run else None
+    state = _processes()
+    recipe = together(
+        lambda: _check_arguments(run, dataset, source_lang, target_lang, output_dir, comet)
+    )
+    is_run = recipe is not None
     source_lang, target_lang = (
         source_lang or recipe.source_lang,
         target_lang or recipe.target_lang,
@@ -172,14 +168,9 @@ def evaluate(
     own_tokenizer = recipe.bleu_tokenizer if is_run else TrainConfig.bleu_tokenizer
     bleu_tokenizer = bleu_tokenizer or own_tokenizer
     # a slip is found before a long translation, not after
-    score_translations(["a"], ["a"], bleu_tokenizer)
-    if output_dir is None and not Path(run).is_dir():
-        raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
+    together(lambda: score_translations(["a"], ["a"], bleu_tokenizer))
     folder = Path(output_dir or run)
-    if comet is not None:
-        comet_program()
 
-    state = _processes()
     # the others then find what the main process has prepared
     sources, references = main_process_first(
         lambda: _load_split(split, *data, revision=revision, streaming=streaming)
@@ -238,6 +229,30 @@ def evaluate(
     if is_run and folder.resolve() == Path(run).resolve():
         write_model_card(folder, recipe, model.num_parameters())
     return scores
+
+
+def _check_arguments(
+    run: str,
+    dataset: str | None,
+    source_lang: str | None,
+    target_lang: str | None,
+    output_dir: str | None,
+    comet: str | None,
+) -> TrainConfig | None:
+    """Give the recipe of a run, and refuse what cannot be evaluated."""
+    is_run = (Path(run) / RECIPE_FILE).is_file()
+    if dataset is None and not is_run:
+        check_local(run, "run must be a run folder")
+        raise ValueError(
+            f"run must be a run folder, or dataset be given, got {run!r} without a {RECIPE_FILE}."
+        )
+    if not is_run and None in (source_lang, target_lang):
+        raise ValueError("source_lang and target_lang must be given with dataset, got one or none.")
+    if output_dir is None and not Path(run).is_dir():
+        raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
+    if comet is not None:
+        comet_program()
+    return read_recipe(Path(run)) if is_run else None
 
 
 def _load_split(

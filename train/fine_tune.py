@@ -35,7 +35,12 @@ from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.corpus import is_on_hub, load_translations
-from vanilla_transformer.train.layout import is_launched_on_cpu, leave_processes
+from vanilla_transformer.train.layout import (
+    is_launched_on_cpu,
+    leave_processes,
+    main_process_first,
+    together,
+)
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
 from vanilla_transformer.train.scoring import score_translations
 from vanilla_transformer.train.step import IGNORED
@@ -191,31 +196,22 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
     Raises:
         ValueError: If a setting, the model or the dataset cannot be used.
     """
-    check_arguments(ours, args)
+    together(lambda: check_arguments(ours, args))
     # new adapters are random, and made before the trainer sets its seed
     set_seed(args.seed)
-    model, tokenizer = load_run(ours.run)
+    model, tokenizer = together(lambda: _load_model(ours))
     longest = max_source_tokens(model.config)
-    if longest is not None and ours.max_length > longest:
-        raise ValueError(
-            f"max_length must be at most {longest}, the number of positions that the model knows, "
-            f"got {ours.max_length}."
-        )
     # a model saved by other tools may not know how long a translation can get
     if getattr(model.generation_config, "length_penalty_alpha", None) is None:
         set_paper_search(model)
     is_evaluated = args.do_eval or args.predict_with_generate
     # the other processes then find what the first has prepared
-    with args.main_process_first():
-        rows = load_rows(ours, ["train", *["validation"] * is_evaluated], tokenizer)
+    rows = main_process_first(
+        lambda: load_rows(ours, ["train", *["validation"] * is_evaluated], tokenizer)
+    )
     # to leave a sentence out would be to score another split
     if longest is not None and is_evaluated:
-        found = int(max(map(np.max, lengths(rows["validation"]))))
-        if found > longest:
-            raise ValueError(
-                f"validation must have at most {longest} tokens a sentence, the number of "
-                f"positions that the model knows, got one of {found}."
-            )
+        together(lambda: _refuse_longer(rows["validation"], longest))
 
     # the library would publish every checkpoint, and without the code that loads it
     is_published, args.push_to_hub = args.push_to_hub, False
@@ -354,6 +350,26 @@ translate = pipeline("translation", model="{folder.as_posix()}")
 """
     card += "".join(f"\n* {result.metric_name}: {result.metric_value}" for result in results)
     (folder / "README.md").write_text(f"{card.rstrip()}\n", encoding="utf-8")
+
+
+def _load_model(ours: FineTuneArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    model, tokenizer = load_run(ours.run)
+    longest = max_source_tokens(model.config)
+    if longest is not None and ours.max_length > longest:
+        raise ValueError(
+            f"max_length must be at most {longest}, the number of positions that the model knows, "
+            f"got {ours.max_length}."
+        )
+    return model, tokenizer
+
+
+def _refuse_longer(rows: Dataset, longest: int):
+    found = int(max(map(np.max, lengths(rows))))
+    if found > longest:
+        raise ValueError(
+            f"validation must have at most {longest} tokens a sentence, the number of positions "
+            f"that the model knows, got one of {found}."
+        )
 
 
 def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
