@@ -116,8 +116,12 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
 
         print(describe(config, switches.recipe))
         return
+    from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
     from vanilla_transformer.train.loop import prepare_tokenizer
 
+    refuse_small_vocabulary(config.vocab_size)
+    # what train would refuse
+    config.model_config(config.vocab_size)
     tokenizer = prepare_tokenizer(config)
     print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 

@@ -38,6 +38,19 @@ def test_tokenize_replaces_no_recipe_of_a_reader(capsys, tmp_path):
     assert recipe.read_text(encoding="utf-8").startswith("# what I think")
 
 
+@pytest.mark.parametrize("verb", [["tokenize"], ["train"], ["train", "--dry_run"]])
+def test_what_cannot_be_trained_is_refused_before_any_text_is_read(verb, capsys, tmp_path):
+    folder = tmp_path / "run"
+    for given, message in (
+        (["--vocab_size", "120"], "vocab_size must be at least 260"),
+        (["--paper_row", "Z9"], "got 'Z9'"),
+    ):
+        words = [verb[0], "demo", *SMALL, *verb[1:], *given, "--dataset", "nowhere/at-all"]
+        assert main([*words, "--output_dir", str(folder)]) == 1
+        assert message in capsys.readouterr().err
+        assert not folder.exists()
+
+
 def test_a_dry_run_of_tokenize_leaves_nothing(capsys, tmp_path):
     folder = tmp_path / "run"
     assert main(["tokenize", "demo", *SMALL, "--output_dir", str(folder), "--dry_run"]) == 0

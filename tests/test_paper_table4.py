@@ -179,7 +179,7 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path):
     (tmp_path / "cut.xz").write_bytes(lzma.compress(b"(S (NN a))" * 99)[:-20])
     with pytest.raises(ValueError, match=r"cut\.xz cannot be read to its end"):
         list(read_trees([tmp_path / "cut.xz"]))
-    with pytest.raises(ValueError, match="none cannot be read to its end"):
+    with pytest.raises(ValueError, match="none cannot be read: No such file"):
         list(read_trees([tmp_path / "none"]))
     with pytest.raises(ValueError, match=r"must have files that end in \.mrg.* got none"):
         list(read_trees([tmp_path]))
@@ -537,7 +537,7 @@ def test_the_study_shows_table_4_and_two_readings_of_a_sentence(tmp_path, capsys
         (["--prepare", "x", "--train", "y", "--model", "x", "--trees", "z"], "prepare must be"),
         (["--num_sentences", "-1"], "num_sentences must not be negative, got -1"),
         (["--batch_size", "0"], "batch_size must be at least 1, got 0"),
-        (["--model", "x", "--trees", "none.mrg"], "none.mrg cannot be read to its end"),
+        (["--model", "x", "--trees", "none.mrg"], "none.mrg cannot be read: No such file"),
     ],
 )
 def test_half_a_command_is_refused(flags, message, tmp_path, capsys):

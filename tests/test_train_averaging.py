@@ -236,13 +236,15 @@ def test_several_averages_can_be_tried_without_a_change_to_the_run(run, tmp_path
 
 
 def test_what_is_no_average_is_not_overwritten_by_one(run, tmp_path, capsys):
-    for name in ("README.md", "config.json"):
-        folder = tmp_path / name.partition(".")[0]
-        folder.mkdir()
+    names = ("README.md", "config.json", "generation_config.json", "tokenizer_config.json")
+    for name in (*names, "pictures/loss.png"):
+        folder = tmp_path / name.partition(".")[0].replace("/", "-")
+        (folder / name).parent.mkdir(parents=True)
         (folder / name).write_text("mine")
         assert main(["average", str(run), "--output_dir", str(folder)]) == 1
         assert f"got {folder} with a {name}, which would be replaced" in capsys.readouterr().err
-        assert [path.read_text() for path in folder.iterdir()] == ["mine"]
+        files = [path for path in folder.rglob("*") if path.is_file()]
+        assert [path.read_text() for path in files] == ["mine"]
     for _ in range(2):
         assert main(["average", str(run), "--output_dir", str(tmp_path / "again")]) == 0
 

@@ -12,6 +12,7 @@ from vanilla_transformer.train.config import (
     load_config,
     parse_arguments,
     read_recipe_file,
+    refuse_late_cooldown,
     refuse_other_run,
     refuse_other_vocabulary,
     save_config,
@@ -108,6 +109,8 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "--source_lang", " "], "source_lang must not be empty, got ' '"),
         (["demo", "--dataset", ""], "dataset must not be empty, got ''"),
         (["demo", "--dry_run", "--paper_row", "bog"], "got 'bog'. Did you mean 'big'"),
+        (["demo", "--model", "{dropout: 0.1, dropout: 0.2}"], "model: dropout is given twice"),
+        (["demo", "--license", "None"], "license must be null where there is to be none, got None"),
     ],
 )
 def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
@@ -127,6 +130,7 @@ def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
         ("max_steps: few", "max_steps must be of type int, got 'few'"),
         ("- 5", "must map names to values"),
         ("a: b: c", "must be YAML"),
+        ("max_steps: 5\nseed: 2\nmax_steps: 7\n", "max_steps is given twice .*line 1"),
         ("measured: {device: x}", "measured must be a list of runs, each with device, time"),
         (
             "measured: [{device: x, score: 5}]",
@@ -193,6 +197,49 @@ def test_text_that_is_compared_may_lie_elsewhere_and_a_stream_may_not():
     streamed = load_config("demo", {"dataset": "there/text", "streaming": True})
     with pytest.raises(ValueError, match="dataset was 'here/text', got 'there/text'"):
         refuse_other_run(streamed, dataclasses.replace(before, streaming=True))
+
+
+def test_a_tokenizer_that_is_compared_may_lie_elsewhere():
+    here, there = (load_config("demo", {"tokenizer": place}) for place in ("here", "there"))
+    refuse_other_run(there, here)
+    with pytest.raises(ValueError, match="tokenizer was 'here', got None"):
+        refuse_other_run(load_config("demo"), here)
+
+
+def test_a_rate_does_not_begin_to_fall_before_the_step_that_is_gone_on_from():
+    before = load_config("demo", {"max_steps": 100})
+    for steps in (20, 50):
+        refuse_late_cooldown(
+            load_config("demo", {"max_steps": 150, "cooldown_steps": steps}), before, 100
+        )
+    falling = load_config("demo", {"max_steps": 150, "cooldown_steps": 51})
+    with pytest.raises(ValueError, match=r"cooldown_steps must be at most 50, .* got 51"):
+        refuse_late_cooldown(falling, before, 100)
+    # one that was stopped while it fell
+    refuse_late_cooldown(falling, falling, 120)
+
+
+def test_a_run_that_was_moved_is_not_gone_on_with_where_it_was(tmp_path):
+    folder = tmp_path / "moved"
+    (folder / "checkpoints").mkdir(parents=True)
+    recipe = folder / "recipe.yaml"
+    save_config(load_config("demo", {"output_dir": str(tmp_path / "before")}), recipe)
+    with pytest.raises(ValueError, match=r"output_dir must be given .* lies beside checkpoints in"):
+        parse_arguments([str(recipe), "--resume"])
+    given = ["--output_dir", str(folder)]
+    assert parse_arguments([str(recipe), "--resume", *given])[0].output_dir == str(folder)
+    save_config(load_config("demo", {"output_dir": str(folder)}), recipe)
+    assert parse_arguments([str(recipe), "--resume"])[0].output_dir == str(folder)
+
+
+def test_help_shows_a_value_as_the_flag_takes_it(capsys):
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "the paper does not (null)" in shown
+    assert "store none (false)" in shown
+    assert "sec. 5.3 (1e-09)" in shown
+    assert "(None)" not in shown
 
 
 def test_what_a_step_does_otherwise_is_said():

@@ -82,6 +82,7 @@ def write_pair(folder, english, german):
         (b"", b"", "at least one line, got none"),
         ("a\nb".encode("utf-16"), b"a\nb", "train.en must be UTF-8, got UTF-16"),
         (b"a\nb", b"\xfe\xff\0a", "train.de must be UTF-8"),
+        (gzip.compress(b"a\nb"), b"a\nb", "train.en must be text, or be called .gz, got a gzip"),
     ],
 )
 def test_files_that_do_not_fit_are_refused(english, german, message, tmp_path):

@@ -2,6 +2,7 @@
 
 import collections
 import gzip
+import json
 
 import pytest
 import train_toys
@@ -112,6 +113,44 @@ def test_a_run_notes_what_it_left_out_of_each_corpus_and_what_the_text_was(
     assert all(len(digest) == 64 for digest in hashes)
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_side_without_text_is_an_empty_one(streaming, tmp_path):
+    rows = [{"translation": {"en": f"n{i}", "de": None if i == 5 else "x"}} for i in range(9)]
+    (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (tmp_path / "validation.jsonl").write_text(json.dumps(rows[0]) + "\n")
+    config = config_of(tmp_path, tmp_path, streaming=streaming)
+    texts, data = prepared(config)
+    spoken = list(vocabulary_texts(texts, ("en", "de"), seed=1))
+    assert (spoken.count(""), spoken.count("x")) == (1, 8)
+    if streaming:
+        (step,) = [make_steps(config, data, Collator(0, 1, 260), 1, 0)[0]]
+        counts = step.position["block_counts"]
+        assert (counts["kept"], counts["empty"]) == (8, 1)
+    else:
+        assert ": kept 8, wrong_encoding 0, empty 1," in data.facts["cleaning"]
+
+
+def test_a_run_without_validation_text_says_so(tmp_path, caplog):
+    folder = write_texts(tmp_path / "texts", train=["a", "b"], valid=["c"])
+    _, data = prepared(config_of(tmp_path, folder))
+    assert data.facts["validation_sha256"] == "none"
+    assert f"{folder} has no split 'validation': the loss on text that is not" in caplog.text
+    assert "Rename valid.de and valid.en to validation.* to be told." in caplog.text
+
+
+def test_text_without_configurations_has_none(corpora, tmp_path):
+    for dataset in (corpora[0], "demo"):
+        with pytest.raises(ValueError, match=f"name must be null, for '{dataset}' has no conf"):
+            load_texts(config_of(tmp_path, dataset, name="de-en"))
+
+
+def test_a_folder_called_demo_is_a_folder(tmp_path, monkeypatch):
+    write_texts(tmp_path / "demo", train=["my own"])
+    monkeypatch.chdir(tmp_path)
+    texts = load_texts(config_of(tmp_path, "demo"))
+    assert texts.train[0]["translation"][:] == [{"en": "my own", "de": "~my own"}]
+
+
 def test_a_file_with_another_encoding_does_not_vanish_silently(tmp_path):
     folder = tmp_path / "latin"
     write_texts(folder, train=["gut", "schön", "größer", "übel"])
@@ -127,7 +166,7 @@ def test_a_file_with_another_encoding_does_not_vanish_silently(tmp_path):
     ("settings", "message"),
     [
         ({"mix": [{"name": "x"}]}, "mix must be a list of mappings, each with a dataset, got"),
-        ({"mix": {"dataset": "x"}}, "mix must be of type list"),
+        ({"mix": {"dataset": "x"}}, r"mix must be of type list, .*a list of \{dataset: ..., name"),
         ({"mix": [{"dataset": "x", "wieght": 1}]}, r"got 'wieght'.*'weight'"),
         ({"mix": [{"dataset": "x", "weight": 1}]}, r"for none, got \[None, 1.0\]"),
         ({"mix": [{"dataset": "x"}], "weight": 2}, r"for none, got \[2.0, None\]"),

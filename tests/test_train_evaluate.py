@@ -294,6 +294,14 @@ def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_pa
     assert comparison["chrf"]["score"] == pytest.approx(kept(run)["validation"]["chrf"])
     assert f"against validation of {other}, paired bootstrap" in out
     assert f"p = {comparison['chrf']['p_value']:.4f}   {comparison['chrf']['signature']}" in out
+    # the same translations again, and beside a third run
+    third = Path(shutil.copytree(other, tmp_path / "third"))
+    evaluate(str(run), split="validation")
+    evaluate(str(run), split="validation", against=str(third))
+    assert kept(run)["validation"]["against"] == {
+        f"validation of {other}": comparison,
+        f"validation of {third}": comparison,
+    }
     # the same names, other sentences
     (other / "hypotheses/validation.source.txt").write_text("ant\n" * 11)
     with pytest.raises(ValueError, match="kept translations of the same sentences"):
@@ -388,6 +396,21 @@ def test_it_is_said_which_search_of_another_run_is_compared(run, tmp_path):
         evaluate(str(other), num_beams=1)
 
 
+def test_what_was_compared_of_other_translations_goes_with_them(run, tmp_path):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    other = Path(shutil.copytree(run, tmp_path / "other"))
+    evaluate(str(other))
+    evaluate(str(own), against=str(other))
+    path = own / "hypotheses/test.translation.txt"
+    path.write_text("another\n" + path.read_text(encoding="utf-8").split("\n", 1)[1])
+    assert "against" not in evaluate(str(own))
+
+
+def test_a_language_is_not_translated_into_itself(run, capsys):
+    assert main([str(run), "--source_lang", "de"]) == 1
+    assert "target_lang must differ from source_lang, got 'de'" in capsys.readouterr().err
+
+
 def test_an_end_of_line_inside_a_text_puts_nothing_out_of_step(run, tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     (corpus / "test.en").write_bytes(b"ant\rbee cat\n")
@@ -451,12 +474,28 @@ def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
     with pytest.raises(Asked) as other:
         evaluate(str(tmp_path), dataset="some/corpus", name="x")
     assert other.value.args == ("x", "en", "de", None, False)
+    for named in ({}, {"dataset": "some/corpus"}):
+        with pytest.raises(Asked) as newer:
+            evaluate(str(tmp_path), split="train", revision="v2.0", **named)
+        assert newer.value.args == (None, "en", "de", "v2.0", False)
+
+
+def test_another_revision_of_the_data_is_other_data(run, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    loaded = evaluating.load_translations
+    monkeypatch.setattr(
+        evaluating, "load_translations", lambda *place, revision, **how: loaded(*place, **how)
+    )
+    assert evaluate(str(own), revision="v2.0")["revision"] == "v2.0"
+    (key,) = kept(own).keys() - kept(run).keys()
+    assert key.endswith("-v2.0-test-en-de")
+    assert kept(run)["test"]["revision"] is None
 
 
 def test_every_flag_reaches_the_evaluation(monkeypatch):
     given = []
     monkeypatch.setattr(evaluating, "evaluate", lambda **settings: given.append(settings))
-    data = {"split": "train", "dataset": "some/corpus", "name": "x"}
+    data = {"split": "train", "dataset": "some/corpus", "name": "x", "revision": "v1"}
     languages = {"source_lang": "de", "target_lang": "en"}
     scoring = {"bleu_tokenizer": "none", "comet": "y", "against": "other", "output_dir": "out"}
     search = {"num_beams": 2, "length_penalty_alpha": 0.5, "max_extra_tokens": 3}

@@ -474,8 +474,61 @@ def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path
     with pytest.raises(ValueError, match="tokens_per_step was 300, got 400"):
         train(train_toys.toy_config(own, tmp_path / "run", tokens_per_step=400), resume=True)
     train_toys.write_corpus(tmp_path / "corpus", pairs=70, seed=8)
-    with pytest.raises(ValueError, match=r"its own data, .*'pairs': 90.*'pairs': 70"):
+    with pytest.raises(ValueError, match=r"its own data: pairs was 90, got 70; source_tokens"):
         train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_run_does_not_go_on_beside_other_validation_text(tmp_path, is_streamed):
+    own = train_toys.write_corpus(tmp_path / "corpus")
+    stream = {"streaming": True, "block_pairs": 30, "tokens_per_step": 200}
+    settings = stream if is_streamed else {}
+    train(train_toys.toy_config(own, tmp_path / "run", max_steps=4, **settings))
+    for language in ("en", "de"):
+        path = own / f"validation.{language}"
+        path.write_text(path.read_text().replace("ant", "tan"))
+    with pytest.raises(ValueError, match=r"its own data: validation_sha256 was \w+, got \w+\.$"):
+        train(train_toys.toy_config(own, tmp_path / "run", **settings), resume=True)
+
+
+def test_a_checkpoint_that_is_passed_over_is_named(corpus, tmp_path, caplog):
+    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=8))
+    (tmp_path / "run/checkpoints/step-8/optimizer.pt").unlink()
+    with caplog.at_level("WARNING", logger="vanilla_transformer"):
+        assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
+    said = "step-8 is passed over, its optimizer.pt is missing or cut off: the run goes on from st"
+    assert f"{said}ep-4." in caplog.text
+
+
+def test_a_copy_of_the_tokenizer_serves_where_it_lies(corpus, whole_run, tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    for place in (first, second):
+        shutil.copytree(whole_run / "tokenizer", place)
+    settings = {"max_steps": 4, "tokenizer": str(first)}
+    train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
+    settings |= {"max_steps": 6, "tokenizer": str(second)}
+    assert train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
+    vocabulary = json.loads((second / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary["model"]["merges"].reverse()
+    (second / "tokenizer.json").write_text(json.dumps(vocabulary), encoding="utf-8")
+    settings |= {"max_steps": 8, "tokenizer": str(first)}
+    train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
+    settings |= {"max_steps": 10, "tokenizer": str(second)}
+    with pytest.raises(ValueError, match="its vocabulary be that of tokenizer"):
+        train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
+
+
+def test_a_vocabulary_is_not_taken_for_one_of_other_text(tmp_path):
+    own = train_toys.write_corpus(tmp_path / "corpus")
+    config = train_toys.toy_config(own, tmp_path / "run", max_steps=1)
+    learned = prepare_tokenizer(config)
+    assert prepare_tokenizer(config).get_vocab() == learned.get_vocab()
+    train_toys.write_corpus(tmp_path / "corpus", seed=8)
+    for begin in (prepare_tokenizer, train):
+        with pytest.raises(ValueError, match=r"learned from the same text: .* Without .*tokenizer"):
+            begin(config)
+    shutil.rmtree(tmp_path / "run/tokenizer")
+    assert train(config)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
@@ -489,7 +542,7 @@ def test_a_run_does_not_go_on_with_a_tokenizer_replaced_in_its_place(corpus, tmp
     definition["model"]["merges"].reverse()
     path.write_text(json.dumps(definition), encoding="utf-8")
     settings["max_steps"] = 6
-    with pytest.raises(ValueError, match=r"its own data, .*'tokenizer_sha256': "):
+    with pytest.raises(ValueError, match=r"its own data: tokenizer_sha256 was \w+, got \w+\.$"):
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
 
 
@@ -730,7 +783,10 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     assert not checkpoints(tmp_path / "run/checkpoints")
 
 
-@pytest.mark.parametrize("name", ["recipe.yaml", "metrics.jsonl", "environment.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["recipe.yaml", "metrics.jsonl", "environment.txt", "tokenizer.json", "average.json"],
+)
 def test_a_file_that_no_run_has_left_is_not_replaced(corpus, tmp_path, name):
     (tmp_path / name).write_text("# mine")
     with pytest.raises(ValueError, match=f"got {tmp_path} with a {name}, which would be replaced"):

@@ -35,10 +35,17 @@ def run(tmp_path_factory):
     return folder / "run"
 
 
-def card(run, **changes):
-    """The card as it would be with other settings."""
+def card(run, commits=None, **changes):
+    """The card as it would be with other settings, and of corpora at these commits."""
     settings = {**vars(read_recipe(run)), **changes}
-    write_model_card(run, load_config("paper-base", settings), 12_440)
+    environment = run / "environment.txt"
+    before = environment.read_text()
+    if commits is not None:
+        environment.write_text(before.replace("dataset_commit: none", f"dataset_commit: {commits}"))
+    try:
+        write_model_card(run, load_config("paper-base", settings), 12_440)
+    finally:
+        environment.write_text(before)
     return ModelCard.load(run / "README.md")
 
 
@@ -130,7 +137,7 @@ def test_the_results_of_a_card_are_read_as_they_were_written(run, tmp_path):
 
 
 def test_a_dataset_of_the_hub_is_named_and_a_local_one_is_not(run):
-    data = card(run, dataset="wmt/wmt14", name="de-en").data
+    data = card(run, dataset="wmt/wmt14", name="de-en", commits="0" * 40).data
     assert data.datasets == ["wmt/wmt14"]
     result = data.eval_results[0]
     assert (result.dataset_type, result.dataset_config) == ("wmt/wmt14", "de-en")
@@ -141,11 +148,16 @@ def test_a_dataset_of_the_hub_is_named_and_a_local_one_is_not(run):
 
 def test_corpora_that_were_mixed_in_are_named(run):
     mix = [{"dataset": "some/corpus", "name": "de-en"}, {"dataset": "../texts/crawl"}]
-    found = card(run, dataset="wmt/wmt14", name="de-en", mix=[*mix, {"dataset": "wmt/wmt14"}])
+    commits = ", ".join(["0" * 40, "1" * 40, "none", "0" * 40])
+    mixed = [*mix, {"dataset": "wmt/wmt14"}]
+    found = card(run, dataset="wmt/wmt14", name="de-en", mix=mixed, commits=commits)
     named = "`wmt/wmt14`, `de-en` and `some/corpus`, `de-en` and `crawl` and `wmt/wmt14`. Its"
     assert f"for 12 steps on {named}" in found.text
     assert found.data.datasets == ["wmt/wmt14", "some/corpus"]
-    assert card(run, mix=mix).data.datasets == ["some/corpus"]
+    commits = ", ".join(["none", "1" * 40, "none"])
+    assert card(run, mix=mix, commits=commits).data.datasets == ["some/corpus"]
+    # beside the run when it began, if no longer here
+    assert card(run, dataset="some/corpus").data.datasets is None
 
 
 def test_there_is_no_license_that_nobody_gave(run):
@@ -156,13 +168,39 @@ def test_there_is_no_license_that_nobody_gave(run):
 
 def test_scores_of_other_weights_are_not_the_models(run, tmp_path):
     own = "the mean of 2 checkpoints, of steps 8, 12"
-    assert "| test | 7 |" in card(run).text
+    evaluate(str(run), num_beams=1, against=str(run))
+    before = card(run).text
+    assert "| test | 7 |" in before
+    assert "test-num_beams1 beside test of " in before
+    assert "The first sentences of test; " in before
     average_run(run, num_checkpoints=1)
     found = ModelCard.load(run / "README.md")
     assert found.data.eval_results is None
     assert f"| test, of other weights: {own} | 7 |" in found.text
+    assert "test-num_beams1, of other weights, beside test of " in found.text
+    assert "The first sentences of test, by other weights; " in found.text
     average_run(run)
     assert "| test | 7 |" in card(run).text
+
+
+def test_scores_of_another_search_are_not_the_models(run):
+    assert "| test | 7 |" in card(run).text
+    other = card(run, length_penalty_alpha=1.0)
+    assert other.data.eval_results is None
+    search = "num_beams 4, length_penalty_alpha 0.6, max_extra_tokens 50"
+    assert f"| test, by another search: {search} | 7 |" in other.text
+
+
+def test_the_time_is_that_of_all_machines_a_run_was_on(run):
+    environment = run / "environment.txt"
+    before = environment.read_text()
+    on_gpu = before.replace("gpus: none", "gpus: NVIDIA H200")
+    try:
+        environment.write_text(f"{on_gpu}{before}{before}")
+        text = card(run).text
+    finally:
+        environment.write_text(before)
+    assert re.search(r"\| time \| \d+ s on NVIDIA H200, then [^,|]* CPU cores \|", text)
 
 
 def test_a_card_is_written_where_the_environment_was_cut_off(run, tmp_path):

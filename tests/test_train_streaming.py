@@ -211,10 +211,30 @@ def test_what_is_left_out_is_counted_from_block_to_block():
     assert {name: position["counts"][name] for name in own} == {n: 2 * c for n, c in own.items()}
 
 
+def test_a_later_block_of_which_nothing_is_left_is_counted_and_passed_over():
+    good = [(f"a{i}", "b") for i in range(16)]
+    rows = datasets.IterableDataset.from_generator(
+        of_shards,
+        gen_kwargs={"shards": [[*good, *[("", "b")] * 20, *[("caf\ufffd", "b")] * 12, *good]]},
+        features=datasets.Features({"translation": datasets.Translation(["en", "de"])}),
+    )
+    steps = steps_of([rows], block_pairs=16)
+    index = 0
+    while steps[index].position["block"] == 0:
+        index += 1
+    step = steps[index]
+    assert (step.position["block"], step.position["first_step"]) == (3, index)
+    assert step.position["counts"] == {"kept": 16, "empty": 20, "wrong_encoding": 12}
+    # and from there a run goes on
+    assert sentences(steps_of([rows], block_pairs=16, position=step.position)[index].batches) == (
+        sentences(step.batches)
+    )
+
+
 def test_text_that_cannot_be_streamed_is_refused():
     with pytest.raises(ValueError, match="at least one pair to stream, got none"):
         steps_of([numbered([0])])
-    with pytest.raises(ValueError, match="block 0 of the text to train on must have a pair"):
+    with pytest.raises(ValueError, match="first block of the text to train on must have a pair"):
         steps_of([numbered([50])], rules={"max_length": 2})
     with pytest.raises(ValueError, match=r"longest sentence, of .* tokens, got 3"):
         steps_of([numbered([50])], tokens_per_step=3)

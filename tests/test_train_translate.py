@@ -1,6 +1,7 @@
 """Lines in, lines out: in order, as they come, and through any pipe."""
 
 import gzip
+import io
 import os
 import subprocess
 import sys
@@ -90,6 +91,26 @@ def test_a_line_that_is_not_utf_8_is_counted_from_the_first():
         os.close(write)
 
 
+def test_the_lines_before_one_that_is_not_utf_8_are_answered(tmp_path):
+    path = tmp_path / "lines.txt"
+    path.write_bytes(b"one\ntwo\nthr\xff\nfour\n")
+    with path.open("rb") as file:
+        windows = lines_as_they_come(file, "file")
+        assert next(windows) == ["one", "two"]
+        with pytest.raises(ValueError, match="file line 3 must be UTF-8"):
+            next(windows)
+
+
+def test_a_dash_is_stdin(run, monkeypatch):
+    text = b"the dog sleeps\nthe cat sleeps\n"
+    found = []
+    for file in (["-"], []):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text)))
+        found.append(list(translate.run([str(run), *file, *BOUNDS], prog="translate")))
+    assert found[0] == found[1]
+    assert len(found[0]) == 2
+
+
 def command(run, *arguments):
     return [sys.executable, "-m", "vanilla_transformer.cli", "translate", str(run), *arguments]
 
@@ -99,7 +120,7 @@ BOUNDS = ["--num_beams", "1", "--max_extra_tokens", "1"]
 
 def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
     for path, reason in ((tmp_path / "no.txt", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ValueError, match=rf"{path} cannot be read .*{reason}"):
+        with pytest.raises(ValueError, match=rf"{path} cannot be read: {reason}"):
             list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
 
 

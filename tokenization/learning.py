@@ -15,6 +15,24 @@ from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
 logger = logging.getLogger(__name__)
 
 
+def refuse_small_vocabulary(vocab_size: int, num_symbols: int = 0) -> None:
+    """Refuse a vocabulary that has no room for what each has.
+
+    Args:
+        vocab_size: Number of tokens.
+        num_symbols: Words among them that are to be one token each.
+
+    Raises:
+        ValueError: If it is too small; says what fits.
+    """
+    smallest = len(VanillaTransformerTokenizer()) + num_symbols
+    if vocab_size < smallest:
+        raise ValueError(
+            f"vocab_size must be at least {smallest}, for the special tokens, the single bytes "
+            f"and {num_symbols} symbols, got {vocab_size}."
+        )
+
+
 def learn_vocabulary(
     texts: Iterable[str | Mapping],
     vocab_size: int,
@@ -53,12 +71,7 @@ def learn_vocabulary(
             f"got one {type(texts).__name__}."
         )
     tokenizer = VanillaTransformerTokenizer()
-    smallest = len(tokenizer) + len(symbols)
-    if vocab_size < smallest:
-        raise ValueError(
-            f"vocab_size must be at least {smallest}, for the special tokens, the single bytes "
-            f"and {len(symbols)} symbols, got {vocab_size}."
-        )
+    refuse_small_vocabulary(vocab_size, len(symbols))
     if max_sentences < 1:
         raise ValueError(f"max_sentences must be at least 1, got {max_sentences}.")
     sentences = tqdm(_sentences(texts), "read", unit=" sentences", disable=not progress)

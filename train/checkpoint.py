@@ -159,6 +159,21 @@ def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
     return [path for path in _named(folder) if _damaged_file(path, spared) is None]
 
 
+def damaged(folder: Path, after: Path) -> list[tuple[Path, str]]:
+    """The checkpoints that are passed over though they are newer than one that is whole.
+
+    Args:
+        folder: Of all checkpoints.
+        after: The one that is whole.
+
+    Returns:
+        Each with the first file that it lacks.
+    """
+    named = _named(folder)
+    newer = named[named.index(after) + 1 :]
+    return [(path, file) for path in newer if (file := _damaged_file(path, ())) is not None]
+
+
 def refuse_damaged(folder: Path, spared: Collection[str] = ()) -> None:
     """Refuse a folder without a whole checkpoint, where there are others.
 

@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
+import json
 import math
 import types
 import typing
@@ -365,6 +366,22 @@ _OF_THE_STEPS = (
 )
 
 
+class _TwiceError(yaml.constructor.ConstructorError):
+    """A name that stands twice."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Takes no mapping in which a name stands twice: the last would win without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for name in (str(key.value) for key, _ in node.value):
+            if name in seen:
+                raise _TwiceError(None, None, f"{name} is given twice", node.start_mark)
+            seen.add(name)
+        return super().construct_mapping(node, deep)
+
+
 def recipe_names() -> list[str]:
     """The recipes that come with the package.
 
@@ -418,7 +435,7 @@ def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]
     """
     path = _recipe_path(recipe)
     try:
-        settings = yaml.safe_load(path.read_text(encoding="utf-8"))
+        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"recipe {path} must be YAML: {' '.join(str(error).split())}") from error
     settings = {} if settings is None else settings
@@ -505,7 +522,9 @@ def parse_arguments(
         "--dry_run", action="store_true", help="print settings and what to expect, and stop"
     )
     for known in dataclasses.fields(TrainConfig):
-        default = "" if isinstance(known.default, type(dataclasses.MISSING)) else known.default
+        # as the flag takes it
+        is_list = isinstance(known.default, type(dataclasses.MISSING))
+        default = "" if is_list else _flag_text(known.default)
         parser.add_argument(
             f"--{known.name}",
             metavar="VALUE",
@@ -525,7 +544,20 @@ def parse_arguments(
         for name, text in vars(given).items()
         if name in TrainConfig.__dataclass_fields__
     }
-    return load_config(given.recipe, overrides), given
+    config = load_config(given.recipe, overrides)
+    if given.resume and "output_dir" not in overrides:
+        _refuse_other_folder(Path(given.recipe), config)
+    return config, given
+
+
+def _refuse_other_folder(recipe: Path, config: TrainConfig):
+    # a run that was moved or copied has its recipe beside it, which names the folder it was in
+    folder = recipe.parent
+    if (folder / "checkpoints").is_dir() and folder.resolve() != Path(config.output_dir).resolve():
+        raise ValueError(
+            f"output_dir must be given where a run was moved: {recipe} says {config.output_dir}, "
+            f"and lies beside checkpoints in {folder}."
+        )
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
@@ -569,6 +601,9 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
             for new, old in zip(config.mix, before.mix, strict=True)
         ]
         before = dataclasses.replace(before, dataset=config.dataset, mix=mix)
+    # of a tokenizer that lies elsewhere the content is compared later as well
+    if None not in (config.tokenizer, before.tokenizer):
+        names.remove("tokenizer")
     # a field that is given as what it is without is no other model
     resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
     if resolved[0] == resolved[1]:
@@ -592,6 +627,27 @@ def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
         f"{name} {new!r}, before it {old!r}"
         for name, old, new in _changed(config, before, _OF_THE_STEPS)
     )
+
+
+def refuse_late_cooldown(config: TrainConfig, before: TrainConfig, steps_done: int) -> None:
+    """Refuse to resume a run so that its rate would have begun to fall before.
+
+    Args:
+        config: The settings asked for.
+        before: The settings the run had.
+        steps_done: Of the run.
+
+    Raises:
+        ValueError: If the rate would jump; says how long it can fall.
+    """
+    if not _differences(config, before, ("max_steps", "cooldown_steps")):
+        return
+    left = config.max_steps - steps_done
+    if config.cooldown_steps > left:
+        raise ValueError(
+            f"cooldown_steps must be at most {left}, the steps that are left of max_steps, for the "
+            f"rate not to jump, got {config.cooldown_steps}."
+        )
 
 
 def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
@@ -643,14 +699,22 @@ def _takes_text(name: str) -> bool:
     return TrainConfig.__dataclass_fields__[name].type in (str, str | None)
 
 
+def _flag_text(value: Any) -> str:
+    return json.dumps(value) if value is None or isinstance(value, bool) else str(value)
+
+
 def _text_value(name: str, text: str) -> str | None:
     is_optional = TrainConfig.__dataclass_fields__[name].type == str | None
+    if is_optional and text == str(None):
+        raise ValueError(f"{name} must be null where there is to be none, got {text}.")
     return None if text == "null" and is_optional else text
 
 
 def _yaml_value(name: str, text: str) -> Any:
     try:
-        return yaml.safe_load(text)
+        return yaml.load(text, _Loader)
+    except _TwiceError as error:
+        raise ValueError(f"{name}: {error.problem}.") from error
     except yaml.YAMLError as error:
         raise ValueError(f"{name} must be a YAML value, got {text!r}.") from error
 
@@ -689,8 +753,9 @@ def _checked(known: dataclasses.Field, value: Any) -> Any:
     if wanted is float and isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{known.name} must be a finite number, got {value}.")
     if type(value) is not wanted:
+        form = f": {known.metadata['help']}" if wanted in (list, dict) else ""
         raise ValueError(
             f"{known.name} must be of type {wanted.__name__}{' or null' if is_optional else ''}, "
-            f"got {value!r}."
+            f"got {value!r}{form}."
         )
     return value

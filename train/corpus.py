@@ -29,6 +29,8 @@ WMT14_LINES = {
 }
 # of a text file, after its language
 PACKINGS = ("", ".gz")
+# what gzip's files begin with
+GZIP = b"\x1f\x8b"
 
 
 def load_translations(
@@ -57,11 +59,14 @@ def load_translations(
         ValueError: If it cannot be loaded, lacks a language, or is WMT14 without all its lines.
     """
     text_files = _text_files(dataset, source_lang, target_lang)
+    if name is not None and (text_files or dataset == "demo"):
+        raise ValueError(f"name must be null, for {dataset!r} has no configurations, got {name!r}.")
     if revision is not None and is_local(dataset, source_lang, target_lang):
         raise ValueError(
             f"revision must be null, for {dataset!r} is not on the Hub, got {revision!r}."
         )
-    if dataset == "demo":
+    # a folder of that name is a folder
+    if dataset == "demo" and not text_files:
         from vanilla_transformer.train.demo_corpus import build_demo_corpus
 
         splits = dict(build_demo_corpus())
@@ -214,6 +219,21 @@ def _what_is_there(dataset: str) -> str:
     return f", and has {', '.join(found)}" if found else ""
 
 
+def other_validation(dataset: str) -> str:
+    """What to do where files for validation may have another name than they are looked for under.
+
+    Args:
+        dataset: As in `load_translations`.
+
+    Returns:
+        A sentence after a space, or nothing.
+    """
+    found = sorted(
+        path.name for path in Path(dataset).glob("*") if re.match(r"(valid|val|dev)\.", path.name)
+    )
+    return f" Rename {' and '.join(found)} to validation.* to be told." if found else ""
+
+
 def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Iterator[str]:
     """Decode lines of text. Only a line feed ends one: text may hold Unicode's other separators.
 
@@ -258,6 +278,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     try:
         with opener(path, "rb") as file:
             yield file
+    except (FileNotFoundError, IsADirectoryError) as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
@@ -268,6 +290,8 @@ def _count_lines(path: Path) -> int:
         while part := file.read(1 << 20):
             if count == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise ValueError(f"{path} must be UTF-8, got UTF-16, as its byte order mark says.")
+            if count == 0 and part.startswith(GZIP):
+                raise ValueError(f"{path} must be text, or be called .gz, got a gzip file.")
             count += part.count(b"\n")
             last = part[-1:]
     return count + (last != b"\n")
@@ -335,7 +359,8 @@ def texts_of(
         languages: The languages wanted.
         split: Name of the split, for an error.
         first_line: Number of the first row in the split, for an error.
-        repair: Put U+FFFD where bytes are no UTF-8, as readers of text files do.
+        repair: Put U+FFFD where bytes are no UTF-8, as readers of text files do, and an empty text
+            where there is none.
 
     Returns:
         The texts, a list for each language.
@@ -355,6 +380,8 @@ def texts_of(
                 line and _decoded(line, f"{split} line {number} in {language!r}", repair)
                 for number, line in enumerate(lines, start=first_line)
             ]
+        if repair:
+            texts = ["" if text is None else text for text in texts]
         for line, text in enumerate(texts, start=first_line):
             if not isinstance(text, str):
                 row = table["translation"][line - first_line].as_py()

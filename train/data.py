@@ -14,6 +14,7 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import (
     dataset_commit,
     load_translations,
+    other_validation,
     text_hash,
     texts_of,
 )
@@ -205,15 +206,25 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
     """
     languages = (config.source_lang, config.target_lang)
     commits = ", ".join(commit or "none" for commit in texts.commits)
-    validation = None
+    validation, validation_sha256 = None, "none"
     if texts.validation is not None:
-        rows = encode_pairs(texts.validation, "validation", tokenizer, *languages)
+        validation_sha256 = text_hash(texts.validation, languages, "validation")
+        rows = encode_pairs(
+            texts.validation, "validation", tokenizer, *languages, validation_sha256
+        )
         validation = Pairs(rows, judge(rows, config.max_length))
         counts = counts_of(validation.judged[2])
         refuse_useless(counts, "validation")
         logger.info("validation pairs: %s", say_counts(counts))
+    else:
+        logger.warning(
+            "%s has no split 'validation': the loss on text that is not trained on is not known.%s",
+            texts.names[0],
+            other_validation(config.dataset),
+        )
+    shared = {"validation_sha256": validation_sha256, "dataset_commit": commits}
     if config.streaming:
-        facts = {"dataset_commit": commits, "cleaning": "as it is read, in metrics.jsonl"}
+        facts = {**shared, "cleaning": "as it is read, in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
     hashes = [text_hash(rows, languages, "train") for rows in texts.train]
     parts = [
@@ -234,11 +245,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         said.append(f"{name}: {say_counts(counts)}")
         logger.info("training pairs of %s", said[-1])
         refuse_useless(counts, name)
-    facts = {
-        "text_sha256": ", ".join(hashes),
-        "dataset_commit": commits,
-        "cleaning": "; ".join(said),
-    }
+    facts = {"text_sha256": ", ".join(hashes), **shared, "cleaning": "; ".join(said)}
     return Data(texts, tokenizer, pairs, sizes, validation, facts)
 
 

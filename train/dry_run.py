@@ -12,6 +12,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
 from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
 from vanilla_transformer.train.memory import (
     CPU_TOKENS,
@@ -44,6 +45,8 @@ def describe(config: TrainConfig, recipe: str) -> str:
     vocab_size = config.vocab_size
     if config.tokenizer is not None:
         vocab_size = len(load_tokenizer(config.tokenizer))
+    else:
+        refuse_small_vocabulary(vocab_size)
     model_config = config.model_config(vocab_size)
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(model_config)

@@ -107,6 +107,7 @@ def evaluate(
     name: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
+    revision: str | None = None,
     bleu_tokenizer: str | None = None,
     comet: str | None = None,
     against: str | None = None,
@@ -125,10 +126,11 @@ def evaluate(
     Args:
         run: A run folder, a model folder or a Hub name.
         split: Which split to translate.
-        dataset: As in `load_translations`; the run's own if not given, with the three that follow.
+        dataset: As in `load_translations`; the run's own if not given, with the four that follow.
         name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
+        revision: Commit, branch or tag of a dataset on the Hub.
         bleu_tokenizer: Of sacreBLEU; the run's own if not given.
         comet: The model of COMET to score with as well.
         against: Another run, whose kept translations of the same split are to be compared.
@@ -153,18 +155,19 @@ def evaluate(
     )
     if dataset is None:
         dataset, name = recipe.dataset, name or recipe.name
+    streaming = False
+    if is_run and dataset == recipe.dataset:
+        revision = revision or recipe.revision
+        # a stream stores nothing, but has the splits to evaluate with whole
+        streaming = recipe.streaming and split != "train"
     data = (dataset, name, source_lang, target_lang)
-    is_own = is_run and data == (
+    is_own = is_run and (*data, revision) == (
         recipe.dataset,
         recipe.name,
         recipe.source_lang,
         recipe.target_lang,
+        recipe.revision,
     )
-    revision, streaming = None, False
-    if is_run and dataset == recipe.dataset:
-        revision = recipe.revision
-        # a stream stores nothing, but has the splits to evaluate with whole
-        streaming = recipe.streaming and split != "train"
     own_tokenizer = recipe.bleu_tokenizer if is_run else TrainConfig.bleu_tokenizer
     bleu_tokenizer = bleu_tokenizer or own_tokenizer
     # a slip is found before a long translation, not after
@@ -177,7 +180,9 @@ def evaluate(
     )
     model, tokenizer = together(lambda: load_model(run, state.device))
     data_key = (
-        [split] if is_own else [dataset, *filter(None, [name]), split, source_lang, target_lang]
+        [split]
+        if is_own
+        else [dataset, *filter(None, [name, revision]), split, source_lang, target_lang]
     )
     settings = [
         field if value is True else f"{field}{value}"
@@ -199,12 +204,21 @@ def evaluate(
     if not state.is_main_process:
         return None
     # whatever becomes of the scores
-    kept = (sources, references, translations)
-    for path, lines in zip(_kept_files(folder, key), kept, strict=True):
-        write_whole(path, "".join(f"{line}\n" for line in _flat(lines)))
+    kept = {
+        path: "".join(f"{line}\n" for line in _flat(lines))
+        for path, lines in zip(
+            _kept_files(folder, key), (sources, references, translations), strict=True
+        )
+    }
+    is_known = all(
+        path.is_file() and path.read_bytes() == text.encode() for path, text in kept.items()
+    )
+    for path, text in kept.items():
+        write_whole(path, text)
     scores = {
         "dataset": dataset,
         "name": name,
+        "revision": revision,
         "split": split,
         "source_lang": source_lang,
         "target_lang": target_lang,
@@ -224,7 +238,10 @@ def evaluate(
     if against is not None:
         comparison = compare_translations(translations, others, references, bleu_tokenizer)
         scores["against"] = {f"{other_key} of {against}": comparison}
-    all_scores = {**read_scores(folder), key: scores}
+    before = read_scores(folder)
+    if is_known and key in before:
+        _keep_comparisons(scores, before[key])
+    all_scores = {**before, key: scores}
     write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
     if is_run and folder.resolve() == Path(run).resolve():
         write_model_card(folder, recipe, model.num_parameters())
@@ -243,16 +260,19 @@ def _check_arguments(
     is_run = (Path(run) / RECIPE_FILE).is_file()
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
-        raise ValueError(
-            f"run must be a run folder, or dataset be given, got {run!r} without a {RECIPE_FILE}."
-        )
+        what = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
+        raise ValueError(f"run must be a run folder, or dataset be given, got {what}.")
     if not is_run and None in (source_lang, target_lang):
         raise ValueError("source_lang and target_lang must be given with dataset, got one or none.")
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
     if comet is not None:
         comet_program()
-    return read_recipe(Path(run)) if is_run else None
+    recipe = read_recipe(Path(run)) if is_run else None
+    source_lang = source_lang or recipe.source_lang
+    if source_lang == (target_lang or recipe.target_lang):
+        raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
+    return recipe
 
 
 def _load_split(
@@ -300,6 +320,14 @@ def _translate_shared(
 
 def _file_name(parts: list[str]) -> str:
     return re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-")
+
+
+def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None:
+    """What else was found of the same translations holds still, and took long to find."""
+    if "against" in before and before["bleu_signature"] == scores["bleu_signature"]:
+        scores["against"] = {**before["against"], **scores.get("against", {})}
+    if "comet" in before and "comet" not in scores:
+        scores |= {name: before[name] for name in ("comet", "comet_signature")}
 
 
 def _kept_translations(
@@ -409,6 +437,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--split", help="of the dataset; test if not given")
     parser.add_argument("--dataset", help="another dataset than the run's own")
     parser.add_argument("--name", help="the dataset's configuration")
+    parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
     parser.add_argument("--source_lang", help="language to translate from")
     parser.add_argument("--target_lang", help="language to translate into")
     parser.add_argument("--bleu_tokenizer", help="of sacreBLEU; the run's own if not given")

@@ -28,7 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
-from vanilla_transformer.tokenization.learning import learn_vocabulary
+from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
 from vanilla_transformer.train.averaging import MovingAverage, average_run
@@ -42,10 +42,12 @@ from vanilla_transformer.train.config import (
     TrainConfig,
     changes_of_steps,
     recipe_text,
+    refuse_late_cooldown,
     refuse_other_run,
     refuse_other_vocabulary,
     save_config,
 )
+from vanilla_transformer.train.corpus import text_hash
 from vanilla_transformer.train.data import (
     Data,
     Texts,
@@ -91,6 +93,8 @@ from vanilla_transformer.train.streaming import StreamedSteps
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
 # settings that each machine may have its own of
 OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir")
+# beside a vocabulary, what it was learned from
+TEXT_FILE = "text_sha256.txt"
 SHARED_FOLDER = ", as in a folder that all machines share"
 
 logger = logging.getLogger(__name__)
@@ -131,17 +135,39 @@ def prepare_tokenizer(
     elif own.is_dir():
         if kept is not None and config.tokenizer is None and not is_resumed:
             refuse_other_vocabulary(config, kept)
+            _refuse_vocabulary_of_other_text(config, texts or load_texts(config), own)
         tokenizer = load_tokenizer(str(own))
     else:
-        tokenizer = _learn_tokenizer(config, texts or load_texts(config))
+        texts = texts or load_texts(config)
+        tokenizer = _learn_tokenizer(config, texts)
     if not own.is_dir():
         unfinished = own.with_name(".tokenizer.unfinished")
         shutil.rmtree(unfinished, ignore_errors=True)
         save_tokenizer(tokenizer, unfinished)
+        if config.tokenizer is None and not config.streaming:
+            (unfinished / TEXT_FILE).write_text(_hashes(config, texts) + "\n", encoding="utf-8")
         # whoever finds the vocabulary finds what it was made with
         save_config(config, folder / RECIPE_FILE)
         unfinished.rename(own)
     return tokenizer
+
+
+def _hashes(config: TrainConfig, texts: Texts) -> str:
+    languages = (config.source_lang, config.target_lang)
+    return ", ".join(text_hash(rows, languages, "train") for rows in texts.train)
+
+
+def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):
+    noted = own / TEXT_FILE
+    # an earlier version noted none, and of a stream nothing is known before it is read
+    if config.streaming or not noted.is_file():
+        return
+    before, now = noted.read_text(encoding="utf-8").strip(), _hashes(config, texts)
+    if now != before:
+        raise ValueError(
+            f"output_dir must be new, or its vocabulary have been learned from the same text: the "
+            f"SHA-256 of its text was {before}, got {now}. Without {own} it is learned anew."
+        )
 
 
 def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBase:
@@ -279,6 +305,8 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
         datasets.disable_progress_bars()
     # a model that cannot be is refused before the data is prepared for it
     config.model_config(config.vocab_size)
+    if config.tokenizer is None:
+        refuse_small_vocabulary(config.vocab_size)
     folder = Path(config.output_dir)
     # a machine may have been given another command
     settings = dataclasses.asdict(config).items()
@@ -384,6 +412,7 @@ def _prepare(
     if checkpoint is not None:
         before = read_recipe(folder)
         refuse_other_run(config, before)
+        refuse_late_cooldown(config, before, checkpointing.read_state(checkpoint)["step"])
         changes = changes_of_steps(config, before)
     folder.mkdir(parents=True, exist_ok=True)
     made_here = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
@@ -414,6 +443,13 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
     if not resume:
         raise ValueError(
             f"output_dir must be new, or --resume be given, got {folder} with {found[-1].name}."
+        )
+    for path, damaged in checkpointing.damaged(folder / "checkpoints", after=found[-1]):
+        logger.warning(
+            "%s is passed over, its %s is missing or cut off: the run goes on from %s.",
+            path.name,
+            damaged,
+            found[-1].name,
         )
     step = checkpointing.read_state(found[-1])["step"]
     if config.max_steps < step:
@@ -468,15 +504,20 @@ def _identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any
     return {
         **steps.fingerprint(),
         "text_sha256": data.facts.get("text_sha256"),
+        "validation_sha256": data.facts["validation_sha256"],
         "tokenizer_sha256": tokenizer_hash(data.tokenizer),
     }
 
 
 def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
     # an earlier version noted no tokenizer
-    now = {name: fact for name, fact in now.items() if name in before}
-    if now != before:
-        raise ValueError(f"a run must be resumed with its own data, {before}, got {now}.")
+    differences = [
+        f"{name} was {before[name]}, got {fact}"
+        for name, fact in now.items()
+        if name in before and fact != before[name]
+    ]
+    if differences:
+        raise ValueError(f"a run must be resumed with its own data: {'; '.join(differences)}.")
 
 
 def _make_model(

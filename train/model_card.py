@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import is_on_hub
+from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     describe_average,
@@ -39,14 +40,14 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
     average = describe_average(folder)
     scores = read_scores(folder)
     steps = max((line["step"] for line in read_metrics(folder)), default=0)
-    corpora = _corpora(config)
+    corpora, on_hub = _corpora(config), _on_hub(folder, config)
     title = folder.resolve().name
     parts = [
-        f"---\n{_metadata(title, config, scores, average).to_yaml()}\n---\n",
+        f"---\n{_metadata(title, config, scores, average, on_hub).to_yaml()}\n---\n",
         f"# {title}: {config.source_lang} to {config.target_lang}\n",
         'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
         f"{num_parameters:,} parameters, trained from nothing for {steps:,} steps on "
-        f"{' and '.join(_data_name(corpus, config) for corpus in corpora)}."
+        f"{' and '.join(_data_name(corpus, on_hub) for corpus in corpora)}."
         f"{f' Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
         f'translate = pipeline("translation", model="{folder.as_posix()}")\n'
@@ -55,8 +56,8 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         f"((5 + length) / 6)^{config.length_penalty_alpha}, at most {config.max_extra_tokens} "
         "tokens more than the source.\n",
         "## Results\n",
-        _results(scores, average),
-        *_examples(folder, scores),
+        _results(scores, average, config),
+        *_examples(folder, scores, average),
         "## Training\n",
         _facts(folder, config, num_parameters),
     ]
@@ -76,16 +77,32 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         "## Environment\n",
         *_environment(folder),
     ]
-    (folder / "README.md").write_text("\n".join(parts), encoding="utf-8")
+    write_whole(folder / "README.md", "\n".join(parts))
+
+
+def _on_hub(folder: Path, config: TrainConfig) -> list[str]:
+    """The corpora that readers of the card find on the Hub."""
+    corpora = [corpus["dataset"] for corpus in _corpora(config)]
+    began = next(iter(read_environment(folder)), {})
+    commits = began.get("dataset_commit", "").split(", ")
+    # what lay beside the run when it began may not be seen from here
+    local = [dataset for dataset, commit in zip(corpora, commits, strict=False) if commit == "none"]
+    languages = (config.source_lang, config.target_lang)
+    return [
+        dataset
+        for dataset in dict.fromkeys(corpora)
+        if dataset not in local and is_on_hub(dataset, *languages)
+    ]
 
 
 def _metadata(
-    title: str, config: TrainConfig, scores: Mapping[str, Mapping[str, Any]], average: str | None
+    title: str,
+    config: TrainConfig,
+    scores: Mapping[str, Mapping[str, Any]],
+    average: str | None,
+    on_hub: list[str],
 ) -> ModelCardData:
     direction = f"{config.source_lang}-{config.target_lang}"
-    corpora = dict.fromkeys(corpus["dataset"] for corpus in _corpora(config))
-    languages = (config.source_lang, config.target_lang)
-    on_hub = [dataset for dataset in corpora if is_on_hub(dataset, *languages)]
     results = [
         EvalResult(
             task_type="translation",
@@ -103,7 +120,9 @@ def _metadata(
         )
         for key, score in scores.items()
         # with other data, another search or other weights it is not a result of this model
-        if key == score["split"] and score.get("average", average) == average
+        if key == score["split"]
+        and not _is_of_others(score, average)
+        and _other_search(key, score, config) is None
         for metric, label in METRICS.items()
         if metric in score
     ]
@@ -133,14 +152,15 @@ def _folder_name(dataset: str) -> str:
     return Path(dataset).resolve().name
 
 
-def _data_name(corpus: Mapping[str, Any], config: TrainConfig) -> str:
+def _data_name(corpus: Mapping[str, Any], on_hub: list[str]) -> str:
     dataset, name = corpus["dataset"], corpus["name"]
-    is_known = is_on_hub(dataset, config.source_lang, config.target_lang)
-    shown = dataset if is_known else _folder_name(dataset)
+    shown = dataset if dataset in on_hub else _folder_name(dataset)
     return f"`{shown}`, `{name}`" if name else f"`{shown}`"
 
 
-def _results(scores: Mapping[str, Mapping[str, Any]], average: str | None) -> str:
+def _results(
+    scores: Mapping[str, Mapping[str, Any]], average: str | None, config: TrainConfig
+) -> str:
     if not scores:
         return "Not evaluated yet.\n"
     # a column for what was measured somewhere
@@ -153,8 +173,12 @@ def _results(scores: Mapping[str, Mapping[str, Any]], average: str | None) -> st
     lines = [f"| split | sentences | {' | '.join(labels.values())} | exact match |"]
     lines += ["|---" * (len(labels) + 3) + "|"]
     for key, score in scores.items():
-        is_other = score.get("average", average) != average
-        cells = [f"{key}, of other weights: {score['average']}" if is_other else key]
+        is_other, search = _is_of_others(score, average), _other_search(key, score, config)
+        cells = [
+            key
+            + (f", of other weights: {score['average']}" if is_other else "")
+            + (f", by another search: {search}" if search else "")
+        ]
         cells.append(f"{score['sentences']:,}")
         cells += [
             f"{score[name]:.{DIGITS.get(name, 2)}f}" if name in score else "-" for name in labels
@@ -168,7 +192,8 @@ def _results(scores: Mapping[str, Mapping[str, Any]], average: str | None) -> st
             lines.append(f"- {label}, {', '.join(of)}: `{signature}`")
     for key, score in scores.items():
         for other, comparison in score.get("against", {}).items():
-            lines += ["", f"{key} beside {other}, by paired bootstrap, with 95% confidence:", ""]
+            shown = f"{key}, of other weights," if _is_of_others(score, average) else key
+            lines += ["", f"{shown} beside {other}, by paired bootstrap, with 95% confidence:", ""]
             lines += [
                 f"- {METRICS[name]} {result['score']:.2f} ± {result['ci']:.2f} against "
                 f"{result['other']:.2f} ± {result['other_ci']:.2f}, p = {result['p_value']:.4f}: "
@@ -184,9 +209,29 @@ def _results(scores: Mapping[str, Mapping[str, Any]], average: str | None) -> st
     return "\n".join(lines) + "\n"
 
 
-def _examples(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _is_of_others(score: Mapping[str, Any], average: str | None) -> bool:
+    """Whether a score is of weights that the run had before it was averaged anew."""
+    return score.get("average", average) != average
+
+
+def _other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> str | None:
+    """By which search a score was found that stands under its split's name, if not the run's own.
+
+    Where a search was asked for it is part of the name.
+    """
+    # an earlier version did not note it
+    search = score.get("search", {})
+    if key != score["split"] or all(getattr(config, name) == it for name, it in search.items()):
+        return None
+    return ", ".join(f"{name} {it}" for name, it in search.items())
+
+
+def _examples(
+    folder: Path, scores: Mapping[str, Mapping[str, Any]], average: str | None
+) -> list[str]:
     """The first sentences of a split of the run's own data."""
-    split = next((key for key, score in scores.items() if key == score["split"]), None)
+    own = [key for key, score in scores.items() if key == score["split"]]
+    split = min(own, key=lambda key: _is_of_others(scores[key], average), default=None)
     if split is None:
         return []
     sides = ("source", "reference", "translation")
@@ -201,7 +246,8 @@ def _examples(folder: Path, scores: Mapping[str, Mapping[str, Any]]) -> list[str
                 f"{path} must have as many lines as {paths[0].name}, {len(columns[0]):,}, got "
                 f"{len(column):,}: evaluate again."
             )
-    lines = [f"The first sentences of {split}; `hypotheses/` has all of them.", ""]
+    others = ", by other weights" if _is_of_others(scores[split], average) else ""
+    lines = [f"The first sentences of {split}{others}; `hypotheses/` has all of them.", ""]
     lines += ["| source | reference | translation |", "|---|---|---|"]
     for row in itertools.islice(zip(*columns, strict=True), EXAMPLES):
         cells = (" ".join(text.replace("|", "\\|").split()) for text in row)
@@ -252,17 +298,21 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     seconds = (read_average(folder) or {}).get("seconds")
     needed = {"gpus", "cpus", "threads_per_process", "processes"}
     # what someone has cut off is not known
-    if seconds is not None and environment and needed <= environment[-1].keys():
-        last_start = environment[-1]
-        devices = last_start["gpus"]
-        if devices == "none":
-            cores = int(last_start["cpus"])
-            used = int(last_start["threads_per_process"]) * int(last_start["processes"])
-            devices = f"{cores} CPU cores" if used >= cores else f"{used} of {cores} CPU cores"
-        facts["time"] = f"{_duration(seconds)} on {devices}"
-        if last_start["processes"] != "1":
-            facts["time"] += f", {last_start['processes']} processes"
+    if seconds is not None and environment and all(needed <= start.keys() for start in environment):
+        # a run may have gone on elsewhere
+        devices = dict.fromkeys(map(_devices, environment))
+        facts["time"] = f"{_duration(seconds)} on {', then '.join(devices)}"
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items())]) + "\n"
+
+
+def _devices(start: Mapping[str, str]) -> str:
+    """What a start of a run has computed on."""
+    devices, processes = start["gpus"], start["processes"]
+    if devices == "none":
+        cores = int(start["cpus"])
+        used = int(start["threads_per_process"]) * int(processes)
+        devices = f"{cores} CPU cores" if used >= cores else f"{used} of {cores} CPU cores"
+    return devices if processes == "1" else f"{devices}, {processes} processes"
 
 
 def _duration(seconds: float) -> str:

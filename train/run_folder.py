@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import CONFIG_NAME
+from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.attention_maps import attention_weights
@@ -40,7 +40,19 @@ SCORES_FILE = "scores.json"
 ENVIRONMENT_FILE = "environment.txt"
 AVERAGE_FILE = "average.json"
 # what a model in a folder consists of, and what was found of it
-MODEL_FILES = (CONFIG_NAME, "model.safetensors", "README.md", SCORES_FILE)
+MODEL_FILES = (
+    CONFIG_NAME,
+    GENERATION_CONFIG_NAME,
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "README.md",
+    AVERAGE_FILE,
+    SCORES_FILE,
+    "hypotheses",
+    "pictures/loss.png",
+    "pictures/attention.png",
+)
 
 
 def environment_facts() -> dict[str, Any]:

@@ -301,21 +301,26 @@ class StreamedSteps(torch.utils.data.Dataset):
             "block_counts": counts,
             "text_sha256": digest.hexdigest(),
         }
-        refuse_useless(counts, f"block {self._position['block']} of the text to train on")
+        # later on, a run would be lost for what is only to be counted
+        if self._position["block"] == 0:
+            refuse_useless(counts, "the first block of the text to train on")
         pairs = Pairs(rows.select_columns(["input_ids", "labels"]), judged)
         numbers = pairs.kept()
-        larger = np.maximum(pairs.source_lengths, pairs.target_lengths)[numbers]
-        refuse_longest(int(larger.max()), self.tokens_per_step)
-        self._block = Block(
-            pairs,
-            numbers,
-            steps_for(int(larger.sum()), self.tokens_per_step),
-            self.length_groups_per_step,
-            np.random.default_rng([self.seed, 4, self._position["block"]]),
-        )
+        self._block = None
+        if len(numbers):
+            larger = np.maximum(pairs.source_lengths, pairs.target_lengths)[numbers]
+            refuse_longest(int(larger.max()), self.tokens_per_step)
+            self._block = Block(
+                pairs,
+                numbers,
+                steps_for(int(larger.sum()), self.tokens_per_step),
+                self.length_groups_per_step,
+                np.random.default_rng([self.seed, 4, self._position["block"]]),
+            )
+        num_steps = len(self._block.steps) if self._block else 0
         self._following = {
             "block": self._position["block"] + 1,
-            "first_step": self._position["first_step"] + len(self._block.steps),
+            "first_step": self._position["first_step"] + num_steps,
             "places": self._places,
             "counts": dict(Counter(self._position["counts"]) + Counter(counts)),
         }

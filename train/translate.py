@@ -123,7 +123,15 @@ def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
 
     lines = read_lines(arriving(), name)
     for first in lines:
-        yield [first, *islice(lines, counts.popleft() - 1)]
+        come = [first]
+        try:
+            for line in islice(lines, counts.popleft() - 1):
+                come.append(line)
+        except ValueError:
+            # those before the one that cannot be read have their answers
+            yield come
+            raise
+        yield come
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -169,12 +177,13 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         metavar="FILE",
         nargs="?",
         default=None,
-        help="a text file, plain or .gz; stdin if not given",
+        help="a text file, plain or .gz; stdin if not given, or -",
     )
     add_search(parser)
     # a file may come after flags
     search = vars(parser.parse_intermixed_args(argv))
     path = search.pop("file")
+    path = None if path == "-" else path
     for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
             raise ValueError(f"{name} must be open, got a closed one.")
