@@ -322,6 +322,7 @@ def test_the_facts_of_a_streamed_run_are_noted(tmp_path):
     _, data = prepared(stream_settings(corpus, tmp_path / "run"))
     assert data.pairs is None
     assert len(data.validation.kept()) == 11
+    assert len(data.facts.pop("validation_sha256")) == 64
     assert data.facts == {
         "dataset_commit": "none",
         "cleaning": "as it is read, in metrics.jsonl",
