@@ -184,6 +184,15 @@ def test_the_speed_is_that_of_the_study_that_is_kept(column, study, section, whi
     assert shown == expected
 
 
+def test_the_memory_of_a_stream_is_that_of_the_studies_that_are_kept():
+    after = []
+    for copies in (1, 4, 16):
+        study = kept(f"2026-11-24-data-streamed/copies-{copies}/study.json")
+        rows = dict(study["sections"]["data"]["rows"])
+        after.append(re.search(r"; (\d+) MB,", rows["block 7"])[1])
+    assert f"it is {after[0]}, {after[1]} and {after[2]} MB after eight\n" in README
+
+
 def test_what_data_takes_is_what_is_kept():
     """Each number of the table stands in one of the two studies."""
     table = README.split("](results/2026-11-22-data)):\n\n| | measured |\n")[1].split("\n\n")[0]
