@@ -219,7 +219,7 @@ def test_a_rate_does_not_begin_to_fall_before_the_step_that_is_gone_on_from():
     refuse_late_cooldown(falling, falling, 120)
 
 
-def test_a_run_that_was_moved_is_not_gone_on_with_where_it_was(tmp_path):
+def test_a_run_that_was_moved_is_not_gone_on_with_where_it_was(tmp_path, monkeypatch):
     folder = tmp_path / "moved"
     (folder / "checkpoints").mkdir(parents=True)
     recipe = folder / "recipe.yaml"
@@ -230,6 +230,9 @@ def test_a_run_that_was_moved_is_not_gone_on_with_where_it_was(tmp_path):
     assert parse_arguments([str(recipe), "--resume", *given])[0].output_dir == str(folder)
     save_config(load_config("demo", {"output_dir": str(folder)}), recipe)
     assert parse_arguments([str(recipe), "--resume"])[0].output_dir == str(folder)
+    # a recipe of the package lies in no folder of a run
+    monkeypatch.chdir(folder)
+    assert parse_arguments(["demo", "--resume"])[0].output_dir == "runs/demo"
 
 
 def test_help_shows_a_value_as_the_flag_takes_it(capsys):

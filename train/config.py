@@ -28,6 +28,8 @@ from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.files import write_whole
 
 RECIPES = Path(__file__).parent / "recipes"
+# of a run, in its folder
+RECIPE_FILE = "recipe.yaml"
 PRECISIONS = ("fp32", "bf16", "fp16")
 # what a recipe says of each run of it that was measured, under this name
 MEASURED = "measured"
@@ -553,7 +555,8 @@ def parse_arguments(
 def _refuse_other_folder(recipe: Path, config: TrainConfig):
     # a run that was moved or copied has its recipe beside it, which names the folder it was in
     folder = recipe.parent
-    if (folder / "checkpoints").is_dir() and folder.resolve() != Path(config.output_dir).resolve():
+    is_of_a_run = recipe.name == RECIPE_FILE and (folder / "checkpoints").is_dir()
+    if is_of_a_run and folder.resolve() != Path(config.output_dir).resolve():
         raise ValueError(
             f"output_dir must be given where a run was moved: {recipe} says {config.output_dir}, "
             f"and lies beside checkpoints in {folder}."

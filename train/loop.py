@@ -512,9 +512,9 @@ def _identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any
 def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
     # an earlier version noted no tokenizer
     differences = [
-        f"{name} was {before[name]}, got {fact}"
-        for name, fact in now.items()
-        if name in before and fact != before[name]
+        f"{name} was {fact}, got {now.get(name)}"
+        for name, fact in before.items()
+        if now.get(name) != fact
     ]
     if differences:
         raise ValueError(f"a run must be resumed with its own data: {'; '.join(differences)}.")

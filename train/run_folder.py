@@ -21,7 +21,7 @@ from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.hub import check_local, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
-from vanilla_transformer.train.config import TrainConfig, load_config
+from vanilla_transformer.train.config import RECIPE_FILE, TrainConfig, load_config
 
 LIBRARIES = (
     "vanilla_transformer",
@@ -34,7 +34,6 @@ LIBRARIES = (
     "sacrebleu",
     "sacremoses",
 )
-RECIPE_FILE = "recipe.yaml"
 METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 ENVIRONMENT_FILE = "environment.txt"
