@@ -525,8 +525,8 @@ def parse_arguments(
     )
     for known in dataclasses.fields(TrainConfig):
         # as the flag takes it
-        is_list = isinstance(known.default, type(dataclasses.MISSING))
-        default = "" if is_list else _flag_text(known.default)
+        is_empty = known.default is dataclasses.MISSING
+        default = "" if is_empty else _flag_text(known.default)
         parser.add_argument(
             f"--{known.name}",
             metavar="VALUE",

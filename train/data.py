@@ -4,6 +4,7 @@ import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import datasets
@@ -47,6 +48,7 @@ class Texts:
         weights: Their shares; None where all pairs come once an epoch.
         validation: The split to watch the loss on, if there is one.
         commits: Where on the Hub each corpus was, if it was there.
+        languages: Source and target.
     """
 
     train: list[datasets.Dataset] | list[datasets.IterableDataset]
@@ -54,6 +56,12 @@ class Texts:
     weights: list[float] | None
     validation: datasets.Dataset | None
     commits: list[str | None]
+    languages: tuple[str, str]
+
+    @cached_property
+    def hashes(self) -> list[str]:
+        """SHA-256 of each corpus to train on; none of a stream can be known."""
+        return [text_hash(rows, self.languages, "train") for rows in self.train]
 
 
 @dataclass
@@ -119,7 +127,7 @@ def load_texts(config: TrainConfig) -> Texts:
     """
     main = {"dataset": config.dataset, "name": config.name, "revision": config.revision}
     corpora = [main | {"weight": config.weight}, *config.mix]
-    texts = Texts([], [], None, None, [])
+    texts = Texts([], [], None, None, [], (config.source_lang, config.target_lang))
     for corpus in corpora:
         place = [corpus[name] for name in ("dataset", "name", "revision")]
         splits = _load(corpus, config)
@@ -226,16 +234,15 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
     if config.streaming:
         facts = {**shared, "cleaning": "as it is read, in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
-    hashes = [text_hash(rows, languages, "train") for rows in texts.train]
     parts = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
-        for rows, text_sha256 in zip(texts.train, hashes, strict=True)
+        for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
     sizes = [len(part) for part in parts]
     spelled = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256, spelling)
         for spelling in _spellings(config)
-        for rows, text_sha256 in zip(texts.train, hashes, strict=True)
+        for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
     pairs = prepare_pairs(parts, **_rules(config), spelled=spelled)
     said = []
@@ -245,7 +252,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         said.append(f"{name}: {say_counts(counts)}")
         logger.info("training pairs of %s", said[-1])
         refuse_useless(counts, name)
-    facts = {"text_sha256": ", ".join(hashes), **shared, "cleaning": "; ".join(said)}
+    facts = {"text_sha256": ", ".join(texts.hashes), **shared, "cleaning": "; ".join(said)}
     return Data(texts, tokenizer, pairs, sizes, validation, facts)
 
 

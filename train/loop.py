@@ -47,7 +47,6 @@ from vanilla_transformer.train.config import (
     refuse_other_vocabulary,
     save_config,
 )
-from vanilla_transformer.train.corpus import text_hash
 from vanilla_transformer.train.data import (
     Data,
     Texts,
@@ -145,16 +144,11 @@ def prepare_tokenizer(
         shutil.rmtree(unfinished, ignore_errors=True)
         save_tokenizer(tokenizer, unfinished)
         if config.tokenizer is None and not config.streaming:
-            (unfinished / TEXT_FILE).write_text(_hashes(config, texts) + "\n", encoding="utf-8")
+            (unfinished / TEXT_FILE).write_text(", ".join(texts.hashes) + "\n", encoding="utf-8")
         # whoever finds the vocabulary finds what it was made with
         save_config(config, folder / RECIPE_FILE)
         unfinished.rename(own)
     return tokenizer
-
-
-def _hashes(config: TrainConfig, texts: Texts) -> str:
-    languages = (config.source_lang, config.target_lang)
-    return ", ".join(text_hash(rows, languages, "train") for rows in texts.train)
 
 
 def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):
@@ -162,7 +156,7 @@ def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Pat
     # an earlier version noted none, and of a stream nothing is known before it is read
     if config.streaming or not noted.is_file():
         return
-    before, now = noted.read_text(encoding="utf-8").strip(), _hashes(config, texts)
+    before, now = noted.read_text(encoding="utf-8").strip(), ", ".join(texts.hashes)
     if now != before:
         raise ValueError(
             f"output_dir must be new, or its vocabulary have been learned from the same text: the "
