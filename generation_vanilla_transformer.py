@@ -30,7 +30,7 @@ from transformers.generation import (
     SuppressTokensLogitsProcessor,
 )
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
-from transformers.modeling_outputs import BaseModelOutput
+from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
 from .engine_vanilla_transformer import (
     Decoding,
@@ -40,9 +40,12 @@ from .engine_vanilla_transformer import (
     why_not,
 )
 
+# name of the cache in outputs and among the arguments that `generate` passes: `past_key_values` in
+# transformers before 5.24
+CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8")
 # what an engine knows of what the library gives the model, beside what says nothing
-ENGINE_ARGUMENTS = ("encoder_outputs", "attention_mask", "past_key_values", "decoder_input_ids")
+ENGINE_ARGUMENTS = ("encoder_outputs", "attention_mask", CACHE_NAME, "decoder_input_ids")
 SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
 # how many of the sentences must be done before an engine's caches are copied without them
 SHARE_THAT_LEAVES = 0.1
@@ -498,7 +501,7 @@ class PaperBeamSearch:
         """Score every token after every open hypothesis, [B, K, V]."""
         length = self.prompt_length + step - 1
         ids = self.open.ids[:, :, :length].flatten(0, 1)  # [B * K, length]
-        cache = self.model_kwargs.get("past_key_values")
+        cache = self.model_kwargs.get(CACHE_NAME)
         unseen = None if cache is None else 1
         if cache is not None and step == 1:
             unseen = length - int(cache.get_seq_length())
@@ -624,7 +627,7 @@ class PaperBeamSearch:
                 self.chosen_beams = self.chosen_beams[kept]
             self.decoding.follow(self.chosen_beams, kept)
             return
-        cache = self.model_kwargs.get("past_key_values")
+        cache = self.model_kwargs.get(CACHE_NAME)
         fixed_size = cache is not None and cache.is_compileable
         # outputs for each step, and collective steps, need every row to the end
         if fixed_size or self.config.return_dict_in_generate or self.synced_gpus:
@@ -683,7 +686,7 @@ class PaperBeamSearch:
             encoder_hidden_states=(
                 encoder_outputs.get("hidden_states") if config.output_hidden_states else None
             ),
-            past_key_values=self.model_kwargs.get("past_key_values"),
+            **{CACHE_NAME: self.model_kwargs.get(CACHE_NAME)},
             **{name: tuple(steps) or None for name, steps in self.record.items()},
         )
 
@@ -830,7 +833,7 @@ def needs_modules(config: GenerationConfig, model_kwargs: dict) -> str | None:
         return "use_cache=True, got False"
     if config.cache_implementation is not None:
         return f"no cache_implementation, got {config.cache_implementation}"
-    cache = model_kwargs.get("past_key_values")
+    cache = model_kwargs.get(CACHE_NAME)
     if cache is not None and (
         type(cache) is not EncoderDecoderCache
         or type(cache.self_attention_cache) is not DynamicCache

@@ -18,8 +18,10 @@ widths of a head's keys and values, d_model width of the residual stream, d_ff i
 in the vocabulary.
 """
 
+import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +35,7 @@ from transformers import (
 )
 from transformers import initialization as init
 from transformers.activations import ACT2FN
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -47,8 +50,17 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .generation_vanilla_transformer import PaperSearchMixin
+from .configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
+from .generation_vanilla_transformer import CACHE_NAME, PaperSearchMixin
+
+# arguments that the library passes to every `forward`, for its decorators, the loss and the head
+LIBRARY_ARGUMENTS = (
+    "logits_to_keep",
+    "num_items_in_batch",
+    "output_attentions",
+    "output_hidden_states",
+    "use_cache",
+)
 
 # ---- 3.2.1 Scaled Dot-Product Attention ----
 
@@ -141,7 +153,7 @@ class MultiHeadAttention(nn.Module):
         x: Tensor,
         memory: Tensor | None,
         mask: Tensor | None,
-        past_key_values: EncoderDecoderCache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
         """Let each position of `x` gather from `memory`, or from `x` itself.
@@ -150,14 +162,14 @@ class MultiHeadAttention(nn.Module):
             x: Where the queries come from, [B, Q, d_model].
             memory: Where keys and values come from, [B, K, d_model]; `x` where None.
             mask: What the library made for its implementation; None where nothing is masked.
-            past_key_values: Keys and values of earlier steps.
+            cache: Keys and values of earlier steps.
             kwargs: For the attention implementation.
 
         Returns:
             What was gathered [B, Q, d_model], and the weights [B, h, Q, K] where they are computed.
         """
         query = self._heads(self.q_proj(x), self.d_k)  # [B, h, Q, d_k]
-        key, value = self._keys_and_values(x, memory, past_key_values)
+        key, value = self._keys_and_values(x, memory, cache)
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
@@ -174,25 +186,20 @@ class MultiHeadAttention(nn.Module):
         return self.out_proj(context.reshape(*x.shape[:-1], -1)), weights
 
     def _keys_and_values(
-        self, x: Tensor, memory: Tensor | None, past_key_values: EncoderDecoderCache | None
+        self, x: Tensor, memory: Tensor | None, cache: EncoderDecoderCache | None
     ) -> tuple[Tensor, Tensor]:
-        is_cross_attention = memory is not None
-        cache, is_cross_attention = None, memory is not None
-        if past_key_values is not None:
-            cache = past_key_values.self_attention_cache
-            if is_cross_attention:
-                cache = past_key_values.cross_attention_cache
-                if past_key_values.is_updated.get(self.layer_idx):
-                    layer = cache.layers[self.layer_idx]
-                    return layer.keys, layer.values
-        source = memory if is_cross_attention else x
+        if cache is not None and memory is not None and cache.is_updated.get(self.layer_idx):
+            layer = cache.cross_attention_cache.layers[self.layer_idx]
+            return layer.keys, layer.values
+        source = x if memory is None else memory
         key = self._heads(self.k_proj(source), self.d_k)  # [B, h, K, d_k]
         value = self._heads(self.v_proj(source), self.d_v)  # [B, h, K, d_v]
         if cache is None:
             return key, value
-        if is_cross_attention:
-            past_key_values.is_updated[self.layer_idx] = True
-        return cache.update(key, value, self.layer_idx)
+        if memory is None:
+            return cache.self_attention_cache.update(key, value, self.layer_idx)
+        cache.is_updated[self.layer_idx] = True
+        return cache.cross_attention_cache.update(key, value, self.layer_idx)
 
     @staticmethod
     def _heads(x: Tensor, width: int) -> Tensor:
@@ -323,7 +330,7 @@ class DecoderLayer(TransformerLayer):
         mask: Tensor | None,
         memory: Tensor,
         memory_mask: Tensor | None,
-        past_key_values: Cache | None = None,
+        cache: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
         """Refine the target representation.
@@ -333,7 +340,7 @@ class DecoderLayer(TransformerLayer):
             mask: Hides the future, and padding.
             memory: Output of the encoder, [B, S, d_model].
             memory_mask: Hides the source's padding; None where there is none.
-            past_key_values: Keys and values of earlier steps.
+            cache: Keys and values of earlier steps.
             kwargs: For the attention implementation.
 
         Returns:
@@ -341,10 +348,10 @@ class DecoderLayer(TransformerLayer):
         """
 
         def attend_to_past(x: Tensor) -> Tensor:
-            return self.self_attention(x, None, mask, past_key_values, **kwargs)[0]
+            return self.self_attention(x, None, mask, cache, **kwargs)[0]
 
         def attend_to_memory(x: Tensor) -> Tensor:
-            return self.cross_attention(x, memory, memory_mask, past_key_values, **kwargs)[0]
+            return self.cross_attention(x, memory, memory_mask, cache, **kwargs)[0]
 
         x = self.add_and_norm(x, attend_to_past, self.self_attention_norm)
         x = self.add_and_norm(x, attend_to_memory, self.cross_attention_norm)
@@ -461,6 +468,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _can_compile_fullgraph = True
+    _skip_keys_device_placement = ["cache", "past_key_values"]
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
@@ -496,6 +504,29 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 decoder.embed_tokens, new_num_tokens, pad_to_multiple_of, mean_resizing
             )
         return resized
+
+    def _refuse_unknown(self, arguments: Mapping[str, Any]):
+        """Refuse what neither `forward` nor the attention function would read."""
+        given = [name for name, it in arguments.items() if it is not None and it is not False]
+        unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
+        if not unknown:
+            return
+        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention
+        )
+        parameters = inspect.signature(attention).parameters
+        names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
+        # these two take any name and ignore it; every other function may read what it takes
+        ignores_others = attention in (eager_attention, sdpa_attention_forward)
+        if len(names) < len(parameters) and not ignores_others:
+            return
+        known = [*inspect.signature(type(self).forward).parameters, *names]
+        for name in unknown:
+            if name not in names:
+                raise TypeError(
+                    f"{type(self).__name__}.forward does not know the argument {name!r}, and "
+                    f"neither does its attention function.{closest_name(name, known)}"
+                )
 
     def _final_norm(self) -> nn.Module:
         # CODEPATH: layers that normalize their input leave their last output to a final norm
@@ -559,14 +590,17 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
             input_ids: Source tokens, [B, S].
             attention_mask: 1 for a token, 0 for padding, [B, S]; all tokens where None.
             inputs_embeds: Embedded source in place of `input_ids`, not yet scaled, [B, S, d_model].
-            kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+            kwargs: `output_attentions`, `output_hidden_states`, and arguments of the attention
+                function.
 
         Returns:
             `last_hidden_state` is the memory, [B, S, d_model].
 
         Raises:
+            TypeError: If an argument is unknown.
             ValueError: If not exactly one of `input_ids` and `inputs_embeds` is given.
         """
+        self._refuse_unknown(kwargs)
         embedded = self._embed(input_ids, inputs_embeds)
         mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=embedded, attention_mask=attention_mask
@@ -619,9 +653,10 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         attention_mask: Tensor | None = None,
         encoder_hidden_states: Tensor | None = None,
         encoder_attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
         """Read the target so far, and the memory.
@@ -631,36 +666,42 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             attention_mask: 1 for a token, 0 for padding, [B, T]; all tokens where None.
             encoder_hidden_states: The memory, [B, S, d_model].
             encoder_attention_mask: 1 for a source token, 0 for padding, [B, S].
-            past_key_values: Keys and values of earlier steps; the tokens given come after them.
+            cache: Keys and values of earlier steps; the tokens given come after them.
             inputs_embeds: Embedded target in place of `input_ids`, not yet scaled, [B, T, d_model].
             use_cache: Return keys and values for the next step; never while training.
-            kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+            past_key_values: Name of `cache` in transformers before 5.24.
+            kwargs: `output_attentions`, `output_hidden_states`, and arguments of the attention
+                function.
 
         Returns:
-            `last_hidden_state`, [B, T, d_model], and `past_key_values` where a cache is used.
+            `last_hidden_state`, [B, T, d_model], and the cache if one is used: `cache`, or
+            `past_key_values` in transformers before 5.24.
 
         Raises:
-            ValueError: If the memory is missing, or not exactly one of `input_ids` and
-                `inputs_embeds` is given.
+            TypeError: If an argument is unknown.
+            ValueError: If the memory is missing, both names of the cache are given, or not exactly
+                one of `input_ids` and `inputs_embeds` is given.
         """
+        self._refuse_unknown(kwargs)
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states must be given: every layer attends to them.")
         embedded = self._embed(input_ids, inputs_embeds)
-        if use_cache and past_key_values is None and not self.training:
-            past_key_values = EncoderDecoderCache(
+        if cache is not None and past_key_values is not None:
+            raise ValueError(
+                "cache and past_key_values are two names of one argument: give one, got both."
+            )
+        cache = past_key_values if cache is None else cache
+        if use_cache and cache is None and not self.training:
+            cache = EncoderDecoderCache(
                 DynamicCache(config=self.config), DynamicCache(config=self.config)
             )
-        if past_key_values is not None and not isinstance(past_key_values, EncoderDecoderCache):
-            # of the target alone: keys and values of the memory are made anew
-            past_key_values = EncoderDecoderCache(past_key_values, DynamicCache(config=self.config))
-        past_length = 0 if past_key_values is None else past_key_values.get_seq_length()
-        own_cache = None if past_key_values is None else past_key_values.self_attention_cache
-        mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=embedded,
-            attention_mask=attention_mask,
-            past_key_values=own_cache,
-        )
+        if cache is not None and not isinstance(cache, EncoderDecoderCache):
+            # a cache of the target only: keys and values of the memory are computed again
+            cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        past_length = 0 if cache is None else cache.get_seq_length()
+        own_cache = None if cache is None else cache.self_attention_cache
+        # by position: transformers 5.24 renamed the last argument
+        mask = create_causal_mask(self.config, embedded, attention_mask, own_cache)
         memory_mask = create_bidirectional_mask(
             config=self.config,
             inputs_embeds=embedded,
@@ -674,11 +715,11 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
                 mask,
                 encoder_hidden_states,
                 memory_mask,
-                past_key_values=past_key_values,
+                cache=cache,
                 **kwargs,
             )
         return BaseModelOutputWithPastAndCrossAttentions(
-            last_hidden_state=self.norm(x), past_key_values=past_key_values
+            last_hidden_state=self.norm(x), **{CACHE_NAME: cache}
         )
 
 
@@ -722,10 +763,11 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
         """Read source and target.
@@ -736,14 +778,19 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             decoder_input_ids: Target tokens, shifted right, [B, T].
             decoder_attention_mask: 1 for a target token, 0 for padding, [B, T].
             encoder_outputs: What the encoder gave for this source, in place of the source.
-            past_key_values: Keys and values of earlier steps.
+            cache: Keys and values of earlier steps.
             inputs_embeds: Embedded source, not yet scaled, [B, S, d_model].
             decoder_inputs_embeds: Embedded target, not yet scaled, [B, T, d_model].
             use_cache: Return keys and values for the next step; never while training.
-            kwargs: `output_attentions`, `output_hidden_states`, and what attention takes.
+            past_key_values: Name of `cache` in transformers before 5.24.
+            kwargs: `output_attentions`, `output_hidden_states`, and arguments of the attention
+                function.
 
         Returns:
             States of the decoder, [B, T, d_model], and of the encoder, [B, S, d_model].
+
+        Raises:
+            TypeError: If an argument is unknown.
         """
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -759,6 +806,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
             attention_mask=decoder_attention_mask,
             encoder_hidden_states=encoder_outputs.last_hidden_state,
             encoder_attention_mask=attention_mask,
+            cache=cache,
             past_key_values=past_key_values,
             inputs_embeds=decoder_inputs_embeds,
             use_cache=use_cache,
@@ -766,7 +814,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
         return Seq2SeqModelOutput(
             last_hidden_state=decoder_outputs.last_hidden_state,
-            past_key_values=decoder_outputs.past_key_values,
+            **{CACHE_NAME: decoder_outputs.get(CACHE_NAME)},
             decoder_hidden_states=decoder_outputs.hidden_states,
             decoder_attentions=decoder_outputs.attentions,
             cross_attentions=decoder_outputs.cross_attentions,
@@ -837,12 +885,13 @@ class VanillaTransformerForConditionalGeneration(
         decoder_input_ids: Tensor | None = None,
         decoder_attention_mask: Tensor | None = None,
         encoder_outputs: BaseModelOutput | tuple[Tensor, ...] | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         decoder_inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
+        past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
         """Score the next token at each target position.
@@ -853,18 +902,22 @@ class VanillaTransformerForConditionalGeneration(
             decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` where None.
             decoder_attention_mask: 1 for a target token, 0 for padding, [B, T].
             encoder_outputs: What the encoder gave for this source, in place of the source.
-            past_key_values: Keys and values of earlier steps.
+            cache: Keys and values of earlier steps.
             inputs_embeds: Embedded source, not yet scaled, [B, S, d_model].
             decoder_inputs_embeds: Embedded target, not yet scaled, [B, T, d_model].
             labels: Target tokens, -100 where none counts, [B, T].
             use_cache: Return keys and values for the next step; never while training.
             logits_to_keep: Number of last positions to score, or their indices; 0 is all.
+            past_key_values: Name of `cache` in transformers before 5.24.
             kwargs: `num_items_in_batch` to divide the summed loss by, `output_attentions`,
-                `output_hidden_states`, and what attention takes.
+                `output_hidden_states`, and arguments of the attention function.
 
         Returns:
             `logits`, [B, T, V], and `loss` where labels are given: the mean over the labels that
             count, or their sum over `num_items_in_batch`.
+
+        Raises:
+            TypeError: If an argument is unknown.
         """
         if labels is not None:
             use_cache = False
@@ -876,6 +929,7 @@ class VanillaTransformerForConditionalGeneration(
             decoder_input_ids=decoder_input_ids,
             decoder_attention_mask=decoder_attention_mask,
             encoder_outputs=encoder_outputs,
+            cache=cache,
             past_key_values=past_key_values,
             inputs_embeds=inputs_embeds,
             decoder_inputs_embeds=decoder_inputs_embeds,
@@ -890,7 +944,7 @@ class VanillaTransformerForConditionalGeneration(
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,
-            past_key_values=outputs.past_key_values,
+            **{CACHE_NAME: outputs.get(CACHE_NAME)},
             decoder_hidden_states=outputs.decoder_hidden_states,
             decoder_attentions=outputs.decoder_attentions,
             cross_attentions=outputs.cross_attentions,

@@ -176,7 +176,7 @@ class DecoderGraph(nn.Module):
             input_ids=input_ids,
             encoder_hidden_states=memory,
             encoder_attention_mask=mask,
-            past_key_values=cache,
+            cache=cache,
             use_cache=True,
         ).last_hidden_state
         return self.lm_head(states)

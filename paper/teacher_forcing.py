@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.attention_maps import token_texts
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.trained import add_model_flag, load_trained
 from vanilla_transformer.pictures import new_figure
@@ -80,12 +81,12 @@ def losses_step_by_step(
         outputs = model(
             encoder_outputs=memory,
             decoder_input_ids=read,
-            past_key_values=cache,
+            cache=cache,
             use_cache=use_cache,
             logits_to_keep=1,
         )
         logits.append(outputs.logits)
-        cache = outputs.past_key_values
+        cache = outputs.get(CACHE_NAME)
     return _losses(torch.cat(logits, dim=1), labels)
 
 

@@ -10,7 +10,15 @@ import torch
 from packaging.version import Version
 from safetensors import safe_open
 from torch import nn
-from transformers import AutoModel, AutoModelForSeq2SeqLM, DynamicCache, EncoderDecoderCache
+from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    DynamicCache,
+    EncoderDecoderCache,
+)
+from transformers.masking_utils import eager_mask
 
 from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -18,7 +26,11 @@ from vanilla_transformer import (
     sinusoidal_encoding,
 )
 from vanilla_transformer.conversion import from_torch
-from vanilla_transformer.modeling_vanilla_transformer import scaled_dot_product_attention
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
+from vanilla_transformer.modeling_vanilla_transformer import (
+    eager_attention,
+    scaled_dot_product_attention,
+)
 
 LOW = torch.finfo(torch.float32).min
 
@@ -190,8 +202,9 @@ CACHED = [
 ]
 
 
+@pytest.mark.parametrize("name", ["cache", "past_key_values"])
 @pytest.mark.parametrize("options", CACHED)
-def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options):
+def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options, name):
     model = small_model(**options)
     target = batch["decoder_input_ids"]
     with torch.no_grad():
@@ -204,8 +217,9 @@ def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options):
                 attention_mask=batch["attention_mask"],
                 encoder_outputs=(whole.encoder_last_hidden_state,),
                 decoder_input_ids=target[:, first:last],
-                past_key_values=cache,
+                **{name: cache},
             )
+            assert part[CACHE_NAME] is cache
             close(part.logits, whole.logits[:, first:last], atol=1e-5)
     assert cache.get_seq_length() == 5
 
@@ -219,15 +233,65 @@ def test_a_cache_of_the_target_alone_does_as_well(small_model, batch):
         memory["encoder_outputs"] = (whole.encoder_last_hidden_state,)
         for first, last in ((0, 2), (2, 5)):
             target = batch["decoder_input_ids"][:, first:last]
-            part = model(**memory, decoder_input_ids=target, past_key_values=cache)
+            part = model(**memory, decoder_input_ids=target, cache=cache)
             close(part.logits, whole.logits[:, first:last], atol=1e-5)
     assert cache.get_seq_length() == 5
 
 
 def test_a_step_of_training_keeps_no_cache(small_model, batch):
     model = small_model()
-    assert model(**batch, use_cache=True).past_key_values is not None
-    assert model.train()(**batch, use_cache=True).past_key_values is None
+    assert CACHE_NAME in model(**batch, use_cache=True)
+    assert CACHE_NAME not in model.train()(**batch, use_cache=True)
+
+
+def test_the_two_names_of_the_cache_are_refused_together(small_model, batch):
+    cache = DynamicCache()
+    with pytest.raises(ValueError, match="cache and past_key_values are two names of one argument"):
+        small_model()(**batch, cache=cache, past_key_values=cache)
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+@pytest.mark.parametrize(
+    "name", ["position_ids", "head_mask", "token_type_ids", "cu_seq_lens_q", "caches"]
+)
+def test_an_argument_that_would_be_ignored_is_refused(small_model, batch, attention, name):
+    model = small_model()
+    model.set_attn_implementation(attention)
+    encoded = model.get_encoder()(batch["input_ids"])
+    calls = [
+        lambda **extra: model(**batch, **extra),
+        lambda **extra: model.model(**batch, **extra),
+        lambda **extra: model.get_encoder()(batch["input_ids"], **extra),
+        lambda **extra: model(
+            encoder_outputs=encoded, decoder_input_ids=batch["decoder_input_ids"], **extra
+        ),
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=f"forward does not know the argument '{name}'"):
+            call(**{name: torch.ones(4, 7)})
+        call(**{name: None})
+
+
+def test_an_unknown_argument_is_answered_with_the_closest_name(small_model, batch):
+    with pytest.raises(TypeError, match=r"'input_embeds'.* Did you mean 'inputs_embeds'\?"):
+        small_model()(**batch, input_embeds=torch.ones(4, 7, 12))
+
+
+def test_an_attention_function_reads_arguments_of_its_own(small_model, batch):
+    def scaled(module, query, key, value, attention_mask, temperature=1.0, **kwargs):
+        return eager_attention(module, query / temperature, key, value, attention_mask)
+
+    def any_name(module, query, key, value, attention_mask, **kwargs):
+        return scaled(module, query, key, value, attention_mask, kwargs.get("heat", 1.0))
+
+    model = small_model()
+    plain = model(**batch).logits
+    for number, (function, name) in enumerate(((scaled, "temperature"), (any_name, "heat"))):
+        AttentionInterface.register(f"test_{number}", function)
+        AttentionMaskInterface.register(f"test_{number}", eager_mask)
+        model.set_attn_implementation(f"test_{number}")
+        close(model(**batch).logits, plain, atol=1e-5)
+        assert not torch.allclose(model(**batch, **{name: 5.0}).logits, plain, atol=1e-3)
 
 
 def test_without_positions_the_source_is_a_set(small_model):
