@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all check style wheel clean
+.PHONY: help demo bench test test-all check style digests wheel clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -33,6 +33,9 @@ check: $(READY)  ## formatting, lint, and the library's own lint of model files
 style: $(READY)  ## format, and mend what lint can mend
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+digests: $(READY)  ## after a change of the model: note the code that the search engine computes
+	$(BIN)/python tests/digests.py
 
 wheel: $(READY)  ## a wheel for a release, in dist/
 	rm -rf build dist

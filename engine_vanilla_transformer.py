@@ -1,162 +1,62 @@
-"""The model's arithmetic laid out for search: the same numbers, sooner.
+"""Search engine: the arithmetic of the released model, packed for search.
 
-`generate` takes it wherever it finds the same translations as the model's own modules, which stay
-the reference. Weights are packed once and watched: what changes them is seen before the next
-search. On a GPU, where to begin a kernel takes longer than its arithmetic, it is the number of
-kernels that is small, and the host waits for the device once a step.
+The engine computes the same numbers as the model's modules, and faster: weights are packed once,
+padding is left out, and the self-attention cache never moves. `engine_for` returns an engine only
+if the model runs the released code (`identity_vanilla_transformer`) and a probe of the engine gives
+the logits of the modules. Otherwise it returns the reason, and the modules run.
 
-Shapes: B sentences, R rows of each (1 or beams), S source positions, N source tokens without
-padding, W slots of the self-attention cache, h heads, C candidates, V tokens in the vocabulary.
+Shapes: B sentences, R rows of a sentence (1 or the number of beams), S source positions, N source
+tokens without padding, W slots of the self-attention cache, h heads, V tokens in the vocabulary.
 """
 
 import functools
+import logging
 import math
-import platform
-import sys
 import threading
-import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-# rows that products are packed for, and numbers of rows that may come, to try what is packed with
-PACKED_ROWS = 128
-TRIED_ROWS = (1, 4, 7, 60, 300)
-# numbers of rows beyond it are made multiples of it, where a kernel is made for each number
-ROWS_TOGETHER = 8
-# the likeliest tokens are looked for among the best of so many groups of the vocabulary
-TOKENS_PER_GROUP = 64
-SMALLEST_GROUPED_VOCABULARY = 4096
-# scores of attention in memory at a time
-MOST_SCORES = 2**25
-# slots for keys and values at first
-FIRST_SLOTS = 64
-# beyond this an exponential of float32 needs the largest logit taken off
-LARGEST_SAFE_LOGIT = 60.0
-HIGHEST_INT8 = 127
-SMALLEST_SCALE = 1e-12
-# kernels in whole numbers: the sooner one for few outputs of all rows together, and for more
-INT8_KERNELS = ("fbgemm", "onednn")
-FEW_OUTPUTS = 2**19
+from .identity_vanilla_transformer import (
+    attention_difference,
+    computing_modules,
+    first_difference,
+)
+from .kernels_vanilla_transformer import FloatProduct, Int8Product, PlainProduct
+from .search_vanilla_transformer import Decoding
 
-# a processor's packed products are of one type
+# number of scores of attention in memory at a time
+MOST_SCORES = 2**25
+# number of slots that the self-attention cache begins with
+FIRST_SLOTS = 64
+
+# packed products on a CPU exist in float32 only
 CPU_DTYPES = (torch.float32,)
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PLAIN_MODULES = (nn.Linear, nn.LayerNorm, nn.Embedding, nn.Dropout, nn.Identity, nn.ModuleList)
-ACTIVATION_MODULES = ("transformers.activations", "torch.nn.modules.activation")
-ATTENTION_KERNELS = ("eager", "sdpa", "sdpa_float32")
-# where hooks come from that do nothing to a search: what is left after outputs of layers were asked
-# for, and what lets gradients begin at the embeddings
-HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 
-_engines: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-# every thread that searches asks for one, and torch packs for one kernel at a time
-_engines_lock = threading.Lock()
+# attributes of the released modules that the engine reads
+SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
+# matrix-vector products read memory fastest with rows of this length
+NUMBERS_PER_SUM = 4096
+# lengths of the sources of the probe
+PROBE_LENGTHS = (7, 4, 2)
+# allowed difference between the logits of engine and modules, in standard deviations of the logits:
+# the largest one in float32, the root mean square with rounding of half precision and of int8
+FLOAT32_TOLERANCE, HALF_TOLERANCE, INT8_TOLERANCE = 1e-3, 0.05, 0.5
 
-
-class FloatProduct:
-    """x W^T + b for one or several linear layers side by side, with the weights laid out once.
-
-    Args:
-        layers: Of one input; their outputs come one after the other.
-        then_relu: Whether what is below zero becomes zero.
-    """
-
-    def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
-        weight, self.bias = side_by_side(layers)
-        self.then_relu = then_relu
-        is_on_cpu = weight.device.type == "cpu"
-        self.library = packing_library() if is_on_cpu else None
-        if not is_on_cpu:
-            self.weight = weight.t()
-            return
-        if self.library is None:
-            self.weight = weight.t().contiguous()
-            return
-        if self.library == "onednn":
-            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            return
-        self.weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-        # of the weight itself the product reads the shape only
-        self.shape_of_weight = weight
-        if len(layers) > 1:
-            weight.untyped_storage().resize_(0)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply.
-
-        Args:
-            x: [rows, inputs].
-
-        Returns:
-            [rows, outputs of all layers].
-        """
-        if self.library == "onednn":
-            return onednn_product(x, self.weight, self.bias, self.then_relu)
-        if self.library == "mkl":
-            product = packed_product(x, self.weight, self.shape_of_weight, self.bias)
-        elif self.bias is None:
-            product = x @ self.weight
-        else:
-            product = torch.addmm(self.bias, x, self.weight)
-        return product.relu_() if self.then_relu else product
-
-
-class Int8Product:
-    """The same in whole numbers: weights scaled for each output, x for all rows together.
-
-    Args:
-        layers: Of one input; their outputs come one after the other.
-        then_relu: Whether what is below zero becomes zero.
-    """
-
-    def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
-        weight, bias = side_by_side(layers)
-        scales = weight.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / HIGHEST_INT8
-        zeros = torch.zeros(len(weight), dtype=torch.long)
-        with warnings.catch_warnings():
-            # the kernels take no other tensors, though these are to go
-            warnings.filterwarnings("ignore", ".*quantize_per_channel", UserWarning)
-            levels = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
-        self.num_outputs = len(weight)
-        before = torch.backends.quantized.engine
-        known = torch.backends.quantized.supported_engines
-        self.weights = []
-        try:
-            for kernel in [name for name in INT8_KERNELS if name in known] or [before]:
-                torch.backends.quantized.engine = kernel
-                self.weights.append(torch.ops.quantized.linear_prepack(levels, bias))
-        finally:
-            torch.backends.quantized.engine = before
-        kernels = torch.ops.quantized
-        kernel = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
-        self.multiply = kernel.default
-        # older processors add pairs of products in 16 bits
-        self.in_seven_bits = not torch.cpu._is_vnni_supported()
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply.
-
-        Args:
-            x: [rows, inputs].
-
-        Returns:
-            [rows, outputs of all layers].
-        """
-        few, many = self.weights[0], self.weights[-1]
-        weight = few if len(x) * self.num_outputs <= FEW_OUTPUTS else many
-        return self.multiply(x, weight, self.in_seven_bits)
+logger = logging.getLogger(__name__)
 
 
 class PackedAttention:
-    """One attention's products and sizes.
+    """Products and sizes of one attention.
 
     Args:
         attention: A `MultiHeadAttention`.
-        product: `FloatProduct` or `Int8Product`.
-        reads_memory: Whether keys and values are made elsewhere, for all layers at once.
+        product: Class of the products.
+        reads_memory: Keys and values are computed elsewhere, for all layers at once.
     """
 
     def __init__(self, attention: nn.Module, product: type, reads_memory: bool = False):
@@ -171,23 +71,23 @@ class PackedAttention:
         self.widths = [self.num_heads * width for width in (self.d_k, self.d_k, self.d_v)]
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-        """Equation (1) for the rows of each sentence together.
+        """Compute equation (1) for all rows of each sentence together.
 
         Args:
-            query: [B * R, h * d_k].
-            keys: [B, h, d_k, W].
-            values: [B, h, W, d_v].
-            bias: 0 where attention is allowed, -inf where not, [B * h, 1 or R, W], of the
-                query's type.
+            query: Queries, [B * R, h * d_k].
+            keys: Keys, [B, h, d_k, W].
+            values: Values, [B, h, W, d_v].
+            bias: 0 where attention is allowed, -inf where not, [B * h, 1 or R, W], of the query's
+                dtype; None if all is allowed.
 
         Returns:
-            [B * R, h * d_v].
+            Weighted values, [B * R, h * d_v].
         """
         sentences, heads, _, slots = keys.shape
         query = query.view(sentences, -1, heads, self.d_k).transpose(1, 2)  # [B, h, R, d_k]
         query = query.reshape(sentences * heads, -1, self.d_k)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        # of long texts some rows at a time, or their scores would be most of the memory
+        # the scores of long texts would not fit into memory at once
         rows = max(1, MOST_SCORES // (sentences * heads * slots))
         parts = []
         for start in range(0, query.shape[1], rows):
@@ -204,12 +104,12 @@ class PackedAttention:
 
 
 class PackedLayer:
-    """An encoder or a decoder layer; norms and activation are the model's own modules.
+    """An encoder or decoder layer; norms and activation are the model's own modules.
 
     Args:
         layer: An `EncoderLayer` or a `DecoderLayer`.
-        product: `FloatProduct` or `Int8Product`.
-        is_decoder: Which of the two.
+        product: Class of the products.
+        is_decoder: The layer is a `DecoderLayer`.
     """
 
     def __init__(self, layer: nn.Module, product: type, is_decoder: bool):
@@ -228,25 +128,25 @@ class PackedLayer:
         self.feed_forward_norm = layer.feed_forward_norm
 
     def feed_forward(self, x: Tensor) -> Tensor:
-        """Equation (2).
+        """Compute equation (2).
 
         Args:
-            x: [rows, d_model].
+            x: Residual stream, [rows, d_model].
 
         Returns:
-            [rows, d_model].
+            Result, [rows, d_model].
         """
         return self.fc2(self.activation(self.fc1(x)))
 
     def add_and_norm(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.LayerNorm
     ) -> Tensor:
-        """As the model's, without dropout.
+        """Compute LayerNorm(x + Sublayer(x)), as the model does without dropout.
 
         Args:
             x: Residual stream, [rows, d_model].
-            sublayer: Makes a new tensor of the same shape.
-            norm: The normalization that belongs to the sub-layer.
+            sublayer: Function that returns a new tensor of the same shape.
+            norm: Normalization that belongs to the sub-layer.
 
         Returns:
             Residual stream, [rows, d_model].
@@ -257,17 +157,15 @@ class PackedLayer:
 
 
 class SearchEngine:
-    """A model's packed weights, and what is computed with them.
+    """Packed weights of a model, and the computations with them.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration` of which `why_not` has nothing to say.
-        int8: Whether products are in whole numbers.
+        model: A `VanillaTransformerForConditionalGeneration` of which `obstacle` is None.
+        product: `FloatProduct`, `PlainProduct` or `Int8Product`.
     """
 
-    def __init__(self, model: nn.Module, int8: bool = False):
-        product = Int8Product if int8 else FloatProduct
+    def __init__(self, model: nn.Module, product: type = FloatProduct):
         encoder, decoder = model.get_encoder(), model.get_decoder()
-        self.d_model = model.config.d_model
         self.encoder_layers = [PackedLayer(layer, product, False) for layer in encoder.layers]
         self.decoder_layers = [PackedLayer(layer, product, True) for layer in decoder.layers]
         self.stacks = {"encoder": _Stack(encoder), "decoder": _Stack(decoder)}
@@ -276,17 +174,16 @@ class SearchEngine:
             [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
         )
         self.vocabulary = product([model.lm_head])
-        self.vocab_size = model.config.vocab_size
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """The memory of a batch, computed for tokens only.
+        """Compute the memory of a batch, for tokens only.
 
         Args:
             input_ids: Source tokens, [B, S].
-            attention_mask: 1 for a token, 0 for padding, [B, S]; all tokens where None.
+            attention_mask: 1 for a token, 0 for padding, [B, S]; all are tokens if None.
 
         Returns:
-            The memory, 0 where there is padding, [B, S, d_model].
+            Memory, 0 at padding, [B, S, d_model].
         """
         sentences, length = input_ids.shape
         tokens = _Tokens(attention_mask, sentences, length)
@@ -312,15 +209,15 @@ class SearchEngine:
             x = layer.add_and_norm(x, layer.feed_forward, layer.feed_forward_norm)
         return tokens.padded(stack.norm(x)).view(sentences, length, -1)
 
-    def begin(self, memory: Tensor, attention_mask: Tensor | None) -> "Decoding":
-        """Make ready to write translations.
+    def begin(self, memory: Tensor, attention_mask: Tensor | None) -> "EngineDecoding":
+        """Return the decoder for a batch, before its first step.
 
         Args:
-            memory: What `encode` or the model's encoder gave, [B, S, d_model].
-            attention_mask: 1 for a source token, 0 for padding, [B, S]; all tokens where None.
+            memory: Output of `encode` or of the model's encoder, [B, S, d_model].
+            attention_mask: 1 for a source token, 0 for padding, [B, S]; all are tokens if None.
 
         Returns:
-            A state at which nothing is written yet.
+            A decoder that has read nothing of the target.
         """
         sentences, length, width = memory.shape
         tokens = _Tokens(attention_mask, sentences, length)
@@ -333,57 +230,21 @@ class SearchEngine:
         parts = [part.unflatten(-1, (heads, -1)) for part in padded.split(widths, dim=-1)]
         keys = [part.permute(0, 2, 3, 1).contiguous() for part in parts[::2]]  # [B, h, d_k, S]
         values = [part.transpose(1, 2).contiguous() for part in parts[1::2]]  # [B, h, S, d_v]
-        return Decoding(self, keys, values, tokens.bias(heads, memory.dtype))
-
-    def logits(self, states: Tensor) -> Tensor:
-        """Score every token.
-
-        Args:
-            states: Last states of the decoder, [rows, d_model].
-
-        Returns:
-            In float32, [rows, V].
-        """
-        return self.vocabulary(states).float()
-
-    def likeliest(
-        self, states: Tensor, count: int, suppressed: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor]:
-        """The most probable tokens of each row, by exact search.
-
-        Args:
-            states: Last states of the decoder, [rows, d_model].
-            count: C, how many.
-            suppressed: Tokens that are none, though their probability counts.
-
-        Returns:
-            Log-probabilities and tokens, [rows, C] each, the likeliest first.
-        """
-        logits = self.logits(states)
-        if not suppressed:
-            best, tokens = largest(logits, count)
-            return best - log_sum_exp_(logits, best[:, :1]), tokens
-        index = torch.tensor(suppressed, device=logits.device)
-        kept = logits[:, index]
-        logits[:, index] = -torch.inf
-        best, tokens = largest(logits, count)
-        logits[:, index] = kept
-        highest = torch.cat((best[:, :1], kept), dim=1).amax(dim=1, keepdim=True)
-        return best - log_sum_exp_(logits, highest), tokens
+        return EngineDecoding(self, keys, values, tokens.bias(heads, memory.dtype))
 
 
-class Decoding:
-    """Translations as far as they are written: keys and values, and whose they are.
+class EngineDecoding(Decoding):
+    """Decoder of the engine during one search.
 
-    Each step writes its keys and values into new slots of its sentence, which stay where they are.
-    Beams that change places take their lists of slots with them; slots on no list are given back
-    when room is needed.
+    Each step writes its keys and values into new slots of its sentence, which never move. A beam
+    that continues another takes over its list of slots; slots on no list are given back when the
+    cache is full.
 
     Args:
-        engine: The packed model.
-        memory_keys: Of each layer, [B, h, d_k, S].
-        memory_values: Of each layer, [B, h, S, d_v].
-        memory_bias: 0 for a source token, -inf for padding, [B * h, 1, S]; None for no padding.
+        engine: Packed model.
+        memory_keys: Keys of the memory in each layer, [B, h, d_k, S].
+        memory_values: Values of the memory in each layer, [B, h, S, d_v].
+        memory_bias: 0 for a source token, -inf for padding, [B * h, 1, S]; None without padding.
     """
 
     def __init__(
@@ -407,18 +268,27 @@ class Decoding:
             self.keys.append(memory.new_empty(*sizes, attention.d_k, FIRST_SLOTS))
             self.values.append(memory.new_empty(*sizes, FIRST_SLOTS, attention.d_v))
         shape = self.num_sentences, 1, FIRST_SLOTS
-        # which slots the next token of each row may look at
+        # slots that the next token of each row may attend to
         self.is_past = torch.zeros(shape, dtype=torch.bool, device=memory_keys[0].device)
 
-    def step(self, tokens: Tensor) -> Tensor:
-        """Write one token to each row.
+    def step(self, ids: Tensor) -> Tensor:
+        """Read the tokens that were added since the last call, and score the next token.
 
         Args:
-            tokens: [B, R]; R is 1, or the number of rows that `follow` has made.
+            ids: All tokens of each hypothesis, [B, R, T].
 
         Returns:
-            The decoder's last states, [B * R, d_model].
+            Logits in float32, [B, R, V]; in the first call of one row of each sentence, [B, 1, V].
         """
+        # the rows of a sentence are equal in the first call
+        rows = ids if self.length else ids[:, :1]
+        for position in range(self.length, ids.shape[2]):
+            states = self._read(rows[:, :, position])  # [B * R, d_model]
+        logits = self.engine.vocabulary(states).float()  # [B * R, V]
+        return logits.view(*rows.shape[:2], -1)
+
+    def _read(self, tokens: Tensor) -> Tensor:
+        """Read one token of each row, [B, R], and return the decoder's states, [B * R, d_model]."""
         num_rows = tokens.shape[1]
         if self.num_used + num_rows > self.is_past.shape[2]:
             self._make_room(num_rows)
@@ -455,11 +325,11 @@ class Decoding:
         return stack.norm(x)
 
     def follow(self, parents: Tensor, stays: Tensor | None = None):
-        """Let each row go on from one of the rows that are; sentences may leave.
+        """Let each row continue one of the rows of the last step; sentences may leave the batch.
 
         Args:
-            parents: The row of its sentence that each row continues, [B', R'].
-            stays: The sentences that are still searched, [B']; None for all of them.
+            parents: Row of its sentence that each new row continues, [B', R'].
+            stays: Indices of the sentences that stay, [B']; None if all do.
         """
         if stays is not None:
             self.num_sentences = len(stays)
@@ -469,7 +339,7 @@ class Decoding:
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
                 self.memory_bias = bias.index_select(0, stays).flatten(0, 1)
             self.is_past = self.is_past.index_select(0, stays)
-        # where there is one row yet, hypotheses without hope may name others
+        # hypotheses with a score of -inf may name rows that the first step did not have
         parents = parents.clamp(max=self.is_past.shape[1] - 1)
         wide = parents[:, :, None].expand(-1, -1, self.is_past.shape[2])
         self.is_past = self.is_past.gather(1, wide)
@@ -485,7 +355,7 @@ class Decoding:
     def _make_room(self, num_rows: int):
         is_alive = self.is_past[:, :, : self.num_used].any(dim=1)  # [B, W]
         num_alive = int(is_alive.sum(dim=1).max())
-        # those alive come first, in their order
+        # slots in use come first, in their order
         order = is_alive.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :num_alive]
         num_slots = max(FIRST_SLOTS, 2 * (num_alive + num_rows))
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
@@ -504,7 +374,7 @@ class Decoding:
 
 
 class _Stack:
-    """What stands before and after the layers of a stack."""
+    """Embedding, positions and final norm of an encoder or decoder."""
 
     def __init__(self, stack: nn.Module):
         self.embedding = stack.embed_tokens
@@ -517,13 +387,13 @@ class _Stack:
         return self.embedding(ids).mul_(self.scale)  # [rows, d_model]
 
     def positions(self, length: int) -> Tensor | None:
-        """What is added at each of the first positions, [length, d_model]."""
+        """Return the encodings of the first positions, [length, d_model]."""
         config = self.encoding.config
         if config.position_encoding == "none":
             return None
         if config.position_encoding == "learned":
             return self.encoding.table.weight[config.position_offset :][:length]
-        # another thread may write its own here in between
+        # another thread may assign its own table in between
         table = self.table
         if table is None or len(table) < length:
             nothing = self.embedding.weight.new_zeros(1, 2 * length, config.d_model)
@@ -532,320 +402,281 @@ class _Stack:
 
 
 class _Tokens:
-    """Where the tokens of a padded batch are."""
+    """Indices of the tokens in a padded batch."""
 
     def __init__(self, attention_mask: Tensor | None, sentences: int, length: int):
-        self.num_places = sentences * length
+        self.num_positions = sentences * length
         self.is_token = self.index = None
         if attention_mask is not None and not bool(attention_mask.all()):
             self.is_token = attention_mask.bool()
             self.index = self.is_token.flatten().nonzero()[:, 0]  # [N]
 
     def bias(self, num_heads: int, dtype: torch.dtype) -> Tensor | None:
-        """0 for a token, -inf for padding, [B * h, 1, S]; None for no padding."""
+        """Return 0 for a token and -inf for padding, [B * h, 1, S], or None without padding."""
         if self.is_token is None:
             return None
         bias = self.is_token.new_zeros(self.is_token.shape, dtype=dtype)
         bias.masked_fill_(~self.is_token, -torch.inf)
         return bias.repeat_interleave(num_heads, dim=0)[:, None]
 
-    def packed(self, places: Tensor) -> Tensor:
-        """[B * S, ...] to [N, ...]."""
-        return places if self.index is None else places.index_select(0, self.index)
+    def packed(self, positions: Tensor) -> Tensor:
+        """Leave out the padding, from [B * S, ...] to [N, ...]."""
+        return positions if self.index is None else positions.index_select(0, self.index)
 
     def padded(self, tokens: Tensor) -> Tensor:
-        """[N, ...] to [B * S, ...], zeros where there is padding."""
+        """Put zeros where padding was left out, from [N, ...] to [B * S, ...]."""
         if self.index is None:
             return tokens
-        places = tokens.new_zeros(self.num_places, *tokens.shape[1:])
-        return places.index_copy_(0, self.index, tokens)
+        positions = tokens.new_zeros(self.num_positions, *tokens.shape[1:])
+        return positions.index_copy_(0, self.index, tokens)
 
 
-def packed_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x W^T + b from weights that MKL has laid out.
-
-    Args:
-        x: [rows, inputs].
-        packed_weight: The weight as `_mkl_reorder_linear_weight` gave it.
-        weight: [outputs, inputs]; only its shape is read.
-        bias: [outputs], or None.
-
-    Returns:
-        [rows, outputs].
-    """
-    # the number of rows given is the one that says: take what is packed
-    return torch.ops.mkl._mkl_linear.default(x, packed_weight, weight, bias, x.shape[0])
-
-
-def onednn_product(
-    x: Tensor, packed_weight: Tensor, bias: Tensor | None, then_relu: bool
-) -> Tensor:
-    """The same from weights that oneDNN has laid out.
-
-    Args:
-        x: [rows, inputs].
-        packed_weight: The weight as `_reorder_linear_weight` gave it.
-        bias: [outputs], or None.
-        then_relu: Whether what is below zero becomes zero.
-
-    Returns:
-        [rows, outputs].
-    """
-    rows = len(x)
-    # it makes a kernel for each number of rows, and there should not be many
-    if rows > ROWS_TOGETHER and rows % ROWS_TOGETHER:
-        x = nn.functional.pad(x, (0, 0, 0, -rows % ROWS_TOGETHER))
-    then = "relu" if then_relu else "none"
-    product = torch.ops.mkldnn._linear_pointwise.default(x, packed_weight, bias, then, [], "")
-    return product[:rows]
-
-
-@functools.cache
-def packing_library() -> str | None:
-    """Which library multiplies with packed weights here, of those that do it right.
-
-    MKL has its best kernels for Intel's processors only; on others oneDNN is the faster. Both are
-    there for torch's own use and promise little, so they are tried, once in a process: MKL names
-    the number of rows that it packs for.
-
-    Returns:
-        "mkl", "onednn", or None where neither is there or right for all numbers of rows.
-    """
-    return next(filter(_multiplies, ("mkl",) if is_intel() else ("onednn", "mkl")), None)
-
-
-def is_intel() -> bool:
-    """Whether the processor is one of Intel's, as far as the system says.
-
-    Returns:
-        Whether it is.
-    """
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            return "GenuineIntel" in file.read(2**12)
-    except OSError:
-        return "Intel" in platform.processor()
-
-
-def _multiplies(library: str) -> bool:
-    if not getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available():
-        return False
-    generator = torch.Generator().manual_seed(0)
-    weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
-    try:
-        if library == "mkl":
-            packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-            multiply = functools.partial(
-                packed_product, packed_weight=packed, weight=weight, bias=None
-            )
-        else:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            multiply = functools.partial(
-                onednn_product, packed_weight=packed, bias=None, then_relu=False
-            )
-        for num_rows in TRIED_ROWS:
-            x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
-            if not torch.allclose(multiply(x), x @ weight.T, rtol=1e-4, atol=1e-4):
-                return False
-    except (AttributeError, RuntimeError):
-        # another torch has no such operators, or refuses what they are given
-        return False
-    return True
-
-
-def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """One matrix and one bias for several layers of one input.
-
-    Args:
-        layers: All with a bias, or none.
-
-    Returns:
-        The weights [outputs, inputs], the layer's own where it is alone, and the biases [outputs].
-    """
-    if len(layers) == 1:
-        bias = layers[0].bias
-        return layers[0].weight.detach(), None if bias is None else bias.detach()
-    weight = torch.cat([layer.weight.detach() for layer in layers])
-    if layers[0].bias is None:
-        return weight, None
-    return weight, torch.cat([layer.bias.detach() for layer in layers])
-
-
-def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The largest of each row: the same as `topk`, in one pass over what is much.
-
-    No more groups than `count` can hold one of the `count` largest.
-
-    Args:
-        scores: [rows, V].
-        count: C, how many.
-
-    Returns:
-        Their scores and places, [rows, C] each, the largest first.
-    """
-    rows, size = scores.shape
-    num_groups = size // TOKENS_PER_GROUP
-    if size < SMALLEST_GROUPED_VOCABULARY or 4 * count > num_groups:
-        best = scores.topk(count, dim=1)
-        return best.values, best.indices
-    rest = num_groups * TOKENS_PER_GROUP
-    # a group is what stands below each other
-    grouped = scores[:, :rest].unflatten(1, (TOKENS_PER_GROUP, num_groups))
-    groups = grouped.amax(dim=1).topk(count, dim=1).indices  # [rows, C]
-    wide = groups[:, None].expand(-1, TOKENS_PER_GROUP, -1)
-    found = torch.cat((grouped.gather(2, wide).flatten(1), scores[:, rest:]), dim=1)
-    best = found.topk(count, dim=1)
-    steps = torch.arange(0, rest, num_groups, device=scores.device)[:, None]
-    places = (groups[:, None] + steps).flatten(1)  # [rows, C * group]
-    last = torch.arange(rest, size, device=scores.device).expand(rows, -1)
-    return best.values, torch.cat((places, last), dim=1).gather(1, best.indices)
-
-
-def exp_(exponents: Tensor) -> Tensor:
-    """Replace numbers by their exponentials, by the faster way.
-
-    Args:
-        exponents: Of any shape.
-
-    Returns:
-        The same tensor.
-    """
-    # on a processor torch's exp is MKL's, slow on one that is not Intel's, and its exp2 is not
-    if exponents.device.type == "cpu":
-        return exponents.mul_(math.log2(math.e)).exp2_()
-    return exponents.exp_()
-
-
-def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
-    """The logarithm of the sum of exponentials of each row; the logits are used up.
-
-    Args:
-        logits: [rows, V].
-        highest: About the largest of each row, [rows, 1].
-
-    Returns:
-        [rows, 1].
-    """
-    is_on_cpu = logits.device.type == "cpu"
-    # to ask a GPU is to wait for it
-    if is_on_cpu and bool((highest.abs() < LARGEST_SAFE_LOGIT).all()):
-        return exp_(logits).sum(dim=1, keepdim=True).log_()
-    return logits.logsumexp(dim=1, keepdim=True)
-
-
-def why_not(model: nn.Module, int8: bool = False) -> str | None:
-    """What about a model the engine could not follow.
+def obstacle(model: nn.Module, int8: bool = False) -> str | None:
+    """Return why the engine cannot stand in for a model's modules.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
-        int8: Whether products are to be in whole numbers.
+        int8: Quantize the linear layers to int8.
 
     Returns:
-        A clause that says what; None where there is nothing.
+        A clause that names the first obstacle, or None if there is none.
     """
-    kernel = model.config._attn_implementation
-    if kernel not in ATTENTION_KERNELS:
-        return f"attention by {' or '.join(ATTENTION_KERNELS)}, got {kernel}"
-    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
-        return "no hooks on modules, got one"
-    home = sys.modules[type(model.get_encoder().layers[0]).__module__]
-    for module in model.modules():
-        kind = type(module)
-        if "forward" in vars(module) or module._forward_pre_hooks:
-            return "no hooks on modules, got one"
-        hooks = module._forward_hooks.values()
-        if any(hook.__module__ not in HARMLESS_HOOKS for hook in hooks):
-            return "no hooks on modules, got one"
-        is_ours = getattr(home, kind.__name__, None) is kind
-        # what takes a plain module's place in training says so
-        is_plain = kind in PLAIN_MODULES or getattr(kind, "is_plain_in_evaluation", False)
-        if not (is_plain or is_ours or kind.__module__ in ACTIVATION_MODULES):
-            return f"plain modules, got {kind.__name__} of {kind.__module__}"
-        # others do the same in either mode, and new ones are made in training
-        if module.training and (is_ours or isinstance(module, nn.Dropout)):
-            return f"a model in evaluation mode, got its {kind.__name__} in training"
+    return _obstacle(model, computing_modules(model), int8)
+
+
+def _obstacle(model: nn.Module, modules: list[tuple[str, Any, Any]], int8: bool) -> str | None:
+    difference = first_difference(modules) or attention_difference(model)
+    if difference is not None:
+        return difference
+    for name, module, _ in modules:
+        # the other modules compute the same in both modes
+        if module.training and (name == "" or isinstance(module, nn.Dropout) or _is_ours(module)):
+            return f"{name or 'the model'} is in training mode"
+    for stack in ("encoder", "decoder"):
+        layers = getattr(model.model, stack).layers
+        heads = {layer.self_attention.q_proj.out_features for layer in layers}
+        if stack == "decoder":
+            heads |= {layer.cross_attention.q_proj.out_features for layer in layers}
+            order = [layer.self_attention.layer_idx for layer in layers]
+            if order != list(range(len(layers))):
+                return f"the layers of the decoder have the cache indices {order}"
+        if len(heads) > 1:
+            return f"the layers of the {stack} have different numbers of heads"
     device = model.device
-    if device.type == "meta":
-        return "weights in memory, got none"
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
-        return "neither autocast nor compilation, got one"
+        return "autocast or compilation is active"
     if int8 and device.type != "cpu":
-        return f"a model on the CPU, got {device}"
-    dtypes = CPU_DTYPES if device.type == "cpu" else DTYPES
-    names = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-    for parameter in model.parameters():
-        if type(parameter) is not nn.Parameter or parameter.dtype not in dtypes:
-            return f"plain weights in {names}, got {parameter.dtype}"
-        if parameter.device != device:
-            return f"a model on one device, got {device} and {parameter.device}"
-        if parameter.dtype != model.dtype:
-            return f"weights of one type, got {model.dtype} and {parameter.dtype}"
+        return f"int8 needs a model on the CPU, got {device}"
+    dtype, dtypes = model.dtype, CPU_DTYPES if device.type == "cpu" else DTYPES
+    if dtype not in dtypes:
+        names = " or ".join(str(kind).removeprefix("torch.") for kind in dtypes)
+        return f"weights on {device.type} must be {names}, got {str(dtype).removeprefix('torch.')}"
+    for name, weight in _weights(modules):
+        if type(weight) is not nn.Parameter or not weight.numel() or weight.is_meta:
+            return f"{name} is not a parameter in memory"
+        if weight.device != device or weight.dtype != dtype:
+            return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
     return None
 
 
-def engine_for(model: nn.Module, int8: bool = False) -> SearchEngine:
-    """A model's engine, made where there is none of the weights as they are now.
+def _is_ours(module: nn.Module) -> bool:
+    return not type(module).__module__.startswith(("torch.", "transformers."))
 
-    One is kept: to search in turns in whole numbers and not is to make it anew each time.
+
+def _weights(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Tensor]]:
+    for name, module, _ in modules:
+        for part, weight in vars(module)["_parameters"].items():
+            if weight is not None:
+                yield f"{name}.{part}", weight
+
+
+# by model: the state that its engine was built from, the engine, and why there is none
+Known = tuple[tuple[Any, ...], SearchEngine | None, str | None]
+_engines: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+# every thread that searches asks for an engine, and torch packs for one kernel at a time
+_engines_lock = threading.Lock()
+
+
+def engine_for(model: nn.Module, int8: bool = False) -> tuple[SearchEngine | None, str | None]:
+    """Return a model's engine; it is built if the model has changed since the last call.
+
+    One engine is kept for each model: searches with and without int8 in turns build it each time.
 
     Args:
-        model: Of which `why_not` has nothing to say.
-        int8: Whether products are in whole numbers.
+        model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
+        int8: Quantize the linear layers to int8.
 
     Returns:
-        The engine.
+        The engine, or None and the reason why the modules must be used.
     """
-    state = (int8, *_fingerprint(model))
+    modules = computing_modules(model)
+    reason = _obstacle(model, modules, int8)
+    if reason is not None:
+        # packed weights of a model that was moved or changed would stay in memory
+        forget_engine(model)
+        return None, reason
+    state = (int8, *_state(modules))
     with _engines_lock:
         known = _engines.get(model)
-        if known is None or known[0][:-1] != state[:-1] or not torch.equal(known[0][-1], state[-1]):
-            # the old one's memory first
+        if known is None or not _is_equal(known[0], state):
+            # free the memory of the old engine first
             known = None
             _engines.pop(model, None)
-            known = _engines[model] = state, SearchEngine(model, int8)
-    return known[1]
+            engine = SearchEngine(model, Int8Product if int8 else FloatProduct)
+            reason = probe(engine, model, int8)
+            known = _engines[model] = state, None if reason else engine, reason
+    return known[1:]
 
 
 def forget_engine(model: nn.Module):
-    """Give back the memory of a model's engine.
+    """Free the memory of a model's engine.
 
     Args:
-        model: Any.
+        model: Any model.
     """
     _engines.pop(model, None)
 
 
-def _fingerprint(model: nn.Module) -> tuple:
-    """What is no weight, where the weights are, how often written, and numbers of what they are.
+@torch.no_grad()
+def probe(engine: SearchEngine, model: nn.Module, int8: bool = False) -> str | None:
+    """Compare the logits of engine and modules on a small batch.
 
-    Only the numbers see what is written through `.data` or other names of the same memory.
+    The batch has padding, a second beam, beams that change places, and a sentence that leaves. An
+    engine in int8 is compared twice: with the model's own linear layers, to float32 precision, and
+    with the quantized ones.
+
+    Args:
+        engine: Engine of the model.
+        model: A `VanillaTransformerForConditionalGeneration`.
+        int8: The engine's linear layers are quantized to int8.
+
+    Returns:
+        A clause that says how far they are apart, or None if they agree.
     """
-    config = model.config
-    settings = [config.position_encoding, config.position_base, config.position_layout]
-    settings.append(config.position_offset)
-    for layer in (*model.get_encoder().layers, *model.get_decoder().layers):
-        settings += [layer.norm_first, layer.feed_forward.activation, layer.self_attention.scaling]
-        if hasattr(layer, "cross_attention"):
-            settings.append(layer.cross_attention.scaling)
-    places, numbers = [], []
-    for parameter in model.parameters():
-        weight = parameter.detach()
-        # of what is made for inference alone nobody counts it
-        version = None if parameter.is_inference() else parameter._version
-        where = weight.device, weight.dtype
-        places.append((weight.data_ptr(), weight.shape, weight.stride(), version, *where))
-        if weight.dim() > 1:
-            weight = torch.mv(weight, _random_vector(weight.shape[1], *where))
-        numbers.append(weight.float())
-    # by their bits: not a number is equal to itself
-    return tuple(settings), tuple(places), torch.cat(numbers).view(torch.int32)
+    config, num_steps = model.config, 3
+    longest = max(PROBE_LENGTHS)
+    if config.position_encoding == "learned":
+        longest = min(longest, config.max_position_embeddings)
+        if longest < num_steps:
+            return f"the model has {longest} positions, too few for a probe of the engine"
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.tensor(PROBE_LENGTHS).clamp(max=longest)
+    vocab_size = model.get_input_embeddings().num_embeddings
+    source = torch.randint(vocab_size, (len(lengths), longest), generator=generator)
+    mask = (torch.arange(longest) < lengths[:, None]).long()
+    target = torch.randint(vocab_size, (len(lengths), 2, num_steps), generator=generator)
+    # both beams begin alike
+    target[:, 1, 0] = target[:, 0, 0]
+    batch = [tensor.to(model.device) for tensor in (source, mask, target)]
+    expected = _logits_of_modules(model, *batch)
+    # float32 products may be in bfloat16 or TF32
+    is_exact = model.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+    comparisons = [(engine, "", FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE, is_exact)]
+    if int8:
+        plain = SearchEngine(model, PlainProduct)
+        comparisons = [(plain, *comparisons[0][1:]), (engine, " in int8", INT8_TOLERANCE, False)]
+    for one, name, tolerance, is_exact in comparisons:
+        difference = _difference(_logits_of_engine(one, *batch), expected, is_exact)
+        if not difference <= tolerance:
+            return (
+                f"the logits of the engine{name} differ from those of the model's modules by "
+                f"{difference:.2g} standard deviations"
+            )
+    return None
+
+
+def _difference(found: Tensor, expected: Tensor, is_exact: bool) -> float:
+    """Return the largest difference, or the root mean square, in standard deviations."""
+    is_finite = expected.isfinite()
+    if not is_finite.any() or not torch.equal(is_finite, found.isfinite()):
+        return math.inf
+    apart, expected = (found - expected)[is_finite].abs(), expected[is_finite]
+    size = apart.max() if is_exact else apart.square().mean().sqrt()
+    return float(size / expected.std().clamp(min=torch.finfo(torch.float32).tiny))
+
+
+def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    """Score the beams of the probe [B, 2, 3] as a search does: [rows, V] of all steps."""
+    decoding = engine.begin(engine.encode(source, mask), mask)
+    first = decoding.step(target[:, :, :1])  # [B, 1, V]
+    decoding.follow(torch.zeros_like(target[:, :, 0]))
+    second = decoding.step(target[:, :, :2])  # [B, 2, V]
+    # the beams change places, each goes on with the other's tokens, and the last sentence leaves
+    stays = torch.arange(len(target) - 1, device=target.device)
+    decoding.follow(torch.tensor([1, 0], device=target.device).expand(len(stays), -1), stays)
+    third = decoding.step(_changed(target)[:-1])  # [B - 1, 2, V]
+    return torch.cat([part.flatten(0, 1) for part in (first, second, third)])
+
+
+def _logits_of_modules(model: nn.Module, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+    """Score the same tokens by two forward passes of the model."""
+    memory = model.get_encoder()(source, mask).last_hidden_state.repeat_interleave(2, dim=0)
+    steps = []
+    for ids in (target[:, :, :2], _changed(target)):
+        logits = model(
+            encoder_outputs=(memory,),
+            attention_mask=mask.repeat_interleave(2, dim=0),
+            decoder_input_ids=ids.flatten(0, 1),
+            use_cache=False,
+        ).logits
+        steps.append(logits.unflatten(0, (len(target), 2)).float())  # [B, 2, T, V]
+    parts = steps[0][:, :1, 0], steps[0][:, :, 1], steps[1][:-1, :, 2]
+    return torch.cat([part.flatten(0, 1) for part in parts])
+
+
+def _changed(target: Tensor) -> Tensor:
+    """Let the beams of the probe change places after two tokens."""
+    return torch.cat((target[:, :, :2].flip(1), target[:, :, 2:]), dim=2)
+
+
+def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], Tensor]:
+    """Return modules and settings of a model, addresses and versions of its weights, and sums.
+
+    The sums tell what was written through `.data` or NumPy, which no version counts. Embeddings and
+    norms are not packed: the engine reads them in place.
+    """
+    objects: list[Any] = []
+    places: list[Any] = []
+    sums = []
+    for name, module, _ in modules:
+        own = vars(module)
+        # the dictionary of engines would keep its own key alive
+        objects += [module] if name else []
+        objects += [own[setting] for setting in SETTINGS if setting in own]
+        if type(module).__name__ == "PositionalEncoding":
+            config = own["config"]
+            objects += [config.position_encoding, config.position_base, config.position_layout]
+            objects += [config.position_offset, config.d_model]
+        for weight in own["_parameters"].values() if isinstance(module, nn.Linear) else ():
+            if weight is None:
+                continue
+            # tensors that are made for inference only have no version
+            version = None if weight.is_inference() else weight._version
+            places.append((weight.data_ptr(), weight.shape, weight.stride(), version))
+            places.append((weight.device, weight.dtype))
+            # a sum in half precision would not tell small changes
+            numbers = weight.detach().flatten().float()
+            rest = len(numbers) % NUMBERS_PER_SUM
+            rows = numbers[rest:].view(-1, NUMBERS_PER_SUM)
+            sums += [numbers[:rest], torch.mv(rows, _random_vector(weight.device))]
+    # compared by their bits: not a number is not equal to itself
+    return objects, places, torch.cat(sums).view(torch.int32)
+
+
+def _is_equal(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    if before[0] != now[0] or len(before[1]) != len(now[1]) or before[2] != now[2]:
+        return False
+    for old, new in zip(before[1], now[1], strict=True):
+        if old is not new and (isinstance(old, nn.Module) or old != new):
+            return False
+    return torch.equal(before[3], now[3])
 
 
 @functools.cache
-def _random_vector(size: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    generator = torch.Generator().manual_seed(size)
-    vector = torch.rand(size, generator=generator, dtype=torch.float32, device="cpu") + 0.5
-    return vector.to(device, dtype)
+def _random_vector(device: torch.device) -> Tensor:
+    generator = torch.Generator().manual_seed(0)
+    vector = torch.rand(NUMBERS_PER_SUM, generator=generator, dtype=torch.float32, device="cpu")
+    return (vector + 0.5).to(device)
 
 
-__all__ = ["Decoding", "SearchEngine", "engine_for", "forget_engine", "why_not"]
+__all__ = ["EngineDecoding", "SearchEngine", "engine_for", "forget_engine", "obstacle"]

@@ -1,203 +1,284 @@
-"""The search of section 6.1, behind the library's own `generate`.
+"""The search of section 6.1 behind the library's own `generate`.
 
-A generation configuration with `length_penalty_alpha` selects it wherever the library would do beam
-search; one with `max_extra_tokens` bounds every mode by the length of each source sentence. A
-configuration with neither leaves the library's behavior as it is.
+A generation configuration with `length_penalty_alpha` selects the paper's beam search wherever the
+library would do beam search; `max_extra_tokens` bounds every search by the length of each source
+sentence. A configuration with neither leaves the library's behavior as it is.
 
-Shapes: B sentences still searched, K beams, C candidates, V tokens in the vocabulary, L length of
-the longest allowed target with its start token.
+`SearchMixin.generate` reads these settings, checks the input and chooses who computes: the search
+engine if the model runs the released code, the model's own modules otherwise. The rest is the
+library's `generate`, which calls `_beam_search` or `_sample` in the end.
 """
 
+import copy
+import functools
+import logging
 import math
-import weakref
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
-    StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.generation import (
-    EosTokenCriteria,
-    LogitsProcessorList,
-    MaxLengthCriteria,
-    MinLengthLogitsProcessor,
-    MinNewTokensLengthLogitsProcessor,
-    SuppressTokensLogitsProcessor,
-)
-from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .engine_vanilla_transformer import (
+from .engine_vanilla_transformer import SearchEngine, engine_for, forget_engine
+from .search_vanilla_transformer import (
     Decoding,
-    SearchEngine,
-    engine_for,
-    forget_engine,
-    why_not,
+    PaperBeamSearch,
+    SentenceLengthCriteria,
+    greedy_search,
 )
 
 # name of the cache in outputs and among the arguments that `generate` passes: `past_key_values` in
 # transformers before 5.24
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
-SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8")
-# what an engine knows of what the library gives the model, beside what says nothing
-ENGINE_ARGUMENTS = ("encoder_outputs", "attention_mask", CACHE_NAME, "decoder_input_ids")
+# settings of this package in a generation configuration
+SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8", "engine")
+ENGINES = ("auto", "off", "required")
+# arguments of the model that the engine reads, and those that change no result
+ENGINE_ARGUMENTS = (
+    "input_ids",
+    "encoder_outputs",
+    "attention_mask",
+    "decoder_input_ids",
+    CACHE_NAME,
+)
 SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
-# how many of the sentences must be done before an engine's caches are copied without them
-SHARE_THAT_LEAVES = 0.1
+
+logger = logging.getLogger(__name__)
 
 
-def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
-    """What the log-probability of a hypothesis is divided by. Section 6.1, after Wu et al. 2016.
+class SearchMixin:
+    """The paper's search and the search engine for a model; precedes `GenerationMixin`."""
 
-    Args:
-        length: Number of target tokens, the end token included, of any shape.
-        alpha: 0 for no penalty; the paper's searches use 0.6.
-
-    Returns:
-        ((5 + length) / 6) ** alpha, of the same shape.
-    """
-    return ((5 + length) / 6) ** alpha
-
-
-class SentenceLengthCriteria(StoppingCriteria):
-    """Stops each sentence at its own number of new tokens. Section 6.1.
-
-    Args:
-        max_new_tokens: The bound of each sentence, [B].
-        prompt_length: Number of target tokens given beforehand.
-    """
-
-    def __init__(self, max_new_tokens: Tensor, prompt_length: int):
-        self.max_new_tokens = max_new_tokens
-        self.prompt_length = prompt_length
-
-    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
-        """Tell which rows have reached their bound.
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: Tensor | None = None,
+        generation_config: GenerationConfig | None = None,
+        logits_processor: LogitsProcessorList | None = None,
+        stopping_criteria: StoppingCriteriaList | None = None,
+        prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+        synced_gpus: bool | None = None,
+        assistant_model: nn.Module | None = None,
+        streamer: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Translate, as the library's `generate`, with the settings of this package.
 
         Args:
-            input_ids: Target tokens so far, the same number of rows for each sentence, [rows, T].
-            scores: Unused.
-            kwargs: Unused.
+            inputs: Source tokens, [B, S].
+            generation_config: Settings of the search; the model's own where it leaves them open.
+            logits_processor: Further processors of the scores.
+            stopping_criteria: Further criteria that end a translation.
+            prefix_allowed_tokens_fn: Function that restricts the next token.
+            synced_gpus: Take as many steps as the longest search of all processes.
+            assistant_model: Model that proposes tokens in assisted decoding.
+            streamer: Receives tokens as they are written.
+            kwargs: Settings of the search and inputs of the model, as in the library. Settings of
+                this package: `length_penalty_alpha` and `max_extra_tokens` (section 6.1); `int8`,
+                quantize the linear layers; `engine`, "auto" to use the search engine if it computes
+                the same as the model's modules, "off" to use the modules, "required" to refuse a
+                search that the engine cannot do.
 
         Returns:
-            True where a row is to stop, [rows].
+            Prompts and translations, [B * num_return_sequences, T], or the library's output if
+            `return_dict_in_generate` is set.
+
+        Raises:
+            ValueError: If settings contradict each other, an input cannot be read by the model, or
+                `engine` or `int8` require an engine that cannot do this search.
         """
-        rows_per_sentence = input_ids.shape[0] // self.max_new_tokens.shape[0]
-        limits = self.max_new_tokens.repeat_interleave(rows_per_sentence).to(input_ids.device)
-        return input_ids.shape[1] - self.prompt_length >= limits
-
-
-@dataclass
-class Hypotheses:
-    """Some partial or complete translations of each sentence.
-
-    Args:
-        ids: Target tokens, [B, C, L].
-        origins: Row of the batch that each new token's score came from, -1 where none yet,
-            [B, C, L - prompt].
-        scores: Log-probability, or its quotient by the length penalty, [B, C].
-    """
-
-    ids: Tensor
-    origins: Tensor
-    scores: Tensor
-
-    def pick(self, index: Tensor) -> "Hypotheses":
-        """Choose among the hypotheses of each sentence.
-
-        Args:
-            index: Which to keep, [B, C'].
-
-        Returns:
-            The chosen ones, [B, C', ...].
-        """
-        wide = index[:, :, None]
-        return Hypotheses(
-            self.ids.gather(1, wide.expand(-1, -1, self.ids.shape[2])),
-            self.origins.gather(1, wide.expand(-1, -1, self.origins.shape[2])),
-            self.scores.gather(1, index),
+        call = functools.partial(
+            super().generate,
+            logits_processor=logits_processor,
+            prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
+            synced_gpus=synced_gpus,
+            assistant_model=assistant_model,
+            streamer=streamer,
         )
+        if kwargs.get("custom_generate") is not None:
+            return call(inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs)
+        is_bounded = self._is_bounded(generation_config, kwargs)
+        config, inputs_of_model = self._search_settings(generation_config, kwargs)
+        check_search_settings(config)
+        if inputs is not None:
+            # by its name, under which the library looks for it too
+            if inputs_of_model.get("input_ids") is not None:
+                raise ValueError("inputs and input_ids are two names of one argument: give one.")
+            inputs_of_model["input_ids"] = inputs
+        check_inputs(self.config, inputs_of_model)
+        mode = config.get_generation_mode(assistant_model)
+        source_length, num_sentences = source_shape(inputs_of_model)
+        if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
+            # the library refuses them only after the assistant has read them
+            raise ValueError(
+                f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
+            )
+        if source_length:
+            prompt_length = self._prompt_length(config, inputs_of_model)
+            self._bound_length(config, source_length, prompt_length, is_bounded)
+            if config.max_extra_tokens is not None:
+                limits = source_lengths(inputs_of_model) + config.max_extra_tokens
+                own = SentenceLengthCriteria(limits, prompt_length)
+                stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), own])
+        only_modules_can = needs_modules(config, mode, inputs_of_model)
+        if streamer is not None:
+            only_modules_can = only_modules_can or "a streamer is given"
+        if synced_gpus:
+            only_modules_can = only_modules_can or "synced_gpus is set"
+        engine = self._engine(config, only_modules_can)
+        config.engine_in_use = _Uncopied(engine)
+        if engine is not None and inputs_of_model.get("encoder_outputs") is None:
+            memory = engine.encode(
+                inputs_of_model["input_ids"], inputs_of_model.get("attention_mask")
+            )
+            inputs_of_model["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+        return call(None, config, stopping_criteria=stopping_criteria, **inputs_of_model)
 
-    def best(self, count: int) -> "Hypotheses":
-        """The `count` highest scores of each sentence, best first.
-
-        Args:
-            count: How many to keep.
-
-        Returns:
-            The best ones, [B, count, ...].
-        """
-        return self.pick(self.scores.topk(count, dim=1).indices)
-
-    def joined(self, other: "Hypotheses") -> "Hypotheses":
-        """These and others of the same sentences.
-
-        Args:
-            other: [B, C', ...].
-
-        Returns:
-            All of them, [B, C + C', ...].
-        """
-        return Hypotheses(
-            torch.cat((self.ids, other.ids), dim=1),
-            torch.cat((self.origins, other.origins), dim=1),
-            torch.cat((self.scores, other.scores), dim=1),
-        )
-
-    def of_sentences(self, index: Tensor) -> "Hypotheses":
-        """Keep some of the sentences.
-
-        Args:
-            index: Which sentences, [B'].
-
-        Returns:
-            Their hypotheses, [B', C, ...].
-        """
-        return Hypotheses(self.ids[index], self.origins[index], self.scores[index])
-
-
-class PaperSearchMixin:
-    """Gives a model the paper's search; stands before `GenerationMixin` among its bases."""
-
-    def _prepare_generation_config(self, generation_config, *args, **kwargs):
-        given = {name: kwargs.pop(name) for name in SEARCH_FIELDS if name in kwargs}
-        prepared, model_kwargs = super()._prepare_generation_config(
-            generation_config, *args, **kwargs
-        )
+    def _search_settings(
+        self, given: GenerationConfig | None, kwargs: dict[str, Any]
+    ) -> tuple[GenerationConfig, dict[str, Any]]:
+        """Return the settings of a search and the inputs of the model, as the library does."""
+        if given is None and (misplaced := self.config._get_generation_parameters()):
+            name = next(iter(misplaced))
+            raise ValueError(
+                f"{name} must be set in model.generation_config or given to generate, got it in "
+                "model.config."
+            )
+        config = GenerationConfig() if given is None else copy.deepcopy(given)
+        defaults = self.generation_config.to_dict()
+        config.update(**defaults, defaults_only=True, allow_custom_entries=True)
         for name in SEARCH_FIELDS:
-            setattr(prepared, name, given.get(name, getattr(prepared, name, None)))
-        check_search_settings(prepared)
-        # Seq2SeqTrainer writes the library's default length into the model's own configuration,
-        # where it would look like a wish to cut every translation there
-        wished = [kwargs.get("max_length"), getattr(generation_config, "max_length", None)]
-        default = prepared._get_default_generation_params()["max_length"]
-        prepared._max_length_is_default = wished == [None, None] and prepared.max_length == default
-        prepared._engine = None
-        return prepared, model_kwargs
+            setattr(config, name, kwargs.pop(name, getattr(config, name, None)))
+        inputs = config.update(**kwargs)
+        # the cache has had two names
+        if (cache := inputs.pop("past_key_values", None)) is not None:
+            if inputs.get("cache") is not None:
+                raise ValueError(
+                    "cache and past_key_values are two names of one argument: give one, got both."
+                )
+            inputs["cache"] = cache
+        if "cache" in inputs:
+            inputs[CACHE_NAME] = inputs.pop("cache")
+        # Seq2SeqTrainer gives them, and the library takes them out before the model sees them
+        inputs.pop("labels", None)
+        return config, inputs
 
-    def save_pretrained(self, *args, **kwargs):
-        """As every model's; the library would lose a search that was set on a new model.
+    def _is_bounded(self, given: GenerationConfig | None, kwargs: Mapping[str, Any]) -> bool:
+        """Return whether the user has set a maximum length."""
+        own = self.generation_config
+        wished = [kwargs.get("max_length"), kwargs.get("max_new_tokens"), own.max_new_tokens]
+        if given is not None:
+            wished += [given.max_length, given.max_new_tokens]
+        # Seq2SeqTrainer writes the library's default into the model's own configuration
+        default = own._get_default_generation_params()["max_length"]
+        return any(it is not None for it in wished) or own.max_length not in (None, default)
+
+    def _prompt_length(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> int:
+        """Return the number of tokens that the decoder is given, with its start token."""
+        prompt = inputs.get("decoder_input_ids")
+        if prompt is None:
+            return 1
+        start = config.decoder_start_token_id
+        start = torch.tensor(config.bos_token_id if start is None else start).to(prompt)
+        # the library adds the start token if no sentence begins with it
+        return prompt.shape[1] + int((prompt[:, 0] != start).all())
+
+    def _bound_length(
+        self, config: GenerationConfig, source_length: int, prompt_length: int, is_bounded: bool
+    ):
+        """Set the maximum length by the longest source; refuse more than there are positions."""
+        learned = self.config.position_encoding == "learned"
+        # the last token is never read, so that it needs no position
+        most = self.config.max_position_embeddings + 1 if learned else math.inf
+        if config.max_extra_tokens is not None and not is_bounded:
+            config.max_length = min(prompt_length + source_length + config.max_extra_tokens, most)
+        length = config.max_length
+        if config.max_new_tokens is not None:
+            length = prompt_length + config.max_new_tokens
+        if length is not None and length > most:
+            raise ValueError(
+                f"max_length must be at most {most}, one more than the number of learned "
+                f"positions, got {length}."
+            )
+
+    def _engine(
+        self, config: GenerationConfig, only_modules_can: str | None
+    ) -> SearchEngine | None:
+        """Return the engine that computes this search, or None if the modules do."""
+        if config.engine == "off":
+            if config.int8:
+                raise ValueError("int8 needs the search engine, got engine='off'.")
+            return None
+        engine, reason = None, only_modules_can
+        if reason is None:
+            engine, reason = engine_for(self, bool(config.int8))
+        if engine is not None:
+            return engine
+        for name, is_set in (("int8", config.int8), ("engine='required'", config.engine)):
+            if is_set not in (None, False, "auto"):
+                raise ValueError(f"{name} needs the search engine, which cannot be used: {reason}.")
+        if only_modules_can is None:
+            tell_once(type(self).__name__, reason)
+        return None
+
+    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
+        engine = engine_in_use(generation_config)
+        if engine is None:
+            return super()._sample(
+                input_ids,
+                logits_processor,
+                stopping_criteria,
+                generation_config=generation_config,
+                **kwargs,
+            )
+        decoding = begin(engine, kwargs, 1)
+        return greedy_search(
+            decoding, input_ids, logits_processor, stopping_criteria, generation_config
+        )
+
+    def _beam_search(
+        self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
+    ):
+        config = generation_config
+        if getattr(config, "length_penalty_alpha", None) is None or config.do_sample:
+            return super()._beam_search(
+                input_ids, logits_processor, stopping_criteria, generation_config=config, **kwargs
+            )
+        synced_gpus = kwargs.pop("synced_gpus", False)
+        engine = engine_in_use(config)
+        if engine is None:
+            decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
+        else:
+            decoding = begin(engine, kwargs, config.num_beams)
+        search = PaperBeamSearch(decoding, input_ids, logits_processor, stopping_criteria, config)
+        return search.run()
+
+    def save_pretrained(self, *args: Any, **kwargs: Any):
+        """Save the model as the library does, with a search that was set on a new model.
 
         Args:
-            args: The folder.
-            kwargs: As the library takes them.
+            args: Folder.
+            kwargs: As in the library.
         """
         config = self.generation_config
         if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
-            # else it is made anew of the model's configuration when it is loaded
+            # the library would derive it from the model's configuration when the model is loaded
             config._from_model_config = False
         super().save_pretrained(*args, **kwargs)
 
     def train(self, mode: bool = True):
-        """As every module's; what a search packed of weights that are to change is given back.
+        """Switch to training mode and free the packed weights of the search engine.
 
         Args:
-            mode: Whether to train.
+            mode: Training mode if true, evaluation mode if false.
 
         Returns:
             The model.
@@ -206,648 +287,227 @@ class PaperSearchMixin:
             forget_engine(self)
         return super().train(mode)
 
-    def _maybe_prepare_encoder_kwargs_for_generation(
-        self, inputs_tensor, model_kwargs, model_input_name, generation_config
-    ):
-        is_encoded = model_kwargs.get("encoder_outputs") is not None
-        # an assistant's configuration is not prepared
-        is_search = "_engine" in vars(generation_config)
-        if is_search and model_input_name == "input_ids" and not is_encoded:
-            engine = self._engine(generation_config, model_kwargs)
-            if engine is not None:
-                memory = engine.encode(inputs_tensor, model_kwargs.get("attention_mask"))
-                model_kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
-                return model_kwargs
-        return super()._maybe_prepare_encoder_kwargs_for_generation(
-            inputs_tensor, model_kwargs, model_input_name, generation_config
-        )
 
-    def _engine(
-        self, generation_config, model_kwargs, only_modules_can: str | None = None
-    ) -> SearchEngine | None:
-        """What computes this search; None where that are the model's own modules."""
-        config = generation_config
-        only_modules_can = only_modules_can or needs_modules(config, model_kwargs)
-        if (
-            only_modules_can is None
-            and (only_modules_can := why_not(self, bool(config.int8))) is not None
-        ):
-            # of a model that was moved or changed; its weights would be kept as they were
-            forget_engine(self)
-        if only_modules_can is None:
-            # the encoder has asked before the search does; configurations are copied on the way
-            engine = config._engine and config._engine()
-            if engine is None:
-                engine = engine_for(self, bool(config.int8))
-                config._engine = weakref.ref(engine)
-            return engine
-        if config.int8:
-            raise ValueError(f"int8 must be used with {only_modules_can}.")
-        return None
+class _Uncopied:
+    """Holder of an object that copies of a generation configuration share."""
 
-    def _prepare_model_inputs(self, inputs, bos_token_id, model_kwargs):
-        prepared = super()._prepare_model_inputs(inputs, bos_token_id, model_kwargs)
-        source, name, _ = prepared
-        # the library stands in meaningless ids for a source that is encoded already
-        if name == "input_ids" and model_kwargs.get("encoder_outputs") is None:
-            check_ids("input_ids", source, self.config.vocab_size)
-        if (prompt := model_kwargs.get("decoder_input_ids")) is not None:
-            check_ids("decoder_input_ids", prompt, self.config.vocab_size)
-        learned = self.config.position_encoding == "learned"
-        if learned and source.shape[1] > self.config.max_position_embeddings:
-            raise ValueError(
-                f"A source must have at most {self.config.max_position_embeddings} tokens, the "
-                f"number of learned positions, got {source.shape[1]}."
-            )
-        return prepared
+    def __init__(self, value: Any):
+        self.value = value
 
-    def _prepare_generated_length(
-        self,
-        generation_config,
-        has_default_max_length,
-        *args,
-        inputs_tensor,
-        input_ids_length,
-        **kwargs,
-    ):
-        extra = generation_config.max_extra_tokens
-        learned = self.config.position_encoding == "learned"
-        # the last token is never read, so it needs no position
-        max_length = self.config.max_position_embeddings + 1
-        is_default = has_default_max_length or generation_config._max_length_is_default
-        if extra is not None and is_default and generation_config.max_new_tokens is None:
-            has_default_max_length = True
-            longest = inputs_tensor.shape[1] + extra
-            room = max_length - input_ids_length
-            generation_config.max_new_tokens = min(longest, room) if learned else longest
-        prepared = super()._prepare_generated_length(
-            generation_config,
-            has_default_max_length,
-            *args,
-            inputs_tensor=inputs_tensor,
-            input_ids_length=input_ids_length,
-            **kwargs,
-        )
-        if learned and prepared.max_length > max_length:
-            raise ValueError(
-                f"max_length must be at most {max_length}, one more than the number of learned "
-                f"positions, got {prepared.max_length}."
-            )
-        return prepared
-
-    def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
-        streamer, synced_gpus = kwargs.pop("streamer", None), kwargs.pop("synced_gpus", False)
-        only_modules_can = None
-        if streamer is not None or synced_gpus:
-            only_modules_can = "no streamer in one process, got another search"
-        elif generation_config.eos_token_id is None:
-            only_modules_can = "eos_token_id, got None"
-        engine = self._engine(generation_config, kwargs, only_modules_can)
-        if engine is not None:
-            return greedy_search(
-                engine, input_ids, logits_processor, limited, generation_config, **kwargs
-            )
-        kwargs |= {"streamer": streamer, "synced_gpus": synced_gpus}
-        return super()._sample(
-            input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
-        )
-
-    # the library looks for the name of `inputs_tensor`, which the assistant reads too
-    def _assisted_decoding(
-        self,
-        input_ids,
-        logits_processor,
-        stopping_criteria,
-        generation_config,
-        inputs_tensor=None,
-        **kwargs,
-    ):
-        limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
-        if generation_config.int8:
-            raise ValueError("int8 must be used with no assistant, got one.")
-        # the library refuses more only after the assistant has read them
-        if len(input_ids) > 1:
-            raise ValueError(
-                f"assisted decoding takes one sentence at a time, got a batch of {len(input_ids)}."
-            )
-        return super()._assisted_decoding(
-            input_ids,
-            logits_processor,
-            limited,
-            generation_config=generation_config,
-            inputs_tensor=inputs_tensor,
-            **kwargs,
-        )
-
-    def _beam_search(
-        self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
-    ):
-        if generation_config.length_penalty_alpha is None or generation_config.do_sample:
-            self._engine(generation_config, kwargs)
-            limited = limit_by_sentence(stopping_criteria, input_ids, generation_config, kwargs)
-            return super()._beam_search(
-                input_ids, logits_processor, limited, generation_config=generation_config, **kwargs
-            )
-        synced_gpus = kwargs.pop("synced_gpus", False)
-        engine = self._engine(
-            generation_config,
-            kwargs,
-            "one process, got several in step" if synced_gpus else None,
-        )
-        search = PaperBeamSearch(
-            self,
-            input_ids,
-            logits_processor,
-            stopping_criteria,
-            generation_config,
-            synced_gpus,
-            engine,
-            **kwargs,
-        )
-        return search.run()
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Uncopied":
+        return self
 
 
-class PaperBeamSearch:
-    """One beam search over a batch. Section 6.1.
-
-    At each step the likeliest candidates of all beams of a sentence are taken; those that end the
-    sentence are complete hypotheses, scored by log-probability over length penalty, the others go
-    on. A sentence is done when no open hypothesis can still be among the best, or at its bound;
-    only where too few are complete by then do cut ones take their place. Done sentences leave the
-    batch.
+def engine_in_use(config: GenerationConfig) -> SearchEngine | None:
+    """Return the engine that `SearchMixin.generate` has chosen for a search.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        input_ids: The decoder's prompt, once for each beam, [B * K, prompt].
-        logits_processor: Changes the log-probabilities of each step.
-        stopping_criteria: End a hypothesis beside the end token.
-        generation_config: Prepared by `generate`.
-        synced_gpus: Go on with empty steps until every process is done.
-        engine: Computes in place of the model's modules, where given.
-        model_kwargs: For the model: encoder's outputs, mask and cache.
+        config: Generation configuration of the search.
+
+    Returns:
+        The engine, or None if the modules compute.
+    """
+    holder = getattr(config, "engine_in_use", None)
+    return None if holder is None else holder.value
+
+
+def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int) -> Decoding:
+    """Begin the decoder of the engine with the memory of a batch.
+
+    Args:
+        engine: Search engine.
+        model_kwargs: Encoder outputs and source mask, once for each beam.
+        num_beams: K.
+
+    Returns:
+        A decoder with one row for each sentence.
+    """
+    memory = model_kwargs["encoder_outputs"].last_hidden_state
+    mask = model_kwargs.get("attention_mask")
+    return engine.begin(memory[::num_beams], None if mask is None else mask[::num_beams])
+
+
+@functools.cache
+def tell_once(model: str, reason: str):
+    """Warn that a search is slower than it could be, once in a process for each reason.
+
+    Args:
+        model: Name of the model's class.
+        reason: A clause from `obstacle` or the probe.
+    """
+    logger.warning(
+        "%s.generate uses the model's own modules, not the faster search engine, because %s. The "
+        "translations are those of the model; engine='off' turns this warning off.",
+        model,
+        reason,
+    )
+
+
+class ModuleDecoding(Decoding):
+    """Decoder of a model's own modules during one search.
+
+    Args:
+        model: A model with `GenerationMixin`.
+        config: Generation configuration, as `generate` has prepared it.
+        model_kwargs: Encoder outputs, mask and cache, once for each beam.
+        synced_gpus: Take as many steps as the longest search of all processes.
     """
 
     def __init__(
         self,
-        model,
-        input_ids: Tensor,
-        logits_processor,
-        stopping_criteria: StoppingCriteriaList,
-        generation_config: GenerationConfig,
+        model: Any,
+        config: GenerationConfig,
+        model_kwargs: dict[str, Any],
         synced_gpus: bool = False,
-        engine: SearchEngine | None = None,
-        **model_kwargs,
     ):
         self.model = model
-        self.engine = engine
-        self.config = generation_config
-        self.synced_gpus = synced_gpus
+        self.config = config
         self.model_kwargs = model_kwargs
+        self.synced_gpus = synced_gpus
+        self.is_first = True
+        self.inputs: dict[str, Any] = {}
+        self.recorded: list[Any] = []
+        cache = model_kwargs.get(CACHE_NAME)
+        # a cache of fixed size, outputs of every step and collective steps need all rows
+        self.is_fixed = (
+            (cache is not None and cache.is_compileable)
+            or bool(config.return_dict_in_generate)
+            or synced_gpus
+        )
         self.forward = model
-        # with a cache of fixed size on a GPU, as the library's own searches
-        if engine is None and model._valid_auto_compile_criteria(model_kwargs, generation_config):
-            self.forward = model.get_compiled_call(generation_config.compile_config)
-        self.logits_processor = logits_processor
-        # the bound is kept below, and the end token is known without looking at whole hypotheses;
-        # a caller's own criteria of these kinds stand in the place of those that were prepared
-        self.stopping_criteria = StoppingCriteriaList(
-            criterion
-            for criterion in stopping_criteria
-            if not isinstance(criterion, MaxLengthCriteria | EosTokenCriteria)
-        )
-        self.num_beams = generation_config.num_beams
-        self.num_returned = generation_config.num_return_sequences
-        self.alpha = generation_config.length_penalty_alpha
-        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
-        self.end_tokens = torch.cat(ends) if ends else generation_config._eos_token_tensor
-        pad = generation_config._pad_token_tensor
-        self.fill = int(self.end_tokens[0] if pad is None else pad)
-        # what ends a sentence may be among the likeliest for every beam, and as many go on
-        self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
-        self.num_sentences = input_ids.shape[0] // self.num_beams
-        self.prompt_length = input_ids.shape[1]
-        self.limits = new_token_limits(
-            input_ids, stopping_criteria, generation_config, model_kwargs, self.num_beams
-        )
-        self.first_limit = int(self.limits.min())
-        # where each searched sentence stands in the batch as it was given
-        self.places = torch.arange(self.num_sentences, device=input_ids.device)
-        self.has_result = [False] * self.num_sentences
+        if model._valid_auto_compile_criteria(model_kwargs, config):
+            self.forward = model.get_compiled_call(config.compile_config)
 
-        length = self.prompt_length + int(self.limits.max())
-        shape = (self.num_sentences, self.num_beams)
-        ids = input_ids.new_full((*shape, length), self.fill)
-        ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
-        origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
-        scores = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
-        nothing = torch.full_like(scores, -torch.inf)
-        # all beams begin alike: only the first may be continued at first
-        scores[:, 1:] = -torch.inf
-        self.open = Hypotheses(ids, origins, scores)
-        self.complete = Hypotheses(ids, origins, nothing)
-        self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
-        self.record = {"scores": [], "logits": [], "decoder_attentions": []}
-        self.record |= {"cross_attentions": [], "decoder_hidden_states": []}
-        self.decoding = self.suppression = None
-        if engine is not None:
-            self.suppression = Suppression.of(logits_processor, model.config.vocab_size)
-            self.decoding = begin_decoding(engine, input_ids, self.num_beams, model_kwargs)
+    def step(self, ids: Tensor) -> Tensor:
+        """Read the tokens that were added since the last call, and score the next token.
 
-    def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
-        """Search until every sentence is done.
+        Args:
+            ids: All tokens of each hypothesis, [B, K, T].
 
         Returns:
-            The best hypotheses, [sentences * num_return_sequences, T], in the order of the batch,
-            or the library's output with scores and whatever else was asked for.
+            Logits in float32, [B, K, V].
         """
-        step, finished_here = 0, False
-        while self.model._has_unfinished_sequences(
-            finished_here, self.synced_gpus, device=self.places.device
-        ):
-            step += not finished_here
-            scored = self._next_scores(step)
-            if finished_here:
-                continue
-            # the one time in a step that the host waits for the device
-            done = self._advance(scored, step).tolist()
-            finished_here = all(done)
-            self._leave(done, finished_here)
-        return self._output()
-
-    def _next_scores(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Score tokens after every open hypothesis, [B, K, C], and name them.
-
-        All tokens, C = V, have no names. At first an engine has one hypothesis of each sentence.
-        """
-        if self.decoding is None:
-            return self._next_log_probs(step), None
-        length = self.prompt_length + step - 1
-        is_first = step == 1
-        rows = 1 if is_first else self.num_beams
-        states = self.decoding.step(self.open.ids[:, :rows, length - 1])  # [B * K, d_model]
-        vocab_size = self.model.config.vocab_size
-        if self.suppression is not None and self.num_candidates <= vocab_size:
-            suppressed = self.suppression.at(length)
-            found = self.engine.likeliest(states, self.num_candidates, suppressed)
-            return tuple(part.view(-1, rows, self.num_candidates) for part in found)
-        log_probs = self.engine.logits(states).log_softmax(dim=-1)
-        if is_first:
-            log_probs = log_probs.repeat_interleave(self.num_beams, dim=0)
-        log_probs = self._processed(self.open.ids[:, :, :length].flatten(0, 1), log_probs)
-        return log_probs.view(-1, self.num_beams, log_probs.shape[-1]), None
-
-    def _next_log_probs(self, step: int) -> Tensor:
-        """Score every token after every open hypothesis, [B, K, V]."""
-        length = self.prompt_length + step - 1
-        ids = self.open.ids[:, :, :length].flatten(0, 1)  # [B * K, length]
+        self.num_sentences, self.num_beams, length = ids.shape
+        # tells the other processes that this one goes on
+        self.model._has_unfinished_sequences(False, self.synced_gpus, device=ids.device)
         cache = self.model_kwargs.get(CACHE_NAME)
         unseen = None if cache is None else 1
-        if cache is not None and step == 1:
+        if cache is not None and self.is_first:
             unseen = length - int(cache.get_seq_length())
-        inputs = self.model.prepare_inputs_for_generation(
-            ids,
+        self.inputs = self.model.prepare_inputs_for_generation(
+            ids.flatten(0, 1),
             next_sequence_length=unseen,
-            is_first_iteration=step == 1,
+            is_first_iteration=self.is_first,
             **self.model_kwargs,
         )
-        # the first tokens have shapes of their own
-        outputs = (self.model if step == 1 else self.forward)(**inputs, return_dict=True)
+        outputs = self._forward()
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=True
         )
-        logits = outputs.logits[:, -1].to(ids.device, torch.float32)  # [B * K, V]
-        log_probs = self._processed(ids, logits.log_softmax(dim=-1))
         if self.config.return_dict_in_generate:
-            self._record(outputs, logits, log_probs)
-        return log_probs.view(-1, self.num_beams, log_probs.shape[-1])
+            self.recorded.append(outputs)
+        logits = outputs.logits[:, -1].to(ids.device, torch.float32)  # [B * K, V]
+        return logits.view(*ids.shape[:2], -1)
 
-    def _processed(self, ids: Tensor, log_probs: Tensor) -> Tensor:
-        if not self.logits_processor:
-            return log_probs
-        if len(self.places) == self.num_sentences:
-            return self.logits_processor(ids, log_probs)
-        # a processor may know each row by its place in the whole batch
-        beams = torch.arange(self.num_beams, device=ids.device)
-        rows = (self.places[:, None] * self.num_beams + beams).flatten()
-        all_rows = self.num_sentences * self.num_beams
-        # done sentences with what they came to
-        all_ids = self.results.ids[:, :, : ids.shape[1]].flatten(0, 1).clone()
-        all_log_probs = log_probs.new_zeros(all_rows, log_probs.shape[1])
-        all_ids[rows] = ids
-        all_log_probs[rows] = log_probs
-        return self.logits_processor(all_ids, all_log_probs)[rows]
+    def _forward(self) -> Any:
+        # the first tokens have shapes of their own, which are not compiled
+        forward = self.model if self.is_first else self.forward
+        self.is_first = False
+        return forward(**self.inputs, return_dict=True)
 
-    def _advance(self, scored: tuple[Tensor, Tensor | None], step: int) -> Tensor:
-        """Take one step, and tell which sentences are done, [B]."""
-        candidates, beams = self._candidates(*scored, step)
-        ends = self._ends(candidates, step)  # [B, C]
+    def follow(self, parents: Tensor, stays: Tensor | None = None):
+        """Let each row continue one of the rows of the last step; sentences may leave the batch.
 
-        ended = candidates.scores / gnmt_length_penalty(step, self.alpha)
-        ended = Hypotheses(candidates.ids, candidates.origins, ended.masked_fill(~ends, -torch.inf))
-        self.complete = self.complete.joined(ended).best(self.num_beams)
-
-        going_on = candidates.scores.masked_fill(ends, -torch.inf)
-        chosen = going_on.topk(self.num_beams, dim=1).indices  # [B, K]
-        candidates.scores = going_on
-        self.open = candidates.pick(chosen)
-        self.chosen_beams = beams.gather(1, chosen)
-
-        at_limit = step >= self.limits
-        if step >= self.first_limit:
-            cut = self.open.scores / gnmt_length_penalty(step, self.alpha)
-            self._fill_with_cut(at_limit, cut)
-        # log-probabilities only fall, so the penalty at either end of what is left bounds the score
-        best_open = self.open.scores[:, 0]
-        attainable = torch.maximum(
-            best_open / gnmt_length_penalty(step + 1, self.alpha),
-            best_open / gnmt_length_penalty(self.limits, self.alpha),
-        )
-        worst_returned = self.complete.scores[:, self.num_returned - 1]
-        return at_limit | (worst_returned >= attainable)
-
-    def _candidates(
-        self, log_probs: Tensor, tokens: Tensor | None, step: int
-    ) -> tuple[Hypotheses, Tensor]:
-        """The likeliest continuations of each sentence, [B, C], and the beams they continue."""
-        rows, num_tokens = log_probs.shape[1:]
-        totals = (log_probs + self.open.scores[:, :rows, None]).flatten(1)  # [B, K * V]
-        scores, index = totals.topk(min(self.num_candidates, totals.shape[1]), dim=1)
-        beams = index // num_tokens
-        tokens = index % num_tokens if tokens is None else tokens.flatten(1).gather(1, index)
-        candidates = self.open.pick(beams)
-        candidates.scores = scores
-        candidates.ids[:, :, self.prompt_length + step - 1] = tokens
-        candidates.origins[:, :, step - 1] = self.places[:, None] * self.num_beams + beams
-        return candidates, beams
-
-    def _ends(self, candidates: Hypotheses, step: int) -> Tensor:
-        length = self.prompt_length + step
-        ends = torch.isin(candidates.ids[:, :, length - 1], self.end_tokens)
-        if self.stopping_criteria:
-            ids = candidates.ids[:, :, :length].flatten(0, 1)
-            scores = tuple(self.record["scores"]) or None
-            ends = ends | self.stopping_criteria(ids, scores).view_as(ends)
-        return ends
-
-    def _fill_with_cut(self, at_limit: Tensor, cut_scores: Tensor):
-        """Where a sentence must stop, let cut hypotheses take the places no complete one has."""
-        missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
-        # the open ones stand best first: the first of them goes to the first empty place
-        rank = (missing.cumsum(dim=1) - 1).clamp(min=0)
-        cut = Hypotheses(self.open.ids, self.open.origins, cut_scores).pick(rank)
-        wide = missing[:, :, None]
-        self.complete = Hypotheses(
-            torch.where(wide, cut.ids, self.complete.ids),
-            torch.where(wide, cut.origins, self.complete.origins),
-            torch.where(missing, cut.scores, self.complete.scores),
-        )
-
-    def _leave(self, done: list[bool], all_done: bool):
-        """Set done sentences' results, take them out, and line the cache up with the beams."""
-        newly_done = [
-            row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
-        ]
-        if newly_done:
-            rows = self.places.new_tensor(newly_done)
-            places = self.places[rows]
-            self.results.ids[places] = self.complete.ids[rows]
-            self.results.origins[places] = self.complete.origins[rows]
-            self.results.scores[places] = self.complete.scores[rows]
-            for row in newly_done:
-                self.has_result[row] = True
-        if all_done:
-            return
-        stays = [row for row, is_done in enumerate(done) if not is_done]
-        if self.decoding is not None:
-            kept = None
-            if len(done) - len(stays) >= max(1, SHARE_THAT_LEAVES * len(done)):
-                kept = self.places.new_tensor(stays)
-                self._keep(stays, kept)
-                self.chosen_beams = self.chosen_beams[kept]
-            self.decoding.follow(self.chosen_beams, kept)
-            return
+        Args:
+            parents: Row of its sentence that each new row continues, [B', K].
+            stays: Indices of the sentences that stay, [B']; None if all do.
+        """
+        sentences = torch.arange(self.num_sentences, device=parents.device)
+        kept = sentences if stays is None else stays
+        rows = (kept[:, None] * self.num_beams + parents).flatten()
         cache = self.model_kwargs.get(CACHE_NAME)
-        fixed_size = cache is not None and cache.is_compileable
-        # outputs for each step, and collective steps, need every row to the end
-        if fixed_size or self.config.return_dict_in_generate or self.synced_gpus:
-            stays = list(range(len(done)))
-        kept = self.places.new_tensor(stays)
-        rows = (kept[:, None] * self.num_beams + self.chosen_beams[kept]).flatten()
-        if len(stays) < len(done):
-            self._keep(stays, kept)
+        if stays is not None:
+            num_rows = self.num_sentences * self.num_beams
             self.model_kwargs = {
-                name: select_rows(value, rows, len(done) * self.num_beams)
+                name: select_rows(value, rows, num_rows)
                 for name, value in self.model_kwargs.items()
             }
             if cache is not None:
                 cache.reorder_cache(rows)
         elif cache is not None:
-            # all beams of a sentence share its memory: only what they wrote themselves moves
+            # the beams of a sentence share its memory: only their own keys and values move
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
 
-    def _keep(self, stays: list[int], kept: Tensor):
-        """Leave some sentences, as the host and as the device know them."""
-        self.open = self.open.of_sentences(kept)
-        self.complete = self.complete.of_sentences(kept)
-        self.limits, self.places = self.limits[kept], self.places[kept]
-        self.first_limit = int(self.limits.min())
-        self.has_result = [self.has_result[row] for row in stays]
+    def finish(self):
+        """Repeat the last step until all processes have finished."""
+        if not self.synced_gpus:
+            return
+        device = self.model.device
+        while self.model._has_unfinished_sequences(True, self.synced_gpus, device=device):
+            self._forward()
 
-    def _record(self, outputs, logits: Tensor, log_probs: Tensor):
-        config, record = self.config, self.record
-        if config.output_logits:
-            record["logits"].append(logits)
-        if config.output_scores:
-            record["scores"].append(log_probs)
-        if config.output_attentions:
-            record["decoder_attentions"].append(outputs.decoder_attentions)
-            record["cross_attentions"].append(outputs.cross_attentions)
-        if config.output_hidden_states:
-            record["decoder_hidden_states"].append(outputs.decoder_hidden_states)
-
-    def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
-        ids = self.results.ids[:, : self.num_returned].flatten(0, 1)
-        origins = self.results.origins[:, : self.num_returned].flatten(0, 1)
-        longest = int((origins >= 0).sum(dim=1).max())
-        ids = ids[:, : self.prompt_length + longest]
-        config = self.config
-        if not config.return_dict_in_generate:
-            return ids
+    def outputs(self) -> dict[str, Any]:
+        """Return what the library's output holds of the model: attentions, states and cache."""
         encoder_outputs = self.model_kwargs["encoder_outputs"]
-        scores = self.results.scores[:, : self.num_returned].flatten()
-        return GenerateBeamEncoderDecoderOutput(
-            sequences=ids,
-            sequences_scores=scores if config.output_scores else None,
-            beam_indices=origins[:, :longest],
-            encoder_attentions=(
-                encoder_outputs.get("attentions") if config.output_attentions else None
-            ),
-            encoder_hidden_states=(
-                encoder_outputs.get("hidden_states") if config.output_hidden_states else None
-            ),
-            **{CACHE_NAME: self.model_kwargs.get(CACHE_NAME)},
-            **{name: tuple(steps) or None for name, steps in self.record.items()},
-        )
+        found = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
+        kinds = {
+            "output_attentions": ("attentions", ("decoder_attentions", "cross_attentions")),
+            "output_hidden_states": ("hidden_states", ("decoder_hidden_states",)),
+        }
+        for setting, (encoder_name, decoder_names) in kinds.items():
+            if getattr(self.config, setting):
+                found[f"encoder_{encoder_name}"] = encoder_outputs.get(encoder_name)
+                for name in decoder_names:
+                    found[name] = tuple(getattr(step, name) for step in self.recorded) or None
+        return found
 
 
-def greedy_search(
-    engine: SearchEngine,
-    input_ids: Tensor,
-    logits_processor: LogitsProcessorList,
-    stopping_criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    **model_kwargs,
-) -> Tensor:
-    """The library's greedy search by an engine; finished sentences leave the batch.
+def needs_modules(
+    config: GenerationConfig, mode: GenerationMode, inputs: Mapping[str, Any]
+) -> str | None:
+    """Return why a search needs the model's own modules.
 
     Args:
-        engine: Computes in place of the model's modules.
-        input_ids: The decoder's prompt, [B, prompt].
-        logits_processor: Changes the logits of each step.
-        stopping_criteria: End a sentence.
-        config: Prepared by `generate`.
-        model_kwargs: With the encoder's outputs and the source's mask.
+        config: Settings of the search.
+        mode: Kind of search that the library finds in them.
+        inputs: Inputs of the model.
 
     Returns:
-        Prompts and translations, [B, T].
-    """
-    decoding = begin_decoding(engine, input_ids, 1, model_kwargs)
-    num_sentences, length = input_ids.shape
-    pad = int(config._pad_token_tensor)
-    ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), pad)
-    ids[:, :length] = input_ids
-    # where each searched sentence stands in the batch as it was given
-    places = torch.arange(num_sentences, device=ids.device)
-    is_done = torch.zeros_like(places, dtype=torch.bool)
-    suppression = Suppression.of(logits_processor, engine.vocab_size)
-    # of the sentences still searched, as the host knows it
-    done = [False] * num_sentences
-    while not all(done):
-        logits = engine.logits(decoding.step(ids[places, length - 1, None]))  # [rows, V]
-        if suppression is None:
-            # a processor may know each row by its place in the whole batch
-            whole = logits.new_zeros(num_sentences, logits.shape[1]).index_copy_(0, places, logits)
-            logits = logits_processor(ids[:, :length], whole)[places]
-        elif suppressed := suppression.at(length):
-            logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
-        ids[places, length] = logits.argmax(dim=-1).masked_fill_(is_done[places], pad)
-        length += 1
-        is_done |= stopping_criteria(ids[:, :length], None)
-        done = is_done[places].tolist()
-        stays = None
-        if 0 < done.count(False) <= (1 - SHARE_THAT_LEAVES) * len(done):
-            stays = places.new_tensor([row for row, is_over in enumerate(done) if not is_over])
-            places, done = places[stays], [False] * len(stays)
-        decoding.follow(torch.zeros_like(places)[:, None], stays)
-    return ids[:, :length]
-
-
-def begin_decoding(
-    engine: SearchEngine, input_ids: Tensor, num_beams: int, model_kwargs: dict
-) -> Decoding:
-    """Give an engine the memory and all of the prompt but its last token.
-
-    Args:
-        engine: Computes in place of the model's modules.
-        input_ids: The decoder's prompt, once for each beam, [B * K, prompt].
-        num_beams: K.
-        model_kwargs: With the encoder's outputs and the source's mask.
-
-    Returns:
-        A state with one row a sentence.
-    """
-    memory = model_kwargs["encoder_outputs"].last_hidden_state
-    mask = model_kwargs.get("attention_mask")
-    decoding = engine.begin(memory[::num_beams], None if mask is None else mask[::num_beams])
-    for tokens in input_ids[::num_beams, :-1].T:
-        decoding.step(tokens[:, None])
-    return decoding
-
-
-class Suppression:
-    """What the processors of a search forbid, where they do nothing else.
-
-    Args:
-        rules: Tokens, and the length from which on they may come again.
-    """
-
-    def __init__(self, rules: list[tuple[float, set[int]]]):
-        self.rules = rules
-
-    @classmethod
-    def of(cls, processors: LogitsProcessorList, vocab_size: int) -> "Suppression | None":
-        """Read it from the processors, and so from the device, once.
-
-        Args:
-            processors: Those `generate` prepared.
-            vocab_size: V.
-
-        Returns:
-            What they forbid; None where a processor is of another kind.
-        """
-        rules = []
-        for processor in processors:
-            if type(processor) is SuppressTokensLogitsProcessor:
-                tokens, end = processor.suppress_tokens, math.inf
-            elif type(processor) is MinLengthLogitsProcessor:
-                tokens, end = processor.eos_token_id, processor.min_length
-            elif type(processor) is MinNewTokensLengthLogitsProcessor:
-                tokens = processor.eos_token_id
-                end = processor.prompt_length_to_skip + processor.min_new_tokens
-            else:
-                return None
-            # the library's processors pass over what is no token
-            rules.append((end, {token for token in tokens.tolist() if 0 <= token < vocab_size}))
-        return cls(rules)
-
-    def at(self, length: int) -> list[int]:
-        """What is forbidden at a step.
-
-        Args:
-            length: Target tokens so far, the prompt's too.
-
-        Returns:
-            The tokens.
-        """
-        return sorted(set().union(*(tokens for end, tokens in self.rules if length < end)))
-
-
-def needs_modules(config: GenerationConfig, model_kwargs: dict) -> str | None:
-    """What about a search only the model's own modules can do.
-
-    Args:
-        config: Prepared by `generate`.
-        model_kwargs: For the model, as far as they are prepared.
-
-    Returns:
-        What should be, and what is; None where there is nothing.
+        A clause that names the setting or input, or None if the engine can do the search.
     """
     if config.do_sample:
-        return "do_sample=False, got True"
-    if config.num_beams > 1 and config.length_penalty_alpha is None:
-        return "length_penalty_alpha, as all beams are, got None"
+        return "do_sample is set"
+    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH):
+        return f"this is {mode.value.replace('_', ' ')}"
+    if mode == GenerationMode.BEAM_SEARCH and config.length_penalty_alpha is None:
+        return "this is the library's beam search, without length_penalty_alpha"
     if config.return_dict_in_generate:
-        return "return_dict_in_generate=False, got True"
-    if config.use_cache is False or model_kwargs.get("use_cache") is False:
-        return "use_cache=True, got False"
+        return "return_dict_in_generate is set"
+    if config.use_cache is False:
+        return "use_cache is False"
     if config.cache_implementation is not None:
-        return f"no cache_implementation, got {config.cache_implementation}"
-    cache = model_kwargs.get(CACHE_NAME)
+        return f"cache_implementation is {config.cache_implementation!r}"
+    if config.eos_token_id is None:
+        return "eos_token_id is None"
+    if config.prefill_chunk_size is not None:
+        return "prefill_chunk_size is set"
+    cache = inputs.get(CACHE_NAME)
     if cache is not None and (
         type(cache) is not EncoderDecoderCache
         or type(cache.self_attention_cache) is not DynamicCache
         or cache.get_seq_length() > 0
     ):
-        return "no past_key_values, got some"
-    mask = model_kwargs.get("attention_mask")
+        return "a cache is given"
+    if inputs.get("input_ids") is None and inputs.get("encoder_outputs") is None:
+        return "input_ids are not given"
+    mask = inputs.get("attention_mask")
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
-        return "an attention_mask of [B, S] with a token in each row, got another"
-    for name, value in model_kwargs.items():
+        return "attention_mask is not [B, S] with a token in each row"
+    for name, value in inputs.items():
         if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not (
             value is None or value is False
         ):
-            return f"no {name}, got one"
+            return f"{name} is given"
     return None
 
 
@@ -863,35 +523,64 @@ def check_search_settings(config: GenerationConfig):
     extra, alpha = config.max_extra_tokens, config.length_penalty_alpha
     if config.int8 not in (None, True, False):
         raise ValueError(f"int8 must be True or False, got {config.int8!r}.")
-    if not isinstance(config.num_beams, int) or config.num_beams < 1:
-        raise ValueError(f"num_beams must be a whole number of at least 1, got {config.num_beams}.")
+    if config.engine is not None and config.engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {config.engine!r}.")
+    beams = config.num_beams
+    if beams is not None and (not isinstance(beams, int) or beams < 1):
+        raise ValueError(f"num_beams must be an integer of at least 1, got {beams}.")
     if extra is not None and (not isinstance(extra, int) or extra < 0):
-        raise ValueError(f"max_extra_tokens must be a whole number, 0 or more, got {extra!r}.")
+        raise ValueError(f"max_extra_tokens must be an integer of at least 0, got {extra!r}.")
     if alpha is None:
         return
     if not isinstance(alpha, int | float) or not math.isfinite(alpha):
         raise ValueError(f"length_penalty_alpha must be a number, got {alpha!r}.")
     if config.length_penalty not in (None, 1.0):
         raise ValueError(
-            "length_penalty and length_penalty_alpha are two formulas for one thing: give one, got "
-            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None is for the library's "
+            "length_penalty and length_penalty_alpha are two length penalties: give one, got "
+            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None selects the library's "
             "own search."
         )
     if config.early_stopping is True:
         raise ValueError(
             "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
-            "open hypothesis can still win; length_penalty_alpha=None is for the library's own."
+            "open hypothesis can still win; length_penalty_alpha=None selects the library's own."
         )
-    if config.eos_token_id is None and config.num_beams > 1:
+    if config.eos_token_id is None and beams is not None and beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
 
 
-def check_ids(name: str, ids: Tensor, vocab_size: int):
-    """Refuse what no model of this vocabulary can read.
+def check_inputs(config: Any, inputs: Mapping[str, Any]):
+    """Refuse inputs that the model cannot read.
 
     Args:
-        name: Of the argument, for the error.
-        ids: Tokens, [B, T].
+        config: Configuration of the model.
+        inputs: Inputs of the model.
+
+    Raises:
+        ValueError: If the batch is empty, an id is not in the vocabulary, or the source has more
+            tokens than there are learned positions.
+    """
+    encoded = inputs.get("encoder_outputs") is not None
+    # the ids beside encoder outputs are not read
+    names = ("decoder_input_ids",) if encoded else ("input_ids", "decoder_input_ids")
+    for name in names:
+        if inputs.get(name) is not None:
+            check_ids(name, inputs[name], config.vocab_size)
+    learned = config.position_encoding == "learned"
+    length, _ = source_shape(inputs)
+    if learned and length > config.max_position_embeddings:
+        raise ValueError(
+            f"A source must have at most {config.max_position_embeddings} tokens, the number of "
+            f"learned positions, got {length}."
+        )
+
+
+def check_ids(name: str, ids: Tensor, vocab_size: int):
+    """Refuse ids that are not in the vocabulary.
+
+    Args:
+        name: Name of the argument, for the error.
+        ids: Token ids, [B, T].
         vocab_size: V.
 
     Raises:
@@ -909,88 +598,53 @@ def check_ids(name: str, ids: Tensor, vocab_size: int):
         )
 
 
-def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    """How many target tokens there may be, the prompt's too.
+def source_shape(inputs: Mapping[str, Any]) -> tuple[int, int]:
+    """Return the length of the longest source and the number of sentences.
 
     Args:
-        stopping_criteria: Those `generate` prepared, or a caller's own in their place.
-        config: Prepared by `generate`: `max_length` is set.
+        inputs: Inputs of the model.
 
     Returns:
-        The number of the criteria, which is the configuration's where a caller gave none.
+        S and B; both are 0 if there is no source.
     """
-    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
-    return min(lengths, default=config.max_length)
+    encoder_outputs = inputs.get("encoder_outputs")
+    for source in (
+        None if encoder_outputs is None else encoder_outputs[0],
+        inputs.get("input_ids"),
+        inputs.get("inputs_embeds"),
+    ):
+        if source is not None:
+            return source.shape[1], source.shape[0]
+    return 0, 0
 
 
-def new_token_limits(
-    input_ids: Tensor,
-    stopping_criteria: StoppingCriteriaList,
-    config: GenerationConfig,
-    model_kwargs: dict,
-    rows_per_sentence: int,
-) -> Tensor:
-    """How many tokens each sentence may get. Section 6.1.
+def source_lengths(inputs: Mapping[str, Any]) -> Tensor:
+    """Return the number of tokens of each source.
 
     Args:
-        input_ids: The decoder's prompt, [B * rows_per_sentence, prompt].
-        stopping_criteria: Those `generate` prepared, or a caller's own in their place.
-        config: Prepared by `generate`: `max_length` is set.
-        model_kwargs: With the source's mask, or the encoder's outputs where all is source.
-        rows_per_sentence: Beams, or sampled sequences.
+        inputs: Inputs of the model.
 
     Returns:
-        The bounds, at least 1, [B].
+        Lengths, [B].
     """
-    rows, prompt_length = input_ids.shape
-    longest = longest_target(stopping_criteria, config) - prompt_length
-    limits = input_ids.new_full((rows,), longest)
-    if config.max_extra_tokens is not None:
-        mask = model_kwargs.get("attention_mask")
-        if mask is None:
-            source_lengths = model_kwargs["encoder_outputs"].last_hidden_state.shape[1]
-        else:
-            source_lengths = mask.sum(dim=1).to(limits)
-        limits = (limits * 0 + source_lengths + config.max_extra_tokens).clamp(max=longest)
-    return limits[::rows_per_sentence].clamp(min=1)
+    mask = inputs.get("attention_mask")
+    if mask is not None:
+        return mask.sum(dim=-1).long()
+    length, num_sentences = source_shape(inputs)
+    return torch.full((num_sentences,), length)
 
 
-def limit_by_sentence(
-    stopping_criteria: StoppingCriteriaList,
-    input_ids: Tensor,
-    config: GenerationConfig,
-    model_kwargs: dict,
-) -> StoppingCriteriaList:
-    """Add the bound of each sentence to the criteria of the library's own modes.
+def select_rows(value: Any, rows: Tensor, num_rows: int) -> Any:
+    """Select rows of everything that belongs to the rows of a batch.
 
     Args:
-        stopping_criteria: Those `generate` prepared.
-        input_ids: The decoder's prompt, [rows, prompt].
-        config: Prepared by `generate`.
-        model_kwargs: With the source's mask, or the encoder's outputs.
+        value: A tensor [num_rows, ...], an output of the library with such tensors, or another
+            object.
+        rows: Indices of the rows to keep, [R].
+        num_rows: Number of rows of the batch.
 
     Returns:
-        The criteria, with one more where `max_extra_tokens` is set.
-    """
-    if config.max_extra_tokens is None:
-        return stopping_criteria
-    limits = new_token_limits(
-        input_ids, stopping_criteria, config, model_kwargs, rows_per_sentence=1
-    )
-    own = SentenceLengthCriteria(limits, input_ids.shape[1])
-    return StoppingCriteriaList([*stopping_criteria, own])
-
-
-def select_rows(value, rows: Tensor, num_rows: int):
-    """Keep some rows of whatever belongs to the rows of a batch.
-
-    Args:
-        value: A tensor [num_rows, ...], a library output of such tensors, or anything else.
-        rows: Which rows to keep, [R].
-        num_rows: Size of the batch now.
-
-    Returns:
-        The rows [R, ...]; `value` itself where it has no rows.
+        The rows [R, ...], or `value` itself if it has no rows.
     """
     if isinstance(value, Tensor):
         return value[rows] if value.shape[:1] == (num_rows,) else value
@@ -1001,15 +655,15 @@ def select_rows(value, rows: Tensor, num_rows: int):
 
 
 def set_paper_search(
-    model, num_beams: int = 4, length_penalty_alpha: float = 0.6, max_extra_tokens: int = 50
+    model: Any, num_beams: int = 4, length_penalty_alpha: float = 0.6, max_extra_tokens: int = 50
 ):
-    """Give a trained model the search of section 6.1 as its default; the values are the paper's.
+    """Give a trained model the search of section 6.1 as its default.
 
     Args:
-        model: Whose generation configuration is replaced.
+        model: Model whose generation configuration is replaced.
         num_beams: Beam size.
         length_penalty_alpha: Alpha of the length penalty.
-        max_extra_tokens: How much longer than its source a translation may get.
+        max_extra_tokens: Maximum length of a translation beyond the length of its source.
     """
     config = model.config
     model.generation_config = GenerationConfig(
@@ -1021,3 +675,6 @@ def set_paper_search(
         length_penalty_alpha=length_penalty_alpha,
         max_extra_tokens=max_extra_tokens,
     )
+
+
+__all__ = ["SEARCH_FIELDS", "SearchMixin", "set_paper_search"]

@@ -51,7 +51,7 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
-from .generation_vanilla_transformer import CACHE_NAME, PaperSearchMixin
+from .generation_vanilla_transformer import CACHE_NAME, SearchMixin
 
 # arguments that the library passes to every `forward`, for its decorators, the loss and the head
 LIBRARY_ARGUMENTS = (
@@ -826,7 +826,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
 # trf-ignore: TRF057
 class VanillaTransformerForConditionalGeneration(
-    PaperSearchMixin, VanillaTransformerPreTrainedModel, GenerationMixin
+    SearchMixin, VanillaTransformerPreTrainedModel, GenerationMixin
 ):
     """The whole of figure 1: probabilities of the next target token, and search. Sections 3, 6.1.
 

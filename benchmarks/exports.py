@@ -21,9 +21,9 @@ from vanilla_transformer.export.onnx import (
     ENCODER_FILE,
     to_onnx,
 )
-from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.paper.study import Section, show_study
+from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.train.translate import one_line, translate_lines
 
 NUM_BEAMS = 4

@@ -15,15 +15,9 @@ from transformers import (
     MaxLengthCriteria,
 )
 
-from vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    generation_vanilla_transformer,
-)
-from vanilla_transformer.generation_vanilla_transformer import (
-    PaperBeamSearch,
-    gnmt_length_penalty,
-    set_paper_search,
-)
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.generation_vanilla_transformer import set_paper_search
+from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch, gnmt_length_penalty
 
 PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}
 
@@ -128,8 +122,6 @@ def test_a_batch_of_one_and_of_64_in_any_order_find_the_same(model):
 
 
 def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
-    # the engine has a test of its own
-    monkeypatch.setattr(generation_vanilla_transformer, "why_not", lambda *model: "no model")
     rows = []
     forward = type(model).forward
 
@@ -138,7 +130,8 @@ def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", counting)
-    model.generate(**source, **PAPER)
+    # the engine has a test of its own
+    model.generate(**source, **PAPER, engine="off")
     assert rows[0] == 16
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < 16
@@ -176,9 +169,9 @@ def test_stopping_early_loses_nothing(model, source, monkeypatch):
     steps = []
     advance = PaperBeamSearch._advance
 
-    def never_done(self, log_probs, step):
+    def never_done(self, log_probs, tokens, step):
         steps.append(step)
-        return advance(self, log_probs, step) & (step >= self.limits)
+        return advance(self, log_probs, tokens, step) & (step >= self.limits)
 
     stopped = model.generate(**source, **settings)
     monkeypatch.setattr(PaperBeamSearch, "_advance", never_done)
@@ -455,12 +448,12 @@ def test_a_length_the_trainer_leaves_behind_cuts_nothing(model):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length_penalty": 2.0}, "two formulas for one thing: give one, got 2.0 and 0.6"),
+        ({"length_penalty": 2.0}, "are two length penalties: give one, got 2.0 and 0.6"),
         ({"early_stopping": True}, "early_stopping must not be True with length_penalty_alpha"),
-        ({"max_extra_tokens": -1}, "max_extra_tokens must be a whole number, 0 or more, got -1"),
-        ({"max_extra_tokens": 3.5}, "max_extra_tokens must be a whole number.* got 3.5"),
+        ({"max_extra_tokens": -1}, "max_extra_tokens must be an integer of at least 0, got -1"),
+        ({"max_extra_tokens": 3.5}, "max_extra_tokens must be an integer.* got 3.5"),
         ({"length_penalty_alpha": "0.6"}, "length_penalty_alpha must be a number, got '0.6'"),
-        ({"num_beams": 0}, "num_beams must be a whole number of at least 1, got 0"),
+        ({"num_beams": 0}, "num_beams must be an integer of at least 1, got 0"),
     ],
 )
 def test_settings_that_contradict_are_refused(model, source, settings, message):

@@ -28,8 +28,11 @@ CODE_FILES = {
     "configuration_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
     "generation_vanilla_transformer.py",
+    "identity_vanilla_transformer.py",
+    "kernels_vanilla_transformer.py",
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
+    "search_vanilla_transformer.py",
     "tokenization_vanilla_transformer.py",
 }
 CARD = """---

@@ -25,11 +25,8 @@ from vanilla_transformer import (
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.engine_vanilla_transformer import (
-    FloatProduct,
-    Int8Product,
-    SearchEngine,
-)
+from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
 from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW, batches_by_length
 
 
@@ -185,15 +182,15 @@ def test_a_setting_of_the_call_wins_over_one_of_the_pipeline(model, tokenizer, t
     assert greedy(TEXTS, num_beams=4) == translate(TEXTS)
 
 
-def test_whole_numbers_are_a_setting_of_the_search(translate, model, tokenizer, monkeypatch):
+def test_int8_is_a_setting_of_the_search(translate, model, tokenizer, monkeypatch):
     kinds = []
-    begin = SearchEngine.begin
+    begin = generation.begin
 
-    def recording(self, *args):
-        kinds.append(type(self.vocabulary))
-        return begin(self, *args)
+    def recording(engine, *args):
+        kinds.append(type(engine.vocabulary))
+        return begin(engine, *args)
 
-    monkeypatch.setattr(SearchEngine, "begin", recording)
+    monkeypatch.setattr(generation, "begin", recording)
     translate(TEXTS[0], int8=True)
     TranslationPipeline(model, tokenizer, device="cpu", int8=True)(TEXTS[0])
     translate(TEXTS[0])

@@ -13,7 +13,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.cli import main
-from vanilla_transformer.generation_vanilla_transformer import gnmt_length_penalty
+from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 
 gradio = pytest.importorskip("gradio", reason="gradio is not installed")
 

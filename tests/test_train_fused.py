@@ -9,7 +9,7 @@ import train_toys
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer.engine_vanilla_transformer import why_not
+from vanilla_transformer.engine_vanilla_transformer import obstacle
 from vanilla_transformer.train import fused
 from vanilla_transformer.train.fused import (
     FLOAT32_ATTENTION,
@@ -327,9 +327,9 @@ def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn)
     assert calls == [1]
     handle.remove()
     suit_processor(model, is_half=True)
-    assert why_not(model.eval()) is None
+    assert obstacle(model.eval()) is None
     model.model.decoder.layers[1].dropout.train()
-    assert why_not(model) == "a model in evaluation mode, got its CheapDropout in training"
+    assert obstacle(model) == "model.decoder.layers.1.dropout is in training mode"
 
 
 def test_what_is_compiled_does_not_break_off_at_its_products(batch, onednn):

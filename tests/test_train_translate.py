@@ -10,9 +10,10 @@ import threading
 import pytest
 import train_toys
 
-from vanilla_transformer import engine_vanilla_transformer
+from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
 from vanilla_transformer.hub import load_run
+from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
 from vanilla_transformer.train import translate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.translate import lines_as_they_come, translate_lines
@@ -39,20 +40,19 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
 
 
 @pytest.mark.parametrize("flags", [[], ["--int8"], ["--int8", "--num_beams", "1"]])
-def test_whole_numbers_are_a_flag(run, tmp_path, monkeypatch, flags):
+def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
     kinds = []
-    begin = engine_vanilla_transformer.SearchEngine.begin
+    begin = generation.begin
 
-    def recording(self, *args):
-        kinds.append(type(self.vocabulary))
-        return begin(self, *args)
+    def recording(engine, *args):
+        kinds.append(type(engine.vocabulary))
+        return begin(engine, *args)
 
-    monkeypatch.setattr(engine_vanilla_transformer.SearchEngine, "begin", recording)
+    monkeypatch.setattr(generation, "begin", recording)
     (tmp_path / "lines.txt").write_text("ant bee cat\n")
     lines = list(translate.run([str(run), str(tmp_path / "lines.txt"), *flags], "translate"))
     assert len(lines) == 1
-    int8, float32 = engine_vanilla_transformer.Int8Product, engine_vanilla_transformer.FloatProduct
-    assert kinds == [int8 if flags else float32]
+    assert kinds == [Int8Product if flags else FloatProduct]
 
 
 def test_lines_are_read_as_they_come():

@@ -19,7 +19,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.engine_vanilla_transformer import exp_, is_intel
+from vanilla_transformer.kernels_vanilla_transformer import exp_, is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29

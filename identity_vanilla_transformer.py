@@ -1,0 +1,565 @@
+"""Check that a model's modules run exactly the code of this release.
+
+The search engine computes the released equations. It may stand in for a model only if every module
+that computes is an instance of a released class, with the released code. This file finds an edited
+file, a subclass, a patched method or a registered function; the model's own modules then run.
+
+Code is compared by digests of its syntax tree, without comments, docstrings and annotations. A copy
+on the Hub counts as released until somebody edits it. `make digests` updates `RELEASED` after a
+change of the model.
+"""
+
+import ast
+import hashlib
+import importlib
+import inspect
+import sys
+from collections.abc import Iterator, Mapping
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+import torch
+import transformers
+from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+# methods that compute nothing once a model exists: an edit of them changes no translation
+NOT_COMPUTING = ("_init_weights",)
+# attributes that the library adds to a class while it is created
+ADDED_BY_LIBRARY = {"config_class", "_auto_class", "forward"}
+# decorators of the library around a released `forward`, which leave its result as it is
+LIBRARY_WRAPPERS = {
+    "GradientCheckpointingLayer.__init_subclass__.<locals>.forward_with_checkpointing",
+    "can_return_tuple.<locals>.wrapper",
+    "capture_outputs.<locals>.wrapped_fn.<locals>.wrapper",
+    "context_decorator.<locals>.decorate_context",
+    "deprecate_kwarg.<locals>.wrapper.<locals>.wrapped_func",
+    "merge_with_config_defaults.<locals>.wrapper",
+}
+LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
+# modules with hooks that change no result: those that record outputs, and those that let gradients
+# begin at the embeddings
+HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
+# activations of torch that act on each number alone
+POINTWISE = (
+    nn.CELU,
+    nn.ELU,
+    nn.GELU,
+    nn.Hardsigmoid,
+    nn.Hardswish,
+    nn.Hardtanh,
+    nn.LeakyReLU,
+    nn.LogSigmoid,
+    nn.Mish,
+    nn.ReLU,
+    nn.ReLU6,
+    nn.SELU,
+    nn.SiLU,
+    nn.Sigmoid,
+    nn.Softplus,
+    nn.Softsign,
+    nn.Tanh,
+)
+LINEAR, EMBEDDING = (nn.Linear, "OneDnnLinear"), (nn.Embedding,)
+DROPOUT, NORM = (nn.Dropout, nn.Identity, "CheapDropout"), (nn.LayerNorm, nn.Identity)
+MODULE_LIST, HEAD = (nn.ModuleList,), ("VanillaTransformerForConditionalGeneration",)
+# and every activation of the library
+ACTIVATION = (*POINTWISE, nn.Identity)
+ATTENTION = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), LINEAR)
+ENCODER_LAYER = {
+    "self_attention": ("MultiHeadAttention",),
+    "self_attention_norm": NORM,
+    "feed_forward": ("FeedForward",),
+    "feed_forward_norm": NORM,
+    "dropout": DROPOUT,
+}
+STACK = {"embed_tokens": EMBEDDING, "positions": ("PositionalEncoding",), "dropout": DROPOUT}
+# kinds of the submodules that each released class computes with; a name is that of a released class
+SUBMODULES: dict[str, dict[str, Any]] = {
+    "VanillaTransformerForConditionalGeneration": {
+        "model": ("VanillaTransformerModel",),
+        "lm_head": LINEAR,
+    },
+    "VanillaTransformerModel": {
+        "encoder": ("VanillaTransformerEncoder",),
+        "decoder": ("VanillaTransformerDecoder",),
+    },
+    "VanillaTransformerEncoder": {**STACK, "layers": ["EncoderLayer"], "norm": NORM},
+    "VanillaTransformerDecoder": {**STACK, "layers": ["DecoderLayer"], "norm": NORM},
+    "EncoderLayer": ENCODER_LAYER,
+    "DecoderLayer": {
+        **ENCODER_LAYER,
+        "cross_attention": ("MultiHeadAttention",),
+        "cross_attention_norm": NORM,
+    },
+    "MultiHeadAttention": ATTENTION,
+    "FeedForward": {"fc1": LINEAR, "fc2": LINEAR, "activation": ACTIVATION, "dropout": DROPOUT},
+    "PositionalEncoding": {"table": EMBEDDING},
+}
+OPTIONAL_SUBMODULES = {("PositionalEncoding", "table")}
+
+
+def computing_modules(model: nn.Module) -> list[tuple[str, Any, Any]]:
+    """Return the modules that the released code of a model computes with.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+
+    Returns:
+        Name of each module, the module or None if it is missing, and the kinds that it may be of:
+        classes of torch, names of released classes, or `ACTIVATION`.
+    """
+    found: list[tuple[str, Any, Any]] = []
+    _collect("", model, HEAD, found)
+    return found
+
+
+def _collect(name: str, module: Any, kinds: Any, found: list[tuple[str, Any, Any]]):
+    found.append((name, module, kinds))
+    kind = type(module).__name__
+    parts = SUBMODULES.get(kind)
+    if parts is None:
+        return
+    children = vars(module)["_modules"]
+    for part, kinds in parts.items():
+        path = f"{name}.{part}" if name else part
+        child = children.get(part)
+        if child is None and (kind, part) in OPTIONAL_SUBMODULES:
+            continue
+        if type(kinds) is not list:
+            _collect(path, child, kinds, found)
+            continue
+        found.append((path, child, MODULE_LIST))
+        for index, layer in enumerate(child if type(child) is nn.ModuleList else ()):
+            _collect(f"{path}.{index}", layer, tuple(kinds), found)
+
+
+def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
+    """Return the first difference between a model's code and the code of this release.
+
+    Args:
+        modules: From `computing_modules`; the first is the model.
+
+    Returns:
+        A clause that names the module and its difference, or None if there is none.
+    """
+    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
+        return "torch has a global forward hook"
+    if not _is_of_library(nn.Module.__call__):
+        return "torch.nn.Module.__call__ was replaced"
+    # a model has many modules of few classes, most of them of one file
+    classes: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
+    files: dict[ReleasedCode, str | None] = {}
+    model = modules[0][1]
+    for name, module, kinds in modules:
+        key = type(module), id(kinds)
+        if key not in classes:
+            classes[key] = _class_difference(type(module), kinds, files)
+        difference, methods = classes[key]
+        if difference is None:
+            difference = _instance_difference(module, methods)
+        if difference is not None:
+            return f"{name or type(model).__name__} {difference}"
+    replaced = [
+        name
+        for name, value in vars(model).items()
+        if callable(value) and callable(getattr(type(model), name, None))
+    ]
+    return f"{type(model).__name__} has a {replaced[0]} of its own" if replaced else None
+
+
+def _class_difference(
+    kind: type, kinds: Any, files: dict["ReleasedCode", str | None]
+) -> tuple[str | None, frozenset[str]]:
+    """Return how a class differs, and the methods that none of its instances may override."""
+    where = f"is a {kind.__name__} of {kind.__module__}"
+    is_activation = kinds is ACTIVATION
+    if kind is type(None):
+        return "is missing", frozenset()
+    if kind.__module__.startswith("torch.") or (
+        is_activation and kind.__module__ == "transformers.activations"
+    ):
+        is_known = kind in kinds or (is_activation and not kind.__module__.startswith("torch."))
+        if not is_known:
+            return f"{where}, which has no place there in this release", frozenset()
+        if not _is_of_library(kind.forward):
+            return f"{where}, whose forward was replaced", frozenset()
+        return None, frozenset(("forward",))
+    code = released_code(kind)
+    if code is None or kind.__name__ not in kinds:
+        return f"{where}, which is not a class of this release", frozenset()
+    if code not in files:
+        files[code] = code.difference()
+    if files[code] is not None:
+        return f"{where}, where {files[code]}", frozenset()
+    return None, frozenset().union(*(code.methods.get(base, ()) for base in kind.__mro__))
+
+
+def _instance_difference(module: nn.Module, methods: frozenset[str]) -> str | None:
+    own = vars(module)
+    if not methods.isdisjoint(own):
+        return f"has a {min(methods & own.keys())} of its own"
+    if own["_forward_pre_hooks"]:
+        return "has a forward pre-hook"
+    for hook in own["_forward_hooks"].values():
+        if getattr(hook, "__module__", None) not in HARMLESS_HOOKS:
+            return "has a forward hook"
+    return None if own.get("_compiled_call_impl") is None else "was compiled"
+
+
+def attention_difference(model: nn.Module) -> str | None:
+    """Return what differs between a model's attention function and those of this release.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration` of which `first_difference` is None.
+
+    Returns:
+        A clause that names the function, or None if there is no difference.
+    """
+    for stack in (model.get_encoder(), model.get_decoder()):
+        names = {stack.config._attn_implementation}
+        for layer in stack.layers:
+            names.add(layer.self_attention.config._attn_implementation)
+            if hasattr(layer, "cross_attention"):
+                names.add(layer.cross_attention.config._attn_implementation)
+        for name in names:
+            eager = vars(sys.modules[type(layer).__module__])["eager_attention"]
+            function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
+            is_released = function is eager or (
+                function is sdpa_attention_forward and _is_of_library(function)
+            )
+            if not is_released and not _is_released_function(function):
+                return f"the attention function {name!r} is not one of this release"
+            mask = ALL_MASK_ATTENTION_FUNCTIONS[name]
+            if not _is_of_library(mask):
+                return f"the mask function {name!r} is not the library's"
+    return None
+
+
+def _is_released_function(function: Any) -> bool:
+    name = getattr(function, "__name__", "")
+    module = sys.modules.get(getattr(function, "__module__", ""))
+    code = None if module is None else _code_of(module)
+    is_here = code is not None and name in code.known and vars(module).get(name) is function
+    return is_here and code.difference() is None
+
+
+def _is_of_library(function: Any) -> bool:
+    """Return whether a function was defined in a file of torch or transformers."""
+    codes = list(codes_of(function))
+    return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
+
+
+def codes_of(function: Any) -> Iterator[CodeType]:
+    """Go through the code of a function and of what it wraps, the outermost first.
+
+    Args:
+        function: A function, static method or class method, perhaps in wrappers of `functools`.
+
+    Yields:
+        The code object of each layer.
+    """
+    function = getattr(function, "__func__", function)
+    while isinstance(function, FunctionType):
+        yield function.__code__
+        function = getattr(function, "__wrapped__", None)
+
+
+class ReleasedCode:
+    """Comparison of the code in one Python module with the code of this release.
+
+    Args:
+        module: A module with the name of a released one: that of this package or a copy of it.
+        known: Digests of the released definitions, by name.
+    """
+
+    def __init__(self, module: ModuleType, known: Mapping[str, str]):
+        self.module = module
+        self.known = known
+        # every released class, and the names that one of its instances must not override
+        self.methods: dict[type, frozenset[str]] = {}
+        self._compared: tuple[list[Any], str | None] | None = None
+
+    def difference(self) -> str | None:
+        """Return the first definition that differs from the released one.
+
+        Source and compiled code are read once; afterwards it is enough that all classes, functions
+        and imported names are still the same objects.
+
+        Returns:
+            A clause, or None if there is no difference.
+        """
+        objects = self._objects()
+        if self._compared is not None:
+            before, result = self._compared
+            if len(before) == len(objects) and all(map(_is_same, before, objects)):
+                return result
+        result = self._compare()
+        self._compared = self._objects(), result
+        return result
+
+    def _objects(self) -> list[Any]:
+        """Return all objects that the code consists of, as they are now."""
+        objects = []
+        for name in self.known:
+            value = vars(self.module).get(name)
+            objects.append(value)
+            if getattr(value, "__module__", None) != self.module.__name__:
+                # imported: what is in it belongs to the library
+                continue
+            for part in vars(value).values() if isinstance(value, type) else (value,):
+                objects.append(part)
+                if isinstance(part, FunctionType | staticmethod | classmethod):
+                    objects.extend(codes_of(part))
+        return objects
+
+    def _compare(self) -> str | None:
+        name = self.module.__name__
+        try:
+            source = inspect.getsource(self.module)
+        except (OSError, TypeError):
+            return f"the source of {name} cannot be read"
+        found, tree = digests_of(source), ast.parse(source)
+        for definition, digest in self.known.items():
+            if definition not in found:
+                return f"{definition} is missing in {name}"
+            if found[definition] != digest:
+                return f"{definition} differs from the released code"
+        compiled = compile(source, self.module.__file__ or name, "exec", dont_inherit=True)
+        codes = {code.co_qualname: code for code in _nested(compiled)}
+        self.methods = {}
+        for node in tree.body:
+            for definition in _bound_names(node):
+                if definition in self.known and not self._is_as_compiled(definition, node, codes):
+                    return f"{definition} was changed after {name} was imported"
+        return None
+
+    def _is_as_compiled(self, name: str, node: ast.stmt, codes: Mapping[str, CodeType]) -> bool:
+        value = vars(self.module).get(name)
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            return value is _imported(self.module, node, name)
+        if isinstance(node, ast.FunctionDef):
+            return _has_code(value, codes[name])
+        if isinstance(node, ast.ClassDef):
+            own = {bound for part in node.body for bound in _bound_names(part)}
+            if not isinstance(value, type) or _added_methods(value, own):
+                return False
+            functions = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
+            self.methods[value] = frozenset(functions)
+            return all(
+                _has_code(vars(value)[function], codes[f"{name}.{function}"])
+                for function in functions
+                if function not in NOT_COMPUTING
+            )
+        return True
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    return before is now
+
+
+_codes: dict[str, ReleasedCode] = {}
+
+
+def released_code(kind: type) -> ReleasedCode | None:
+    """Return the comparison for the module that a class stands in.
+
+    Args:
+        kind: Any class.
+
+    Returns:
+        The comparison, or None if this release has no such class.
+    """
+    module = sys.modules.get(kind.__module__)
+    code = None if module is None else _code_of(module)
+    is_here = code is not None and vars(module).get(kind.__name__) is kind
+    return code if is_here and kind.__name__ in code.known else None
+
+
+def _code_of(module: ModuleType) -> ReleasedCode | None:
+    code = _codes.get(module.__name__)
+    if code is None or code.module is not module:
+        known = RELEASED.get(module.__name__.rsplit(".", 1)[-1])
+        if known is None:
+            return None
+        code = _codes[module.__name__] = ReleasedCode(module, known)
+    return code
+
+
+def _has_code(function: Any, compiled: CodeType) -> bool:
+    codes = list(codes_of(function))
+    if not codes or not _is_same_code(codes[-1], compiled):
+        return False
+    return all(
+        code.co_qualname in LIBRARY_WRAPPERS and code.co_filename.startswith(LIBRARY_FOLDERS)
+        for code in codes[:-1]
+    )
+
+
+def _is_same_code(one: CodeType, other: CodeType) -> bool:
+    if (one.co_code, one.co_names, one.co_varnames) != (
+        other.co_code,
+        other.co_names,
+        other.co_varnames,
+    ):
+        return False
+    constants = list(zip(one.co_consts, other.co_consts, strict=False))
+    return len(one.co_consts) == len(other.co_consts) and all(
+        _is_same_code(first, second)
+        if isinstance(first, CodeType) and isinstance(second, CodeType)
+        else type(first) is type(second) and first == second
+        for first, second in constants
+    )
+
+
+def _added_methods(kind: type, own: set[str]) -> set[str]:
+    """Return the methods and other descriptors that a class has beside those of its source."""
+    return {
+        name
+        for name, value in vars(kind).items()
+        if callable(value) or hasattr(type(value), "__get__")
+        if name not in own | ADDED_BY_LIBRARY and not name.startswith("__annot")
+    }
+
+
+def _nested(code: CodeType) -> Iterator[CodeType]:
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield constant
+            yield from _nested(constant)
+
+
+def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> Any:
+    """Return what an import statement would bind to a name now."""
+    for alias in node.names:
+        if (alias.asname or alias.name) != name:
+            continue
+        if isinstance(node, ast.Import):
+            return importlib.import_module(alias.name)
+        origin = "." * node.level + (node.module or "")
+        origin = importlib.import_module(origin, module.__package__)
+        if hasattr(origin, alias.name):
+            return getattr(origin, alias.name)
+        return importlib.import_module(f"{origin.__name__}.{alias.name}")
+    return None
+
+
+def digests_of(source: str) -> dict[str, str]:
+    """Return a digest of each definition of a module, and of each import that its code uses.
+
+    Comments, docstrings and annotations do not count, nor do methods that compute nothing.
+
+    Args:
+        source: Text of the module.
+
+    Returns:
+        Digests of classes, functions, constants and imports, by name.
+    """
+    texts, imports, used = {}, {}, set()
+    for node in ast.parse(source).body:
+        for name in _bound_names(node):
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                alias = next(it for it in node.names if (it.asname or it.name) == name)
+                origin = "" if isinstance(node, ast.Import) else f"{node.level} {node.module}."
+                imports[name] = f"import {origin}{alias.name}"
+            elif not name.startswith("__"):
+                texts[name] = _canonical(node, used)
+    texts |= {name: text for name, text in imports.items() if name in used}
+    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+
+
+def _bound_names(node: ast.stmt) -> list[str]:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return [alias.asname or alias.name for alias in node.names]
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        return [node.name]
+    targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+    return [target.id for target in targets if isinstance(target, ast.Name)]
+
+
+def _canonical(node: Any, used: set[str]) -> str:
+    """Return the meaning of a syntax tree as text that is the same in every version of Python.
+
+    Names that the code uses are added to `used`.
+    """
+    if isinstance(node, list):
+        return f"[{','.join(_canonical(part, used) for part in node)}]"
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    if isinstance(node, ast.Name):
+        used.add(node.id)
+    fields = dict(ast.iter_fields(node))
+    for unused in ("annotation", "returns", "ctx", "kind", "type_comment", "simple"):
+        fields.pop(unused, None)
+    body = fields.get("body")
+    if isinstance(node, ast.FunctionDef | ast.ClassDef) and body:
+        is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        kept = body[1:] if is_text and isinstance(body[0].value.value, str) else body
+        fields["body"] = [
+            part
+            for part in kept
+            if not (isinstance(part, ast.FunctionDef) and part.name in NOT_COMPUTING)
+        ]
+    # later versions of Python add fields, which are empty in code for earlier ones
+    parts = [
+        f"{name}={_canonical(value, used)}" for name, value in fields.items() if value or value == 0
+    ]
+    return f"{type(node).__name__}({','.join(parts)})"
+
+
+# digests of the released code, by module and name; `make digests` writes them
+RELEASED: dict[str, dict[str, str]] = {
+    "modeling_vanilla_transformer": {
+        "ACT2FN": "d5d349eb092c23da",
+        "ALL_ATTENTION_FUNCTIONS": "6ce6dfb904c11712",
+        "BaseModelOutput": "8ffdb55c7f5d4fd4",
+        "BaseModelOutputWithPastAndCrossAttentions": "a48a691b21ee0993",
+        "CACHE_NAME": "381c84a8671a108e",
+        "DecoderLayer": "dd8cba96033e0a08",
+        "DynamicCache": "a10e58c0d3a8e211",
+        "EncoderDecoderCache": "45df96c1978a41b3",
+        "EncoderLayer": "eebfb37c97781268",
+        "F": "08c471404e04e5d5",
+        "FeedForward": "a9d75dc59f8d3475",
+        "GenerationMixin": "cf469887d119c051",
+        "GradientCheckpointingLayer": "c7c4ea168221f8c0",
+        "LIBRARY_ARGUMENTS": "145e31f634d983d5",
+        "MultiHeadAttention": "e8e79ca7d25bd527",
+        "OutputRecorder": "09e0acb577104c93",
+        "PositionalEncoding": "c0a46ee84a34d950",
+        "PreTrainedModel": "868a6b02a930fd85",
+        "SearchMixin": "49af72b922b7d3e8",
+        "Seq2SeqLMOutput": "a87aff490cf1f8eb",
+        "Seq2SeqModelOutput": "83309f49cf1c28a7",
+        "TransformerLayer": "f50fdd5e80c9ea84",
+        "VanillaTransformerDecoder": "c6260ec722eaa9e3",
+        "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
+        "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
+        "VanillaTransformerModel": "299dc9a12a10d66b",
+        "VanillaTransformerPreTrainedModel": "446e82747b69386e",
+        "can_return_tuple": "09ccf8253a8fa0ae",
+        "capture_outputs": "0c50027034c4b681",
+        "closest_name": "4c0b17b62afb4261",
+        "create_bidirectional_mask": "2a80c02e743bb2ce",
+        "create_causal_mask": "73927767e615f2bd",
+        "eager_attention": "4258edc91f427f12",
+        "inspect": "c3a743e6d24c9bd1",
+        "math": "b67c9ddef3e0c371",
+        "merge_with_config_defaults": "58859508ad22e652",
+        "nn": "5ee2fc1d4e7e0465",
+        "scaled_dot_product_attention": "65e4d311d812106e",
+        "sdpa_attention_forward": "aeab0f40a5290cb9",
+        "sinusoidal_encoding": "c2cbf2c39b990333",
+        "sinusoids": "0330b1dc75c239c6",
+        "torch": "cf1070d3a16f24b2",
+    },
+    "fused": {
+        "CheapDropout": "f22e45b4fc51c3a0",
+        "OneDnnLinear": "e5a50ae64b9aad96",
+        "attention_in_float32": "d38cce84b67a3d61",
+    },
+}
+
+__all__ = ["attention_difference", "computing_modules", "first_difference"]

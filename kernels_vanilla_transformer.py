@@ -1,0 +1,346 @@
+"""Numerical kernels of the search engine: packed products, int8 products and top-k.
+
+The functions here know tensors and linear layers, and nothing of the Transformer.
+"""
+
+import functools
+import math
+import platform
+import warnings
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+# number of rows that weights are packed for, and numbers of rows to test packed weights with
+PACKED_ROWS = 128
+TESTED_ROWS = (1, 4, 7, 60, 300)
+# oneDNN builds a kernel for each number of rows: larger numbers are rounded up to a multiple of it
+ROW_MULTIPLE = 8
+# top-k looks for the largest scores within groups of this size
+TOKENS_PER_GROUP = 64
+SMALLEST_GROUPED_VOCABULARY = 4096
+# a float32 exponential of a larger logit overflows unless the maximum is subtracted first
+LARGEST_SAFE_LOGIT = 60.0
+HIGHEST_INT8 = 127
+SMALLEST_SCALE = 1e-12
+# fbgemm is faster up to this number of outputs over all rows, and oneDNN above it
+INT8_KERNELS = ("fbgemm", "onednn")
+FEW_OUTPUTS = 2**19
+
+
+class FloatProduct:
+    """x W^T + b of one or several linear layers with the same input, with packed weights.
+
+    Args:
+        layers: Layers with the same input; their outputs are concatenated.
+        then_relu: Apply ReLU to the outputs.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
+        weight, self.bias = side_by_side(layers)
+        self.then_relu = then_relu
+        is_on_cpu = weight.device.type == "cpu"
+        self.library = packing_library() if is_on_cpu else None
+        if not is_on_cpu:
+            self.weight = weight.t()
+            return
+        if self.library is None:
+            self.weight = weight.t().contiguous()
+            return
+        if self.library == "onednn":
+            self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+            return
+        self.weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
+        # the product reads only the shape of the original weight
+        self.shape_of_weight = weight
+        if len(layers) > 1:
+            weight.untyped_storage().resize_(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: Input, [rows, inputs].
+
+        Returns:
+            Outputs of all layers, [rows, outputs].
+        """
+        if self.library == "onednn":
+            return onednn_product(x, self.weight, self.bias, self.then_relu)
+        if self.library == "mkl":
+            product = mkl_product(x, self.weight, self.shape_of_weight, self.bias)
+        elif self.bias is None:
+            product = x @ self.weight
+        else:
+            product = torch.addmm(self.bias, x, self.weight)
+        return product.relu_() if self.then_relu else product
+
+
+class PlainProduct:
+    """The same product by the layers themselves, without packed weights.
+
+    Args:
+        layers: Layers with the same input; their outputs are concatenated.
+        then_relu: Apply ReLU to the outputs.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
+        self.layers, self.then_relu = layers, then_relu
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: Input, [rows, inputs].
+
+        Returns:
+            Outputs of all layers, [rows, outputs].
+        """
+        product = torch.cat([layer(x) for layer in self.layers], dim=-1)
+        return product.relu_() if self.then_relu else product
+
+
+class Int8Product:
+    """The same product in int8: one scale for each output, one scale for all of x.
+
+    Args:
+        layers: Layers with the same input; their outputs are concatenated.
+        then_relu: Apply ReLU to the outputs.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
+        weight, bias = side_by_side(layers)
+        scales = weight.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / HIGHEST_INT8
+        zeros = torch.zeros(len(weight), dtype=torch.long)
+        with warnings.catch_warnings():
+            # the kernels take only quantized tensors, which torch has deprecated
+            warnings.filterwarnings("ignore", ".*quantize_per_channel", UserWarning)
+            levels = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+        self.num_outputs = len(weight)
+        before = torch.backends.quantized.engine
+        known = torch.backends.quantized.supported_engines
+        self.weights = []
+        try:
+            for kernel in [name for name in INT8_KERNELS if name in known] or [before]:
+                torch.backends.quantized.engine = kernel
+                self.weights.append(torch.ops.quantized.linear_prepack(levels, bias))
+        finally:
+            torch.backends.quantized.engine = before
+        kernels = torch.ops.quantized
+        kernel = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
+        self.multiply = kernel.default
+        # a CPU without VNNI adds pairs of products in 16 bits, which 8-bit inputs overflow
+        self.in_seven_bits = not torch.cpu._is_vnni_supported()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: Input, [rows, inputs].
+
+        Returns:
+            Outputs of all layers, [rows, outputs].
+        """
+        few, many = self.weights[0], self.weights[-1]
+        weight = few if len(x) * self.num_outputs <= FEW_OUTPUTS else many
+        return self.multiply(x, weight, self.in_seven_bits)
+
+
+def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
+    """Concatenate the weights and the biases of layers with the same input.
+
+    Args:
+        layers: One layer or several.
+
+    Returns:
+        Weights [outputs, inputs] and biases [outputs], or None if no layer has a bias. Those of a
+        single layer are not copied.
+    """
+    if len(layers) == 1:
+        bias = layers[0].bias
+        return layers[0].weight.detach(), None if bias is None else bias.detach()
+    weight = torch.cat([layer.weight.detach() for layer in layers])
+    if all(layer.bias is None for layer in layers):
+        return weight, None
+    biases = [
+        weight.new_zeros(layer.out_features) if layer.bias is None else layer.bias.detach()
+        for layer in layers
+    ]
+    return weight, torch.cat(biases)
+
+
+def mkl_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W^T + b with weights that MKL has packed.
+
+    Args:
+        x: Input, [rows, inputs].
+        packed_weight: Result of `_mkl_reorder_linear_weight`.
+        weight: Original weight, of which only the shape is read, [outputs, inputs].
+        bias: Bias, [outputs], or None.
+
+    Returns:
+        Outputs, [rows, outputs].
+    """
+    # MKL uses the packed weight only if the last argument is the number of rows
+    return torch.ops.mkl._mkl_linear.default(x, packed_weight, weight, bias, x.shape[0])
+
+
+def onednn_product(
+    x: Tensor, packed_weight: Tensor, bias: Tensor | None, then_relu: bool
+) -> Tensor:
+    """Compute x W^T + b with weights that oneDNN has packed.
+
+    Args:
+        x: Input, [rows, inputs].
+        packed_weight: Result of `_reorder_linear_weight`.
+        bias: Bias, [outputs], or None.
+        then_relu: Apply ReLU to the outputs.
+
+    Returns:
+        Outputs, [rows, outputs].
+    """
+    rows = len(x)
+    # oneDNN builds a kernel for each number of rows, so that there should be few of them
+    if rows > ROW_MULTIPLE and rows % ROW_MULTIPLE:
+        x = nn.functional.pad(x, (0, 0, 0, -rows % ROW_MULTIPLE))
+    then = "relu" if then_relu else "none"
+    product = torch.ops.mkldnn._linear_pointwise.default(x, packed_weight, bias, then, [], "")
+    return product[:rows]
+
+
+@functools.cache
+def packing_library() -> str | None:
+    """Return the library that multiplies with packed weights on this CPU.
+
+    MKL has its fastest kernels for Intel CPUs only; oneDNN is faster on others. Both are private
+    parts of torch, so each is tested once in a process: MKL promises correct results only for the
+    number of rows that weights are packed for.
+
+    Returns:
+        "mkl", "onednn", or None if neither is available and correct for all numbers of rows.
+    """
+    return next(filter(_multiplies, ("mkl",) if is_intel() else ("onednn", "mkl")), None)
+
+
+def is_intel() -> bool:
+    """Return whether the CPU is made by Intel, as far as the system says."""
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return "GenuineIntel" in file.read(2**12)
+    except OSError:
+        return "Intel" in platform.processor()
+
+
+def _multiplies(library: str) -> bool:
+    if not getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available():
+        return False
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
+    try:
+        if library == "mkl":
+            packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
+            multiply = functools.partial(
+                mkl_product, packed_weight=packed, weight=weight, bias=None
+            )
+        else:
+            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+            multiply = functools.partial(
+                onednn_product, packed_weight=packed, bias=None, then_relu=False
+            )
+        for num_rows in TESTED_ROWS:
+            x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
+            if not torch.allclose(multiply(x), x @ weight.T, rtol=1e-4, atol=1e-4):
+                return False
+    except (AttributeError, RuntimeError):
+        # another version of torch lacks these operators, or refuses these arguments
+        return False
+    return True
+
+
+def likeliest(logits: Tensor, count: int, suppressed: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    """Return the most probable tokens of each row; the logits are overwritten.
+
+    Args:
+        logits: Scores of all tokens in float32, [rows, V].
+        count: C, number of tokens to return.
+        suppressed: Tokens that are never returned, although their probability counts.
+
+    Returns:
+        Log-probabilities and tokens, most probable first, [rows, C] each.
+    """
+    if not suppressed:
+        best, tokens = largest(logits, count)
+        return best - log_sum_exp_(logits, best[:, :1]), tokens
+    index = torch.tensor(suppressed, device=logits.device)
+    kept = logits[:, index]
+    logits[:, index] = -torch.inf
+    best, tokens = largest(logits, count)
+    logits[:, index] = kept
+    highest = torch.cat((best[:, :1], kept), dim=1).amax(dim=1, keepdim=True)
+    return best - log_sum_exp_(logits, highest), tokens
+
+
+def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the largest scores of each row, as `topk` does, in one pass over a large row.
+
+    At most `count` groups of tokens can hold one of the `count` largest scores.
+
+    Args:
+        scores: Scores, [rows, V].
+        count: C, number of scores to return.
+
+    Returns:
+        Scores and their indices, largest first, [rows, C] each.
+    """
+    rows, size = scores.shape
+    num_groups = size // TOKENS_PER_GROUP
+    if size < SMALLEST_GROUPED_VOCABULARY or 4 * count > num_groups:
+        best = scores.topk(count, dim=1)
+        return best.values, best.indices
+    rest = num_groups * TOKENS_PER_GROUP
+    # a group is a column
+    grouped = scores[:, :rest].unflatten(1, (TOKENS_PER_GROUP, num_groups))
+    groups = grouped.amax(dim=1).topk(count, dim=1).indices  # [rows, C]
+    wide = groups[:, None].expand(-1, TOKENS_PER_GROUP, -1)
+    found = torch.cat((grouped.gather(2, wide).flatten(1), scores[:, rest:]), dim=1)
+    best = found.topk(count, dim=1)
+    steps = torch.arange(0, rest, num_groups, device=scores.device)[:, None]
+    indices = (groups[:, None] + steps).flatten(1)  # [rows, C * group]
+    last = torch.arange(rest, size, device=scores.device).expand(rows, -1)
+    return best.values, torch.cat((indices, last), dim=1).gather(1, best.indices)
+
+
+def exp_(exponents: Tensor) -> Tensor:
+    """Replace numbers by their exponentials, with the faster function.
+
+    Args:
+        exponents: Numbers, of any shape.
+
+    Returns:
+        The same tensor.
+    """
+    # torch's exp on a CPU is MKL's, which is slow on CPUs that are not Intel's; exp2 is not
+    if exponents.device.type == "cpu":
+        return exponents.mul_(math.log2(math.e)).exp2_()
+    return exponents.exp_()
+
+
+def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
+    """Return the logarithm of the sum of exponentials of each row; the logits are overwritten.
+
+    Args:
+        logits: Scores, [rows, V].
+        highest: Largest score of each row, or nearly, [rows, 1].
+
+    Returns:
+        Logarithms, [rows, 1].
+    """
+    is_on_cpu = logits.device.type == "cpu"
+    # reading `highest` of a GPU would wait for it
+    if is_on_cpu and bool((highest.abs() < LARGEST_SAFE_LOGIT).all()):
+        return exp_(logits).sum(dim=1, keepdim=True).log_()
+    return logits.logsumexp(dim=1, keepdim=True)
+
+
+__all__ = ["FloatProduct", "Int8Product", "PlainProduct", "exp_", "is_intel", "likeliest"]

@@ -1,0 +1,574 @@
+"""Beam search and greedy search of section 6.1, over any decoder.
+
+A search reads and continues hypotheses through the methods of `Decoding`, and knows nothing else of
+the model. The model's own modules implement them (`generation_vanilla_transformer.ModuleDecoding`),
+and so does the search engine (`engine_vanilla_transformer.EngineDecoding`).
+
+Shapes: B sentences that are still searched, K beams, R rows of a sentence (1 or K), C candidates,
+V tokens in the vocabulary, T target tokens so far, L length of the longest allowed target with its
+start token.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers.generation import (
+    EosTokenCriteria,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
+
+from .kernels_vanilla_transformer import likeliest
+
+# share of the sentences that must be finished before the others are copied without them
+SHARE_THAT_LEAVES = 0.1
+
+
+class Decoding:
+    """Target side of a model during one search: the hypotheses of B sentences with R rows each.
+
+    A search calls `step` and `follow` in turn, and `finish` at its end.
+
+    Attributes:
+        is_fixed: Every sentence must stay in the batch until the search ends.
+    """
+
+    is_fixed = False
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Read the tokens that were added since the last call, and score the next token.
+
+        Args:
+            ids: All tokens of each hypothesis, [B, R, T]. In the first call the rows of a sentence
+                are equal.
+
+        Returns:
+            Logits in float32, which the caller may overwrite, [B, R, V]. The first call may
+            return one row for each sentence, [B, 1, V].
+        """
+        raise NotImplementedError
+
+    def follow(self, parents: Tensor, stays: Tensor | None = None):
+        """Let each row continue one of the rows of the last step; sentences may leave the batch.
+
+        Args:
+            parents: Row of its sentence that each new row continues, [B', R'].
+            stays: Indices of the sentences that stay, [B']; None if all do.
+        """
+        raise NotImplementedError
+
+    def finish(self):
+        """Take part in the steps of other processes until all of them have finished."""
+
+    def outputs(self) -> dict[str, Any]:
+        """Return what the library's output holds of the model: attentions, states and cache."""
+        return {}
+
+
+def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
+    """Return the divisor of a hypothesis's log-probability. Section 6.1, after Wu et al. 2016.
+
+    Args:
+        length: Number of target tokens, the end token included, of any shape.
+        alpha: 0 for no penalty; the paper's searches use 0.6.
+
+    Returns:
+        ((5 + length) / 6) ** alpha, of the same shape.
+    """
+    return ((5 + length) / 6) ** alpha
+
+
+class SentenceLengthCriteria(StoppingCriteria):
+    """Stopping criterion with a maximum number of new tokens for each sentence. Section 6.1.
+
+    Args:
+        max_new_tokens: Maximum of each sentence, [B].
+        prompt_length: Number of target tokens that were given.
+    """
+
+    def __init__(self, max_new_tokens: Tensor, prompt_length: int):
+        self.max_new_tokens = max_new_tokens
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
+        """Return which rows have reached their maximum.
+
+        Args:
+            input_ids: Target tokens so far, the same number of rows for each sentence, [rows, T].
+            scores: Unused.
+            kwargs: Unused.
+
+        Returns:
+            True where a row has to stop, [rows].
+        """
+        rows_per_sentence = input_ids.shape[0] // self.max_new_tokens.shape[0]
+        limits = self.max_new_tokens.repeat_interleave(rows_per_sentence).to(input_ids.device)
+        return input_ids.shape[1] - self.prompt_length >= limits
+
+
+@dataclass
+class Hypotheses:
+    """Partial or complete translations of each sentence.
+
+    Args:
+        ids: Target tokens, [B, C, L].
+        origins: Batch row that the score of each new token came from, -1 where there is no token,
+            [B, C, L - prompt].
+        scores: Log-probability, or its quotient by the length penalty, [B, C].
+    """
+
+    ids: Tensor
+    origins: Tensor
+    scores: Tensor
+
+    def pick(self, index: Tensor) -> "Hypotheses":
+        """Choose among the hypotheses of each sentence.
+
+        Args:
+            index: Indices of the chosen hypotheses, [B, C'].
+
+        Returns:
+            The chosen hypotheses, [B, C', ...].
+        """
+        wide = index[:, :, None]
+        return Hypotheses(
+            self.ids.gather(1, wide.expand(-1, -1, self.ids.shape[2])),
+            self.origins.gather(1, wide.expand(-1, -1, self.origins.shape[2])),
+            self.scores.gather(1, index),
+        )
+
+    def best(self, count: int) -> "Hypotheses":
+        """Return the hypotheses with the highest scores, best first.
+
+        Args:
+            count: Number of hypotheses of each sentence.
+
+        Returns:
+            The best hypotheses, [B, count, ...].
+        """
+        return self.pick(self.scores.topk(count, dim=1).indices)
+
+    def joined(self, other: "Hypotheses") -> "Hypotheses":
+        """Concatenate two sets of hypotheses of the same sentences.
+
+        Args:
+            other: Other hypotheses, [B, C', ...].
+
+        Returns:
+            All hypotheses, [B, C + C', ...].
+        """
+        return Hypotheses(
+            torch.cat((self.ids, other.ids), dim=1),
+            torch.cat((self.origins, other.origins), dim=1),
+            torch.cat((self.scores, other.scores), dim=1),
+        )
+
+    def of_sentences(self, index: Tensor) -> "Hypotheses":
+        """Keep the hypotheses of some sentences.
+
+        Args:
+            index: Indices of the sentences, [B'].
+
+        Returns:
+            Their hypotheses, [B', C, ...].
+        """
+        return Hypotheses(self.ids[index], self.origins[index], self.scores[index])
+
+
+class PaperBeamSearch:
+    """Beam search over a batch of sentences. Section 6.1.
+
+    Each step takes the most probable continuations of all beams of a sentence. Those that end the
+    sentence are complete hypotheses, scored by log-probability over length penalty; the best others
+    stay open. A sentence is finished when no open hypothesis can still be among the best, or when
+    it has reached its maximum length; only then, and only if too few hypotheses are complete, open
+    hypotheses are cut and returned. Finished sentences leave the batch.
+
+    Args:
+        decoding: Decoder, before its first step.
+        input_ids: Prompt of the decoder, once for each beam, [B * K, prompt].
+        logits_processor: Processors of the log-probabilities of each step.
+        stopping_criteria: Criteria that end a hypothesis.
+        config: Generation configuration, as `generate` has prepared it.
+    """
+
+    def __init__(
+        self,
+        decoding: Decoding,
+        input_ids: Tensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        config: GenerationConfig,
+    ):
+        self.decoding = decoding
+        self.config = config
+        self.logits_processor = logits_processor
+        # scores of every token are needed only by other processors and for the library's output
+        self.suppression = None
+        if not (config.output_scores or config.output_logits):
+            self.suppression = Suppression.of(logits_processor)
+        # lengths and end tokens are checked below, without a call for every hypothesis
+        own = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
+        self.stopping_criteria = StoppingCriteriaList(
+            criterion for criterion in stopping_criteria if not isinstance(criterion, own)
+        )
+        self.num_beams = config.num_beams
+        self.num_returned = config.num_return_sequences
+        self.alpha = config.length_penalty_alpha
+        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
+        self.end_tokens = torch.cat(ends) if ends else config._eos_token_tensor
+        pad = config._pad_token_tensor
+        self.fill = int(self.end_tokens[0] if pad is None else pad)
+        # every beam may end with each of the end tokens, and as many hypotheses must stay open
+        self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
+        self.num_sentences = input_ids.shape[0] // self.num_beams
+        self.prompt_length = input_ids.shape[1]
+        self.limits = new_token_limits(stopping_criteria, config, input_ids, self.num_sentences)
+        self.first_limit = int(self.limits.min())
+        # index of each sentence that is still searched in the original batch
+        self.sentences = torch.arange(self.num_sentences, device=input_ids.device)
+        self.has_result = [False] * self.num_sentences
+
+        length = self.prompt_length + int(self.limits.max())
+        shape = (self.num_sentences, self.num_beams)
+        ids = input_ids.new_full((*shape, length), self.fill)
+        ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
+        origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
+        scores = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
+        nothing = torch.full_like(scores, -torch.inf)
+        # the beams of a sentence are equal at first: only one of them may be continued
+        scores[:, 1:] = -torch.inf
+        self.open = Hypotheses(ids, origins, scores)
+        self.complete = Hypotheses(ids, origins, nothing)
+        self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
+        self.record = {"scores": [], "logits": []}
+
+    def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
+        """Search until every sentence is finished.
+
+        Returns:
+            The best hypotheses in the order of the batch, [sentences * num_return_sequences, T], or
+            the library's output if `return_dict_in_generate` is set.
+        """
+        step, is_finished = 0, False
+        while not is_finished:
+            step += 1
+            # the host waits for the device once in a step: here
+            done = self._advance(*self._next_scores(step), step).tolist()
+            is_finished = all(done)
+            self._leave(done, is_finished)
+        self.decoding.finish()
+        return self._output()
+
+    def _next_scores(self, step: int) -> tuple[Tensor, Tensor | None]:
+        """Score C tokens after every open hypothesis, [B, R, C], and return them.
+
+        The tokens are None if all of them are scored, C = V.
+        """
+        length = self.prompt_length + step - 1
+        ids = self.open.ids[:, :, :length]
+        logits = self.decoding.step(ids)  # [B, R, V]
+        rows, vocab_size = logits.shape[1:]
+        logits = logits.flatten(0, 1)  # [B * R, V]
+        if self.suppression is not None and self.num_candidates <= vocab_size:
+            suppressed = self.suppression.at(length, vocab_size)
+            found = likeliest(logits, self.num_candidates, suppressed)
+            return tuple(part.view(-1, rows, self.num_candidates) for part in found)
+        if self.config.return_dict_in_generate and self.config.output_logits:
+            self.record["logits"].append(logits)
+        log_probs = logits.log_softmax(dim=-1)
+        if rows < self.num_beams:
+            log_probs = log_probs.repeat_interleave(self.num_beams, dim=0)
+        log_probs = self._processed(ids.flatten(0, 1), log_probs)
+        if self.config.return_dict_in_generate and self.config.output_scores:
+            self.record["scores"].append(log_probs)
+        return log_probs.view(-1, self.num_beams, vocab_size), None
+
+    def _processed(self, ids: Tensor, log_probs: Tensor) -> Tensor:
+        if not self.logits_processor:
+            return log_probs
+        if len(self.sentences) == self.num_sentences:
+            return self.logits_processor(ids, log_probs)
+        # a processor may identify each row by its index in the original batch
+        beams = torch.arange(self.num_beams, device=ids.device)
+        rows = (self.sentences[:, None] * self.num_beams + beams).flatten()
+        all_rows = self.num_sentences * self.num_beams
+        # finished sentences are shown with their results
+        all_ids = self.results.ids[:, :, : ids.shape[1]].flatten(0, 1).clone()
+        all_log_probs = log_probs.new_zeros(all_rows, log_probs.shape[1])
+        all_ids[rows] = ids
+        all_log_probs[rows] = log_probs
+        return self.logits_processor(all_ids, all_log_probs)[rows]
+
+    def _advance(self, log_probs: Tensor, tokens: Tensor | None, step: int) -> Tensor:
+        """Take one step, and return which sentences are finished, [B]."""
+        candidates, beams = self._candidates(log_probs, tokens, step)
+        ends = self._ends(candidates, step)  # [B, C]
+
+        ended = candidates.scores / gnmt_length_penalty(step, self.alpha)
+        ended = Hypotheses(candidates.ids, candidates.origins, ended.masked_fill(~ends, -torch.inf))
+        self.complete = self.complete.joined(ended).best(self.num_beams)
+
+        candidates.scores = candidates.scores.masked_fill(ends, -torch.inf)
+        chosen = candidates.scores.topk(self.num_beams, dim=1).indices  # [B, K]
+        self.open = candidates.pick(chosen)
+        self.chosen_beams = beams.gather(1, chosen)
+
+        at_limit = step >= self.limits
+        if step >= self.first_limit:
+            cut = self.open.scores / gnmt_length_penalty(step, self.alpha)
+            self._fill_with_cut(at_limit, cut)
+        # log-probabilities only decrease, so that the penalty at either end of the remaining
+        # lengths bounds the score
+        best_open = self.open.scores[:, 0]
+        attainable = torch.maximum(
+            best_open / gnmt_length_penalty(step + 1, self.alpha),
+            best_open / gnmt_length_penalty(self.limits, self.alpha),
+        )
+        worst_returned = self.complete.scores[:, self.num_returned - 1]
+        return at_limit | (worst_returned >= attainable)
+
+    def _candidates(
+        self, log_probs: Tensor, tokens: Tensor | None, step: int
+    ) -> tuple[Hypotheses, Tensor]:
+        """Return the most probable continuations of each sentence and their beams, [B, C] each."""
+        rows, num_tokens = log_probs.shape[1:]
+        totals = (log_probs + self.open.scores[:, :rows, None]).flatten(1)  # [B, R * V]
+        scores, index = totals.topk(min(self.num_candidates, totals.shape[1]), dim=1)
+        beams = index // num_tokens
+        tokens = index % num_tokens if tokens is None else tokens.flatten(1).gather(1, index)
+        candidates = self.open.pick(beams)
+        candidates.scores = scores
+        candidates.ids[:, :, self.prompt_length + step - 1] = tokens
+        candidates.origins[:, :, step - 1] = self.sentences[:, None] * self.num_beams + beams
+        return candidates, beams
+
+    def _ends(self, candidates: Hypotheses, step: int) -> Tensor:
+        length = self.prompt_length + step
+        ends = torch.isin(candidates.ids[:, :, length - 1], self.end_tokens)
+        if self.stopping_criteria:
+            ids = candidates.ids[:, :, :length].flatten(0, 1)
+            scores = tuple(self.record["scores"]) or None
+            ends = ends | self.stopping_criteria(ids, scores).view_as(ends)
+        return ends
+
+    def _fill_with_cut(self, at_limit: Tensor, cut_scores: Tensor):
+        """Fill missing complete hypotheses of sentences that must stop with cut ones."""
+        missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
+        # open hypotheses are sorted: the best of them fills the first gap
+        rank = (missing.cumsum(dim=1) - 1).clamp(min=0)
+        cut = Hypotheses(self.open.ids, self.open.origins, cut_scores).pick(rank)
+        wide = missing[:, :, None]
+        self.complete = Hypotheses(
+            torch.where(wide, cut.ids, self.complete.ids),
+            torch.where(wide, cut.origins, self.complete.origins),
+            torch.where(missing, cut.scores, self.complete.scores),
+        )
+
+    def _leave(self, done: list[bool], is_finished: bool):
+        """Store the results of finished sentences, and let the decoder follow the beams."""
+        newly_done = [
+            row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
+        ]
+        if newly_done:
+            rows = self.sentences.new_tensor(newly_done)
+            sentences = self.sentences[rows]
+            self.results.ids[sentences] = self.complete.ids[rows]
+            self.results.origins[sentences] = self.complete.origins[rows]
+            self.results.scores[sentences] = self.complete.scores[rows]
+            for row in newly_done:
+                self.has_result[row] = True
+        if is_finished:
+            return
+        kept = None
+        if not self.decoding.is_fixed and is_worth_leaving(done):
+            stays = [row for row, is_done in enumerate(done) if not is_done]
+            kept = self.sentences.new_tensor(stays)
+            self.open = self.open.of_sentences(kept)
+            self.complete = self.complete.of_sentences(kept)
+            self.chosen_beams = self.chosen_beams[kept]
+            self.limits, self.sentences = self.limits[kept], self.sentences[kept]
+            self.first_limit = int(self.limits.min())
+            self.has_result = [self.has_result[row] for row in stays]
+        self.decoding.follow(self.chosen_beams, kept)
+
+    def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
+        ids = self.results.ids[:, : self.num_returned].flatten(0, 1)
+        origins = self.results.origins[:, : self.num_returned].flatten(0, 1)
+        longest = int((origins >= 0).sum(dim=1).max())
+        ids = ids[:, : self.prompt_length + longest]
+        if not self.config.return_dict_in_generate:
+            return ids
+        scores = self.results.scores[:, : self.num_returned].flatten()
+        return GenerateBeamEncoderDecoderOutput(
+            sequences=ids,
+            sequences_scores=scores if self.config.output_scores else None,
+            beam_indices=origins[:, :longest],
+            **{name: tuple(steps) or None for name, steps in self.record.items()},
+            **self.decoding.outputs(),
+        )
+
+
+def greedy_search(
+    decoding: Decoding,
+    input_ids: Tensor,
+    logits_processor: LogitsProcessorList,
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+) -> Tensor:
+    """Search greedily, as the library does; finished sentences leave the batch.
+
+    Args:
+        decoding: Decoder, before its first step.
+        input_ids: Prompt of the decoder, [B, prompt].
+        logits_processor: Processors of the logits of each step.
+        stopping_criteria: Criteria that end a sentence.
+        config: Generation configuration, as `generate` has prepared it.
+
+    Returns:
+        Prompts and translations, [B, T].
+    """
+    num_sentences, length = input_ids.shape
+    pad = int(config._pad_token_tensor)
+    ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), pad)
+    ids[:, :length] = input_ids
+    # index of each sentence that is still searched in the original batch
+    sentences = torch.arange(num_sentences, device=ids.device)
+    is_done = torch.zeros_like(sentences, dtype=torch.bool)
+    suppression = Suppression.of(logits_processor)
+    # of the sentences that are still searched, in the memory of the host
+    done = [False] * num_sentences
+    while not all(done):
+        logits = decoding.step(ids[sentences, None, :length])[:, 0]  # [B, V]
+        if suppression is None:
+            # a processor may identify each row by its index in the original batch
+            whole = logits.new_zeros(num_sentences, logits.shape[1])
+            whole.index_copy_(0, sentences, logits)
+            logits = logits_processor(ids[:, :length], whole)[sentences]
+        elif suppressed := suppression.at(length, logits.shape[1]):
+            logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
+        ids[sentences, length] = logits.argmax(dim=-1).masked_fill_(is_done[sentences], pad)
+        length += 1
+        is_done |= stopping_criteria(ids[:, :length], None)
+        done = is_done[sentences].tolist()
+        stays = None
+        if not all(done) and is_worth_leaving(done):
+            stays = sentences.new_tensor([row for row, it in enumerate(done) if not it])
+            sentences, done = sentences[stays], [False] * len(stays)
+        decoding.follow(torch.zeros_like(sentences)[:, None], stays)
+    decoding.finish()
+    return ids[:, :length]
+
+
+def is_worth_leaving(done: Sequence[bool]) -> bool:
+    """Return whether so many sentences are finished that the others should go on without them.
+
+    Args:
+        done: Whether each sentence of the batch is finished.
+    """
+    return sum(done) >= max(1, SHARE_THAT_LEAVES * len(done))
+
+
+class Suppression:
+    """Tokens that the processors of a search forbid, if they do nothing else.
+
+    Args:
+        rules: Pairs of a length and tokens, which are forbidden in shorter hypotheses.
+    """
+
+    def __init__(self, rules: list[tuple[float, set[int]]]):
+        self.rules = rules
+
+    @classmethod
+    def of(cls, processors: LogitsProcessorList) -> "Suppression | None":
+        """Read the forbidden tokens from the processors, and so from the device, once.
+
+        Args:
+            processors: Processors, as `generate` has prepared them.
+
+        Returns:
+            The forbidden tokens, or None if one of the processors does anything else.
+        """
+        rules = []
+        for processor in processors:
+            if type(processor) is SuppressTokensLogitsProcessor:
+                tokens, end = processor.suppress_tokens, math.inf
+            elif type(processor) is MinLengthLogitsProcessor:
+                tokens, end = processor.eos_token_id, processor.min_length
+            elif type(processor) is MinNewTokensLengthLogitsProcessor:
+                tokens = processor.eos_token_id
+                end = processor.prompt_length_to_skip + processor.min_new_tokens
+            else:
+                return None
+            rules.append((end, set(tokens.tolist())))
+        return cls(rules)
+
+    def at(self, length: int, vocab_size: int) -> list[int]:
+        """Return the tokens that are forbidden at one step.
+
+        Args:
+            length: Number of target tokens so far, with the prompt.
+            vocab_size: V; the library's processors ignore ids that are not in the vocabulary.
+
+        Returns:
+            Token ids, sorted.
+        """
+        tokens = set().union(*(tokens for end, tokens in self.rules if length < end))
+        return sorted(token for token in tokens if 0 <= token < vocab_size)
+
+
+def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
+    """Return the maximum number of target tokens, with the prompt.
+
+    Args:
+        stopping_criteria: Criteria, as `generate` has prepared them.
+        config: Generation configuration, as `generate` has prepared it.
+
+    Returns:
+        The smallest maximum among the criteria, or else that of the configuration.
+    """
+    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+    return min(lengths, default=config.max_length)
+
+
+def new_token_limits(
+    stopping_criteria: StoppingCriteriaList,
+    config: GenerationConfig,
+    input_ids: Tensor,
+    num_sentences: int,
+) -> Tensor:
+    """Return the maximum number of new tokens of each sentence. Section 6.1.
+
+    Args:
+        stopping_criteria: Criteria, as `generate` has prepared them.
+        config: Generation configuration, as `generate` has prepared it.
+        input_ids: Prompt of the decoder, [rows, prompt].
+        num_sentences: Number of sentences.
+
+    Returns:
+        Maxima, at least 1, [B].
+    """
+    longest = longest_target(stopping_criteria, config) - input_ids.shape[1]
+    limits = input_ids.new_full((num_sentences,), longest)
+    for criterion in stopping_criteria:
+        if isinstance(criterion, SentenceLengthCriteria):
+            limits = torch.minimum(limits, criterion.max_new_tokens.to(limits))
+    return limits.clamp(min=1)
+
+
+__all__ = [
+    "Decoding",
+    "PaperBeamSearch",
+    "SentenceLengthCriteria",
+    "gnmt_length_penalty",
+    "greedy_search",
+]

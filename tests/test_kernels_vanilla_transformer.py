@@ -1,0 +1,135 @@
+"""Kernels of the search engine: products, top-k and exponentials against plain torch and Python."""
+
+import functools
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from vanilla_transformer import kernels_vanilla_transformer as kernels
+
+
+@given(st.integers(1, 5), st.integers(1, 12), st.integers(4090, 4300), st.integers(0, 999))
+def test_the_largest_are_those_of_a_full_search(rows, count, size, seed):
+    scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
+    expected = scores.topk(count, dim=1)
+    values, places = kernels.largest(scores, count)
+    assert values.tolist() == expected.values.tolist()
+    assert places.tolist() == expected.indices.tolist()
+
+
+@pytest.mark.parametrize("shift", [0.0, 50.0, 500.0, -500.0])
+def test_a_sum_of_exponentials_stands_any_size(shift):
+    logits = torch.randn(3, 50) + shift
+    expected = logits.logsumexp(dim=1, keepdim=True)
+    highest = logits.amax(dim=1, keepdim=True)
+    torch.testing.assert_close(kernels.log_sum_exp_(logits, highest), expected)
+
+
+def test_exponentials_are_those_of_the_math_module():
+    exponents = [-math.inf, -120.0, -86.5, -20.25, -1.0, -1e-6, 0.0, 0.5, 20.25, 60.0]
+    numbers = torch.tensor(exponents)
+    found = kernels.exp_(numbers)
+    assert found is numbers
+    expected = torch.tensor([math.exp(exponent) for exponent in exponents])
+    # of a power of e that is 60, a rounding is 60 / 2^24 of the result
+    torch.testing.assert_close(found, expected, rtol=8e-6, atol=1e-38)
+
+
+@pytest.mark.parametrize("num_rows", [1, 2, 31, 129, 300])
+@pytest.mark.parametrize("library", ["mkl", "onednn", None])
+def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_rows, library):
+    if library is not None and not kernels._multiplies(library):
+        pytest.skip(f"this torch has no kernels of {library} for packed weights")
+    monkeypatch.setattr(kernels, "packing_library", lambda: library)
+    for inputs, outputs, bias in ((40, 70, True), (600, 90, False)):
+        layers = [torch.nn.Linear(inputs, outputs + more, bias=bias) for more in (0, 3)]
+        x = torch.randn(num_rows, inputs)
+        with torch.no_grad():
+            expected = torch.cat([layer(x) for layer in layers], dim=1)
+            found = kernels.FloatProduct(layers)(x)
+            torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+            rectified = kernels.FloatProduct(layers[:1], then_relu=True)(x)
+            torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.skipif(
+    not torch.backends.mkl.is_available(), reason="this torch has no kernels for packed weights"
+)
+def test_packed_weights_that_serve_one_number_of_rows_only_are_not_used(monkeypatch):
+    right = kernels.mkl_product
+
+    def right_for_those_packed_for(x, *weights, **named):
+        return right(x, *weights, **named) + (x.shape[0] != kernels.PACKED_ROWS)
+
+    monkeypatch.setattr(kernels, "mkl_product", right_for_those_packed_for)
+    monkeypatch.setattr(kernels, "is_intel", lambda: True)
+    tried_anew = functools.cache(kernels.packing_library.__wrapped__)
+    monkeypatch.setattr(kernels, "packing_library", tried_anew)
+    layer, x = torch.nn.Linear(40, 70), torch.randn(3, 40)
+    with torch.no_grad():
+        torch.testing.assert_close(kernels.FloatProduct([layer])(x), layer(x))
+    assert tried_anew() is None
+
+
+@pytest.mark.parametrize(
+    ("is_intel", "there", "chosen"),
+    [
+        (True, {"mkl", "onednn"}, "mkl"),
+        (True, {"onednn"}, None),
+        (False, {"mkl", "onednn"}, "onednn"),
+        (False, {"mkl"}, "mkl"),
+        (False, set(), None),
+    ],
+)
+def test_the_library_that_packs_is_there_and_right(monkeypatch, is_intel, there, chosen):
+    monkeypatch.setattr(kernels, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(kernels, "_multiplies", there.__contains__)
+    assert kernels.packing_library.__wrapped__() == chosen
+
+
+def test_another_version_of_torch_without_its_kernels_multiplies_too(monkeypatch):
+    def gone(*_, **__):
+        raise AttributeError("no such operator")
+
+    monkeypatch.setattr(kernels, "onednn_product", gone)
+    monkeypatch.setattr(kernels, "mkl_product", gone)
+    assert kernels.packing_library.__wrapped__() is None
+
+
+@pytest.mark.parametrize("num_rows", [1, 4, 80])
+@pytest.mark.parametrize("then_relu", [False, True])
+def test_a_product_in_whole_numbers_is_that_of_what_is_rounded(num_rows, then_relu, monkeypatch):
+    layers = [torch.nn.Linear(30, outputs) for outputs in (20, 7)]
+    x = torch.randn(num_rows, 30)
+    with torch.no_grad():
+        plain = torch.cat([layer(x) for layer in layers], dim=1)
+    product = kernels.Int8Product(layers, then_relu)
+    # the levels of x as torch chooses them, those of each output's weights by hand
+    scale, zero = torch._choose_qparams_per_tensor(x, product.in_seven_bits)
+    rounded = scale * ((x / scale).round() + zero).clamp(0, 255).sub(zero)
+    expected = []
+    for layer in layers:
+        step = layer.weight.detach().abs().amax(1, keepdim=True) / 127
+        expected.append(rounded @ (step * (layer.weight.detach() / step).round()).T + layer.bias)
+    expected = torch.cat(expected, dim=1).detach()
+    if then_relu:
+        plain, expected = plain.relu(), expected.relu()
+    for few in (0, 2**19):
+        monkeypatch.setattr(kernels, "FEW_OUTPUTS", few)
+        found = product(x)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found, plain, rtol=0.1, atol=0.05)
+
+
+def test_few_rows_have_a_kernel_of_their_own(monkeypatch):
+    known = torch.backends.quantized.supported_engines
+    product = kernels.Int8Product([torch.nn.Linear(8, 5)])
+    assert len(product.weights) == max(1, len({*kernels.INT8_KERNELS} & {*known}))
+    monkeypatch.setattr(product, "weights", ["few", "many"])
+    monkeypatch.setattr(product, "multiply", lambda x, weight, _: weight)
+    monkeypatch.setattr(kernels, "FEW_OUTPUTS", 5 * 12)
+    assert product(torch.ones(12, 8)) == "few"
+    assert product(torch.ones(13, 8)) == "many"
