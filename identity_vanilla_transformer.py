@@ -149,6 +149,8 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         return "torch has a global forward hook"
     if not _is_of_library(nn.Module.__call__):
         return "torch.nn.Module.__call__ was replaced"
+    if (replaced := _replaced_function()) is not None:
+        return f"torch.nn.functional.{replaced} was replaced"
     # a model has many modules of few classes, most of them of one file
     classes: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
     files: dict[ReleasedCode, str | None] = {}
@@ -159,7 +161,7 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
             classes[key] = _class_difference(type(module), kinds, files)
         difference, methods = classes[key]
         if difference is None:
-            difference = _instance_difference(module, methods)
+            difference = _instance_difference(vars(module), methods)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
     replaced = [
@@ -197,16 +199,50 @@ def _class_difference(
     return None, frozenset().union(*(code.methods.get(base, ()) for base in kind.__mro__))
 
 
-def _instance_difference(module: nn.Module, methods: frozenset[str]) -> str | None:
-    own = vars(module)
+def _instance_difference(
+    own: Mapping[str, Any], methods: frozenset[str], has_hooks: bool = False
+) -> str | None:
+    """Return how the attributes of a module differ, which may have hooks if it is called."""
     if not methods.isdisjoint(own):
         return f"has a {min(methods & own.keys())} of its own"
+    if has_hooks:
+        return None
     if own["_forward_pre_hooks"]:
         return "has a forward pre-hook"
     for hook in own["_forward_hooks"].values():
         if getattr(hook, "__module__", None) not in HARMLESS_HOOKS:
             return "has a forward hook"
     return None if own.get("_compiled_call_impl") is None else "was compiled"
+
+
+def stacks_difference(model: nn.Module) -> str | None:
+    """Return the first difference in what stands around a model's layers.
+
+    Training computes the embeddings and the loss in one pass, and calls the layers as modules. It
+    may do so only if head, encoder and decoder are released, whatever the layers are.
+
+    Args:
+        model: Any model.
+
+    Returns:
+        A clause that names the module and its difference, or None if there is none.
+    """
+    files: dict[ReleasedCode, str | None] = {}
+    for name, module, kinds in computing_modules(model):
+        if ".layers" in name or name.endswith("dropout"):
+            continue
+        difference, methods = _class_difference(type(module), kinds, files)
+        if difference is None:
+            own = dict(vars(module))
+            # accelerate has wrapped the forward of a model that it has prepared
+            original = own.pop("_original_forward", None)
+            if getattr(original, "__func__", None) is type(module).forward:
+                own.pop("forward", None)
+            is_called = name in ("model", "model.encoder", "model.decoder")
+            difference = _instance_difference(own, methods, has_hooks=is_called)
+        if difference is not None:
+            return f"{name or type(model).__name__} {difference}"
+    return None
 
 
 def attention_difference(model: nn.Module) -> str | None:
@@ -231,7 +267,7 @@ def attention_difference(model: nn.Module) -> str | None:
                 function is sdpa_attention_forward and _is_of_library(function)
             )
             if not is_released and not _is_released_function(function):
-                return f"the attention function {name!r} is not one of this release"
+                return f"the attention function {name!r} is neither eager nor sdpa of this release"
             mask = ALL_MASK_ATTENTION_FUNCTIONS[name]
             if not _is_of_library(mask):
                 return f"the mask function {name!r} is not the library's"
@@ -250,6 +286,23 @@ def _is_of_library(function: Any) -> bool:
     """Return whether a function was defined in a file of torch or transformers."""
     codes = list(codes_of(function))
     return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
+
+
+def _replaced_function() -> str | None:
+    """Return the first public function of torch.nn.functional that is not torch's."""
+    functions = list(vars(nn.functional).values())
+    if len(_functions) == len(functions) and all(map(_is_same, _functions, functions)):
+        return None
+    for name, function in vars(nn.functional).items():
+        is_public = isinstance(function, FunctionType) and not name.startswith("_")
+        if is_public and not _is_of_library(function):
+            return name
+    _functions[:] = functions
+    return None
+
+
+# torch's functions when they were last compared
+_functions: list[Any] = []
 
 
 def codes_of(function: Any) -> Iterator[CodeType]:
@@ -323,10 +376,11 @@ class ReleasedCode:
             return f"the source of {name} cannot be read"
         found, tree = digests_of(source), ast.parse(source)
         for definition, digest in self.known.items():
+            if found.get(definition, digest) != digest:
+                return f"{definition} differs from the released code"
+        for definition in self.known:
             if definition not in found:
                 return f"{definition} is missing in {name}"
-            if found[definition] != digest:
-                return f"{definition} differs from the released code"
         compiled = compile(source, self.module.__file__ or name, "exec", dont_inherit=True)
         codes = {code.co_qualname: code for code in _nested(compiled)}
         self.methods = {}
@@ -534,7 +588,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "c6260ec722eaa9e3",
+        "VanillaTransformerDecoder": "e23161bbebf99598",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
         "VanillaTransformerModel": "299dc9a12a10d66b",
@@ -554,6 +608,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "sinusoidal_encoding": "c2cbf2c39b990333",
         "sinusoids": "0330b1dc75c239c6",
         "torch": "cf1070d3a16f24b2",
+        "warnings": "6c07531e38114de0",
     },
     "fused": {
         "CheapDropout": "f22e45b4fc51c3a0",
@@ -562,4 +617,9 @@ RELEASED: dict[str, dict[str, str]] = {
     },
 }
 
-__all__ = ["attention_difference", "computing_modules", "first_difference"]
+__all__ = [
+    "attention_difference",
+    "computing_modules",
+    "first_difference",
+    "stacks_difference",
+]

@@ -20,6 +20,7 @@ in the vocabulary.
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -690,7 +691,11 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             raise ValueError(
                 "cache and past_key_values are two names of one argument: give one, got both."
             )
-        cache = past_key_values if cache is None else cache
+        if past_key_values is not None:
+            cache = past_key_values
+            if CACHE_NAME == "cache" and not torch.compiler.is_compiling():
+                message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
+                warnings.warn(message, FutureWarning, stacklevel=2)
         if use_cache and cache is None and not self.training:
             cache = EncoderDecoderCache(
                 DynamicCache(config=self.config), DynamicCache(config=self.config)

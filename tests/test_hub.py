@@ -273,9 +273,39 @@ inputs = tokenizer(expected["texts"], return_tensors="pt", padding=True)
 with torch.no_grad():
     logits = model(**inputs, decoder_input_ids=expected["decoder_input_ids"]).logits
 assert torch.equal(logits, expected["logits"])
-assert torch.equal(model.generate(**inputs), expected["found"])
+# nobody has edited the code, so that the search engine computes what it says
+assert torch.equal(model.generate(**inputs, engine="required"), expected["found"])
 translate = pipeline("translation", model={str(again)!r}, trust_remote_code=True)
 assert translate(expected["texts"]) == expected["translations"]
+"""
+    run_python(code, hub, tmp_path / "home", token=None)
+
+
+def test_code_that_was_edited_on_the_hub_is_what_is_searched(run_folder, hub, tmp_path):
+    edited = tmp_path / "edited"
+    export_for_hub(run_folder, edited)
+    path = edited / "modeling_vanilla_transformer.py"
+    source = path.read_text(encoding="utf-8")
+    line = "self.dropout(self.activation(self.fc1(x)))"
+    path.write_text(source.replace(line, f"({line}).square()"), encoding="utf-8")
+    code = f"""
+{WITHOUT_THE_PACKAGE}
+import torch
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+tokenizer = AutoTokenizer.from_pretrained({str(edited)!r}, trust_remote_code=True)
+model = AutoModelForSeq2SeqLM.from_pretrained({str(edited)!r}, trust_remote_code=True)
+inputs = tokenizer({TEXTS!r}, return_tensors="pt", padding=True)
+by_modules = model.generate(**inputs, return_dict_in_generate=True).sequences
+assert torch.equal(model.generate(**inputs), by_modules)
+translate = pipeline("translation", model={str(edited)!r}, trust_remote_code=True)
+texts = tokenizer.batch_decode(by_modules, skip_special_tokens=True)
+assert [found["translation_text"] for found in translate({TEXTS!r})] == texts
+try:
+    model.generate(**inputs, engine="required")
+except ValueError as error:
+    assert "FeedForward differs from the released code" in str(error), error
+else:
+    raise AssertionError("an engine was used that computes something else")
 """
     run_python(code, hub, tmp_path / "home", token=None)
 

@@ -18,10 +18,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import run_command
 from vanilla_transformer.hub import check_local
+from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.files import write_whole
@@ -89,9 +89,9 @@ def validation_loss(
 def _loss_sum(
     accelerator: Accelerator, model: PreTrainedModel, inputs: dict[str, Tensor], labels: Tensor
 ) -> Tensor:
-    ours = VanillaTransformerForConditionalGeneration
-    if accelerator.distributed_type not in REPLICATED or not isinstance(model, ours):
-        # where each process has a part of the weights, only a module has all of its own
+    if accelerator.distributed_type not in REPLICATED or stacks_difference(model) is not None:
+        # with a part of the weights on each process only a module has all of its own, and an edited
+        # model is called as it is
         return smoothed_loss_sum(model(**inputs, use_cache=False).logits, labels, 0.0)
     states = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
     # a score is there as it is computed, in float32, and as a log-probability
@@ -187,10 +187,12 @@ def evaluate(
     settings = [
         field if value is True else f"{field}{value}"
         for field, value in sorted(search.items())
-        if value != getattr(model.generation_config, field, None)
+        if field != "engine" and value != getattr(model.generation_config, field, None)
     ]
     settings += [f"bleu_tokenizer-{bleu_tokenizer}"] * (bleu_tokenizer != own_tokenizer)
     key = _file_name(data_key + settings)
+    # who computes the search changes no translation
+    engine = {"engine": search.pop("engine")} if "engine" in search else {}
     if against is not None:
         # a run keeps this search too, and beside itself it is no worse and no better
         is_itself = Path(against).resolve() in (Path(run).resolve(), folder.resolve())
@@ -199,7 +201,7 @@ def evaluate(
         other_key, others = together(lambda: _kept_translations(*kept))
     main_process_first(lambda: _refuse_unwritable(folder, key))
     started = time.monotonic()
-    translations = _translate_shared(state, model, tokenizer, sources, split, search)
+    translations = _translate_shared(state, model, tokenizer, sources, split, search | engine)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None

@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.kernels_vanilla_transformer import exp_, is_intel
@@ -480,7 +481,8 @@ def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
     use_cheap_dropout(model)
     if not is_half:
         use_onednn(model)
-    if is_half and model.config._attn_implementation == "sdpa":
+    is_sdpa = model.config._attn_implementation == "sdpa"
+    if is_half and is_sdpa and ALL_ATTENTION_FUNCTIONS["sdpa"] is sdpa_attention_forward:
         model.set_attn_implementation(FLOAT32_ATTENTION)
 
 

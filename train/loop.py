@@ -28,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
+from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
@@ -615,7 +616,9 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
     cells = count_cells(batches)
-    if run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION):
+    # an edited model may read the mask itself
+    is_sdpa = run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION)
+    if is_sdpa and stacks_difference(run.model) is None:
         batches = [mask_for_sdpa(batch) for batch in batches]
     try:
         result = training_step(

@@ -17,7 +17,7 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.train.fused import fused_loss_sum
 
 IGNORED = -100
@@ -65,23 +65,20 @@ def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
 
 
 def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
-    """Whether the loss can be had without the scores of all tokens of the vocabulary.
+    """Return whether the loss can be computed without the scores of all tokens of the vocabulary.
 
-    Where each process has a part of the weights, only a module has all of its own; and what a
-    launcher's compiler has made is one function of the inputs.
+    Every process must have all weights, and embeddings, head and stacks must be those of this
+    release: the forward of an edited model, a subclass or a compiled model is called as it is.
 
     Args:
         accelerator: Knows the layout.
         model: A model that `accelerator` prepared.
-
-    Returns:
-        Whether it is one of this package, with all weights on each process.
     """
-    if accelerator.distributed_type == DistributedType.NO:
-        return isinstance(model, VanillaTransformerForConditionalGeneration)
-    return isinstance(model, DistributedDataParallel) and isinstance(
-        model.module, VanillaTransformerForConditionalGeneration
-    )
+    if accelerator.distributed_type != DistributedType.NO:
+        if not isinstance(model, DistributedDataParallel):
+            return False
+        model = model.module
+    return stacks_difference(model) is None
 
 
 def batch_loss_sum(

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.generation_vanilla_transformer import ENGINES
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train.corpus import opened, read_lines
 
@@ -147,7 +148,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--int8",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="multiply in whole numbers of 8 bits: faster on a CPU, nearly the same",
+        help="quantize the linear layers to int8: faster on a CPU, nearly the same translations",
+    )
+    group.add_argument(
+        "--engine",
+        choices=ENGINES,
+        default=argparse.SUPPRESS,
+        help="auto uses the search engine if it computes what the model's modules compute, off "
+        "never uses it, required refuses a model that it cannot run (auto)",
     )
 
 

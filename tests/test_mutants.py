@@ -1,0 +1,508 @@
+"""A changed model is searched as it is: no mutant of section 3 is computed by the search engine.
+
+Each mutant first changes the logits of the model's own modules. Then `generate`, the pipeline,
+`translate` and `evaluate` must find what these modules find, and an engine that is required must be
+refused with the name of what was changed.
+"""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import train_toys
+from peft import LoraConfig, get_peft_model
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+from translation_toys import TEXTS, make_model, make_tokenizer
+
+import vanilla_transformer
+from vanilla_transformer import TranslationPipeline, hub
+from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
+from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.translate import translate_lines
+
+ROOT = Path(vanilla_transformer.__file__).parent
+SEARCHES = [{"num_beams": 1}, {"num_beams": 4}]
+
+# an edit of each line of section 3: what stands there, what is written instead
+EDITS = {
+    "scores, eq. (1)": ("query @ key.transpose(-2, -1) / math.sqrt(d_k)", "0.3 * query @ key.mT"),
+    "weights, eq. (1)": (
+        "(scores if mask is None else scores + mask).softmax(dim=-1)",
+        "(scores if mask is None else scores + mask).sigmoid()",
+    ),
+    "context, eq. (1)": (
+        "F.dropout(weights, dropout, training=dropout > 0) @ value",
+        "weights.square() @ value",
+    ),
+    "scaling, 3.2.2": ("self.scaling = self.d_k**-0.5", "self.scaling = self.d_k**-0.1"),
+    "queries, 3.2.2": ("query = self._heads(self.q_proj(x)", "query = self._heads(self.k_proj(x)"),
+    "keys, 3.2.2": (
+        "key = self._heads(self.k_proj(source)",
+        "key = self._heads(-self.k_proj(source)",
+    ),
+    "values, 3.2.2": ("self._heads(self.v_proj(source)", "self._heads(2 * self.v_proj(source)"),
+    "output, 3.2.2": (
+        "return self.out_proj(context.reshape(*x.shape[:-1], -1)), weights",
+        "return x + self.out_proj(context.reshape(*x.shape[:-1], -1)), weights",
+    ),
+    "feed-forward, eq. (2)": (
+        "self.dropout(self.activation(self.fc1(x)))",
+        "self.dropout(self.activation(self.fc1(x)).square())",
+    ),
+    "add and norm, 3.1": (
+        "return norm(x + self.dropout(sublayer(x)))",
+        "return norm(x + 0.5 * self.dropout(sublayer(x)))",
+    ),
+    "encoder layer, 3.1": (
+        "x = self.add_and_norm(x, attend_to_source, self.self_attention_norm)\n",
+        "pass\n",
+    ),
+    "decoder layer, 3.1": (
+        "x = self.add_and_norm(x, attend_to_memory, self.cross_attention_norm)\n",
+        "pass\n",
+    ),
+    "encoder, 3.1": (
+        "x = layer(x, mask, **kwargs)",
+        "x = layer(layer(x, mask, **kwargs), mask, **kwargs)",
+    ),
+    "embedding, 3.4": (
+        "return inputs_embeds * math.sqrt(self.config.d_model)",
+        "return inputs_embeds",
+    ),
+    "logits, 3.4": (
+        "logits = self.lm_head(outputs.last_hidden_state[:, kept])",
+        "logits = self.lm_head(0.4 * outputs.last_hidden_state[:, kept])",
+    ),
+    "angles, 3.5": ("torch.arange(0, d_model, 2,", "torch.arange(d_model, 0, -2,"),
+    "positions, 3.5": ("return x + encoding.to(x.dtype)", "return x + encoding.to(x.dtype).abs()"),
+    # the probe reads seven source and three target tokens
+    "positions past the probe": (
+        "positions = positions + config.position_offset",
+        "positions = (positions + config.position_offset).clamp(max=6)",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tokenizer):
+    """A model folder with a corpus to evaluate on."""
+    folder = tmp_path_factory.mktemp("mutants")
+    make_model(tokenizer).save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    for name in ("train", "validation", "test"):
+        for language in ("en", "de"):
+            (folder / f"{name}.{language}").write_text("".join(f"{text}\n" for text in TEXTS))
+    return folder
+
+
+def edited_module(folder, old, new, name="modeling_vanilla_transformer"):
+    """Import an edited copy of the model's file, beside the other files of the package."""
+    source = (ROOT / "modeling_vanilla_transformer.py").read_text(encoding="utf-8")
+    assert source.count(old) >= 1
+    (folder / f"{name}.py").write_text(source.replace(old, new), encoding="utf-8")
+    package = f"edited_{folder.name}"
+    for file in ROOT.glob("*_vanilla_transformer.py"):
+        known = sys.modules.get(f"vanilla_transformer.{file.stem}")
+        if known is not None and file.stem != "modeling_vanilla_transformer":
+            sys.modules[f"{package}.{file.stem}"] = known
+    spec = importlib.util.spec_from_file_location(f"{package}.{name}", folder / f"{name}.py")
+    sys.modules[package] = importlib.util.module_from_spec(
+        importlib.util.spec_from_loader(package, loader=None, is_package=True)
+    )
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def of_class(model, kind):
+    """The same weights in a model of another class."""
+    other = kind(model.config).eval()
+    other.load_state_dict(model.state_dict())
+    other.generation_config = model.generation_config
+    return other
+
+
+def logits(model, tokenizer):
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    with torch.no_grad():
+        return model(**inputs, decoder_input_ids=inputs["input_ids"]).logits
+
+
+def greedily(model, tokenizer, text, length):
+    """Translate by calling the modules for each token, without a cache."""
+    source = tokenizer(text, return_tensors="pt")
+    ids = torch.tensor([[model.config.decoder_start_token_id]])
+    forbidden = model.generation_config.suppress_tokens
+    for _ in range(length):
+        with torch.no_grad():
+            scores = model(**source, decoder_input_ids=ids).logits[0, -1]
+        scores[forbidden] = -torch.inf
+        ids = torch.cat((ids, scores.argmax().view(1, 1)), dim=1)
+        if int(ids[0, -1]) == model.config.eos_token_id:
+            break
+    return ids[0].tolist()
+
+
+def check(model, tokenizer, run, plain, monkeypatch, named):
+    """Hold every way to translate to the modules of a mutant."""
+    # the mutation does something
+    assert (logits(model, tokenizer) - logits(plain, tokenizer)).abs().max() > 1e-3
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    generation.tell_once.cache_clear()
+    told = []
+    with monkeypatch.context() as patch:
+        patch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+        for search in SEARCHES:
+            # outputs of every step are recorded by the modules only
+            expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
+            assert model.generate(**inputs, **search).tolist() == expected.tolist()
+            with pytest.raises(ValueError, match="engine='required' needs the search engine"):
+                model.generate(**inputs, **search, engine="required")
+    assert len(told) == 1
+    assert named in told[0]
+    alone = model.generate(**tokenizer(TEXTS[2], return_tensors="pt"), num_beams=1)
+    ids = greedily(model, tokenizer, TEXTS[2], alone.shape[1] - 1)
+    assert alone[0].tolist()[: len(ids)] == ids
+    texts = [text.strip() for text in tokenizer.batch_decode(expected, skip_special_tokens=True)]
+    found = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS)
+    assert [one["translation_text"].strip() for one in found] == texts
+    assert [line.strip() for line in translate_lines(model, tokenizer, TEXTS)] == texts
+    with monkeypatch.context() as patch:
+        patch.setattr(hub, "load_whole", lambda *_: model)
+        evaluate(
+            str(run / "model"),
+            dataset=str(run),
+            source_lang="en",
+            target_lang="de",
+            output_dir=str(run / "scores"),
+        )
+    (kept,) = (run / "scores" / "hypotheses").glob("*translation.txt")
+    assert [line.strip() for line in kept.read_text(encoding="utf-8").splitlines()] == texts
+
+
+@pytest.mark.parametrize("edit", EDITS)
+def test_an_edited_line_is_what_is_searched(edit, tokenizer, run, tmp_path, monkeypatch):
+    plain = make_model(tokenizer)
+    module = edited_module(tmp_path, *EDITS[edit])
+    model = of_class(plain, module.VanillaTransformerForConditionalGeneration)
+    if "eq. (1)" in edit:
+        # the library's kernel stands in for equation (1) otherwise
+        model.set_attn_implementation("eager")
+    check(model, tokenizer, run, plain, monkeypatch, "differs from the released code")
+
+
+def test_a_probe_alone_would_not_find_all(tokenizer, tmp_path):
+    module = edited_module(tmp_path, *EDITS["positions past the probe"])
+    model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
+    assert probe(SearchEngine(model), model) is None
+    assert "PositionalEncoding differs from the released code" in obstacle(model)
+
+
+def test_an_edit_that_computes_the_same_finds_the_engine(tokenizer, tmp_path):
+    edits = [
+        ('"""Transform each position.', '"""Do something else.'),
+        ("# CODEPATH: the paper normalizes", "# another comment\n        # CODEPATH:"),
+        ("def forward(self, x: Tensor) -> Tensor:", "def forward(self, x):"),
+        ("gain = self.config.initializer_gain", "gain = 3 * self.config.initializer_gain"),
+    ]
+    for number, (old, new) in enumerate(edits):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        module = edited_module(folder, old, new)
+        model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
+        assert obstacle(model) is None
+
+
+def add_hook(model):
+    model.model.decoder.layers[0].register_forward_hook(lambda module, args, output: 0.5 * output)
+
+
+def patch_forward(model):
+    feed_forward = model.model.encoder.layers[1].feed_forward
+    feed_forward.forward = lambda x: -x
+
+
+def parametrize(model):
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return 2 * weight
+
+    linear = model.model.decoder.layers[0].feed_forward.fc1
+    nn.utils.parametrize.register_parametrization(linear, "weight", Doubled())
+
+
+def normalize_weight(model):
+    linear = model.model.decoder.layers[0].feed_forward.fc2
+    with warnings.catch_warnings(action="ignore"):
+        nn.utils.weight_norm(linear)
+    linear.weight_g.data *= 3
+
+
+class Gated(nn.Linear):
+    def forward(self, x):
+        return super().forward(x).tanh()
+
+
+def replace_linear(model):
+    attention = model.model.encoder.layers[0].self_attention
+    gated = Gated(24, 24, bias=False)
+    gated.load_state_dict(attention.v_proj.state_dict())
+    attention.v_proj = gated
+
+
+def replace_norm(model):
+    model.model.encoder.layers[1].feed_forward_norm = nn.RMSNorm(24)
+
+
+def put_a_norm_in_place_of_dropout(model):
+    model.model.decoder.layers[0].dropout = nn.LayerNorm(24)
+
+
+class Alibi(nn.Module):
+    def forward(self, x, first_position=0):
+        steps = torch.arange(x.shape[1])[:, None] + first_position
+        return x + torch.cos(steps * torch.arange(x.shape[2]))
+
+
+def replace_positions(model):
+    model.model.encoder.positions = Alibi()
+    model.model.decoder.positions = Alibi()
+
+
+def register_attention(model):
+    def warm(module, query, key, value, attention_mask, **kwargs):
+        query = query / 3
+        return modeling.sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+
+    AttentionInterface.register("warm", warm)
+    AttentionMaskInterface.register("warm", sdpa_mask)
+    model.set_attn_implementation("warm")
+
+
+def quantize(model):
+    with warnings.catch_warnings(action="ignore"):
+        torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
+
+
+def add_adapter(model):
+    adapted = get_peft_model(model, LoraConfig(target_modules=["v_proj"], r=4))
+    for name, weight in adapted.named_parameters():
+        if "lora" in name:
+            weight.data.normal_(std=1.0)
+
+
+def put_layers_around_the_head(model):
+    class Doubled(nn.Module):
+        def forward(self, x):
+            return 2 * x
+
+    model.lm_head = nn.Sequential(model.lm_head, Doubled())
+
+
+def share_a_layer(model):
+    layers = model.model.encoder.layers
+    layers[1] = layers[0]
+    model.model.decoder.layers.append(model.model.decoder.layers[0])
+
+
+CHANGES = {
+    add_hook: "model.decoder.layers.0 has a forward hook",
+    patch_forward: "model.encoder.layers.1.feed_forward has a forward of its own",
+    parametrize: "model.decoder.layers.0.feed_forward.fc1 is a ParametrizedLinear",
+    normalize_weight: "model.decoder.layers.0.feed_forward.fc2 has a forward pre-hook",
+    replace_linear: "model.encoder.layers.0.self_attention.v_proj is a Gated",
+    replace_norm: "model.encoder.layers.1.feed_forward_norm is a RMSNorm",
+    put_a_norm_in_place_of_dropout: "model.decoder.layers.0.dropout is a LayerNorm",
+    replace_positions: "model.encoder.positions is a Alibi",
+    register_attention: "the attention function 'warm'",
+    quantize: "v_proj is a Linear of torch.ao.nn.quantized.dynamic",
+    add_adapter: "model.encoder.layers.0.self_attention.v_proj is a Linear of peft",
+    put_layers_around_the_head: "lm_head is a Sequential",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_a_changed_model_is_what_is_searched(change, tokenizer, run, monkeypatch):
+    model = make_model(tokenizer)
+    change(model)
+    named = CHANGES[change].split(" is a ")[-1]
+    check(model, tokenizer, run, make_model(tokenizer), monkeypatch, named)
+    assert CHANGES[change] in obstacle(model) or change is quantize
+
+
+def test_a_layer_that_stands_twice_is_searched_as_its_cache_is(tokenizer):
+    model = make_model(tokenizer)
+    share_a_layer(model)
+    assert obstacle(model) == "the layers of the decoder have the cache indices [0, 0]"
+
+
+def warmer(self, x):
+    return self.fc2(self.activation(self.fc1(x)) + 0.5)
+
+
+def colder(module, query, key, value, attention_mask, **kwargs):
+    return modeling.eager_attention(module, query / 3, key, value, attention_mask)
+
+
+PATCHES = {
+    "a method": (modeling.FeedForward, "forward", warmer),
+    "a method of a base": (
+        modeling.TransformerLayer,
+        "add_and_norm",
+        lambda self, x, sublayer, norm: norm(x + 0.3 * sublayer(x)),
+    ),
+    "a method that was inherited": (
+        modeling.DecoderLayer,
+        "add_and_norm",
+        lambda self, x, sublayer, norm: norm(x - sublayer(x)),
+    ),
+    "a function": (modeling, "sinusoids", lambda *args: modeling.torch.zeros(24)),
+    "a method of torch": (nn.Linear, "forward", lambda self, x: x @ self.weight.T.sign()),
+    "a function of torch": (
+        nn.functional,
+        "scaled_dot_product_attention",
+        lambda query, key, value, **kwargs: value.mean(dim=2, keepdim=True).expand_as(query),
+    ),
+    "a call": (
+        modeling.FeedForward,
+        "__call__",
+        lambda self, x: -nn.Module.__call__(self, x),
+    ),
+}
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_patched_class_is_what_is_searched(patch, tokenizer, monkeypatch):
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    before = logits(model, tokenizer)
+    # there is an engine already, of the code before
+    model.generate(**inputs, engine="required")
+    with monkeypatch.context() as patching:
+        patching.setattr(*PATCHES[patch])
+        assert (logits(model, tokenizer) - before).abs().max() > 1e-3
+        for search in SEARCHES:
+            expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
+            assert model.generate(**inputs, **search).tolist() == expected.tolist()
+            with pytest.raises(ValueError, match=r"replaced|changed after|of its own"):
+                model.generate(**inputs, **search, engine="required")
+    model.generate(**inputs, engine="required")
+
+
+def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_path):
+    package = tmp_path / "vanilla_transformer"
+    ignored = shutil.ignore_patterns(".*", "tests", "results", "runs", "build", "docs")
+    shutil.copytree(ROOT, package, ignore=ignored)
+    file = package / "modeling_vanilla_transformer.py"
+    file.write_text(file.read_text(encoding="utf-8").replace(*EDITS["feed-forward, eq. (2)"]))
+    command = [sys.executable, "-m", "vanilla_transformer.train.evaluate", str(run / "model")]
+    command += ["--dataset", str(run), "--source_lang", "en", "--target_lang", "de"]
+    found = {}
+    for engine in ("auto", "off", "required"):
+        output = tmp_path / engine
+        done = subprocess.run(
+            [*command, "--output_dir", str(output), "--engine", engine],
+            env={**os.environ, "PYTHONPATH": str(tmp_path)},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        found[engine] = done
+        if engine != "required":
+            assert done.returncode == 0, done.stderr
+            (kept,) = (output / "hypotheses").glob("*translation.txt")
+            found[engine] = kept.read_text(encoding="utf-8")
+    assert found["auto"] == found["off"]
+    assert found["required"].returncode == 1
+    assert "FeedForward differs from the released code" in found["required"].stderr
+    plain = "".join(f"{line}\n" for line in translate_lines(*hub.load_run(run / "model"), TEXTS))
+    assert found["auto"] != plain
+
+
+@pytest.mark.parametrize("kind", ["attention", "mask"])
+def test_a_registered_function_under_the_librarys_name_is_seen(kind, tokenizer, monkeypatch):
+    model = make_model(tokenizer)
+    assert obstacle(model) is None
+    registry = AttentionInterface if kind == "attention" else AttentionMaskInterface
+    monkeypatch.setitem(registry._global_mapping, "sdpa", colder)
+    assert f"the {kind} function 'sdpa'" in obstacle(model)
+
+
+USERS_FILE = """
+from vanilla_transformer.modeling_vanilla_transformer import *
+from vanilla_transformer.modeling_vanilla_transformer import EncoderLayer
+
+
+class MyEncoderLayer(EncoderLayer):
+    def add_and_norm(self, x, sublayer, norm):
+        return norm(x + 0.5 * sublayer(x))
+
+
+class MyModel(VanillaTransformerForConditionalGeneration):
+    def __init__(self, config):
+        super().__init__(config)
+        for index in range(config.encoder_layers):
+            self.model.encoder.layers[index] = MyEncoderLayer(config)
+        self.post_init()
+
+
+class MyHead(VanillaTransformerForConditionalGeneration):
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = 0.4 * outputs.logits
+        return outputs
+"""
+
+
+@pytest.mark.parametrize("kind", ["MyModel", "MyHead"])
+def test_a_subclass_in_a_file_of_the_users_is_what_is_searched(
+    kind, tokenizer, run, tmp_path, monkeypatch
+):
+    (tmp_path / "my_file.py").write_text(USERS_FILE, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("my_file", tmp_path / "my_file.py")
+    my_file = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "my_file", my_file)
+    spec.loader.exec_module(my_file)
+    plain = make_model(tokenizer)
+    model = of_class(plain, getattr(my_file, kind))
+    check(model, tokenizer, run, plain, monkeypatch, "which is not a class of this release")
+
+
+def test_a_copy_that_nobody_edited_finds_the_engine(tokenizer, tmp_path):
+    module = edited_module(tmp_path, "FeedForward", "FeedForward")
+    model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
+    assert type(model) is not modeling.VanillaTransformerForConditionalGeneration
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    expected = make_model(tokenizer).generate(**inputs)
+    assert model.generate(**inputs, engine="required").tolist() == expected.tolist()
+
+
+def test_the_digests_are_those_of_the_released_code():
+    import digests
+
+    from vanilla_transformer.identity_vanilla_transformer import RELEASED
+
+    for module, current in digests.current_digests().items():
+        assert RELEASED[module] == current, (
+            f"{module} has changed: change the search engine alike, then run `make digests`."
+        )
+
+
+def test_train_toys_are_released():
+    assert obstacle(train_toys.toy_model(dropout=0.1).eval()) is None
