@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
 # a token of spaces alone, as it is shown
@@ -117,7 +119,8 @@ def attention_weights(
         The weights on the CPU, in float32.
 
     Raises:
-        ValueError: If a text has no word, or is too long for the model.
+        ValueError: If a text has no word or is too long for the model, or its attention function
+            returns no weights.
     """
     for name, text in (("source", source), ("target", target)):
         if isinstance(text, str) and not text.strip():
@@ -136,13 +139,20 @@ def attention_weights(
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
     implementation = model.config._attn_implementation
+    kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     try:
-        # the other kernels do not give their weights
-        model.set_attn_implementation("eager")
+        # these kernels compute equation (1) without returning its weights; a user's function may
+        # compute something else
+        if kernel.__module__.startswith(("transformers.", "vanilla_transformer.")):
+            model.set_attn_implementation("eager")
         with evaluating(model):
             outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
     finally:
         model.set_attn_implementation(implementation)
+    if not outputs.cross_attentions or outputs.cross_attentions[0] is None:
+        raise ValueError(
+            f"the attention function {implementation!r} must return its weights, got None."
+        )
     source_ids, target_ids = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(
         source=token_texts(tokenizer, source_ids),

@@ -22,6 +22,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    StoppingCriteria,
     StoppingCriteriaList,
 )
 from transformers.generation import GenerationMode, LogitsProcessorList
@@ -105,71 +106,72 @@ class SearchMixin:
         )
         if kwargs.get("custom_generate") is not None:
             return call(inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs)
-        is_bounded = self._is_bounded(generation_config, kwargs)
-        config, inputs_of_model = self._search_settings(generation_config, kwargs)
-        check_search_settings(config)
         if inputs is not None:
             # by its name, under which the library looks for it too
-            if inputs_of_model.get("input_ids") is not None:
+            if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
-            inputs_of_model["input_ids"] = inputs
-        check_inputs(self.config, inputs_of_model)
+            kwargs["input_ids"] = inputs
+        self._name_cache(kwargs)
+        # Seq2SeqTrainer gives them, and the library removes them before the model sees them
+        kwargs.pop("labels", None)
+        config, model_inputs = self._resolved(generation_config, kwargs)
+        check_search_settings(config)
+        check_inputs(self.config, model_inputs)
+        for name in SEARCH_FIELDS:
+            kwargs.pop(name, None)
         mode = config.get_generation_mode(assistant_model)
-        source_length, num_sentences = source_shape(inputs_of_model)
+        source_length, num_sentences = source_shape(model_inputs)
         if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
             # the library refuses them only after the assistant has read them
             raise ValueError(
                 f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
             )
+        criteria = StoppingCriteriaList(stopping_criteria or ())
         if source_length:
-            prompt_length = self._prompt_length(config, inputs_of_model)
-            self._bound_length(config, source_length, prompt_length, is_bounded)
+            prompt_length = self._prompt_length(config, model_inputs)
+            is_bounded = self._is_bounded(generation_config, kwargs)
+            longest = self._longest(config, source_length, prompt_length, is_bounded)
+            if longest is not None and generation_config is None:
+                kwargs["max_length"] = longest
+            elif longest is not None:
+                generation_config = copy.deepcopy(generation_config)
+                generation_config.max_length = longest
             if config.max_extra_tokens is not None:
-                limits = source_lengths(inputs_of_model) + config.max_extra_tokens
-                own = SentenceLengthCriteria(limits, prompt_length)
-                stopping_criteria = StoppingCriteriaList([*(stopping_criteria or ()), own])
-        only_modules_can = needs_modules(config, mode, inputs_of_model)
+                limits = source_lengths(model_inputs) + config.max_extra_tokens
+                criteria.append(SentenceLengthCriteria(limits, prompt_length))
+        only_modules_can = needs_modules(config, mode, model_inputs)
         if streamer is not None:
             only_modules_can = only_modules_can or "a streamer is given"
         if synced_gpus:
             only_modules_can = only_modules_can or "synced_gpus is set"
         engine = self._engine(config, only_modules_can)
-        config.engine_in_use = _Uncopied(engine)
-        if engine is not None and inputs_of_model.get("encoder_outputs") is None:
-            memory = engine.encode(
-                inputs_of_model["input_ids"], inputs_of_model.get("attention_mask")
-            )
-            inputs_of_model["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
-        return call(None, config, stopping_criteria=stopping_criteria, **inputs_of_model)
+        criteria.append(ChosenSearch(config.length_penalty_alpha, engine))
+        if engine is not None and kwargs.get("encoder_outputs") is None:
+            memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
+            kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
+        return call(None, generation_config, stopping_criteria=criteria, **kwargs)
 
-    def _search_settings(
+    @staticmethod
+    def _name_cache(kwargs: dict[str, Any]):
+        """Give the cache the name that the library passes on."""
+        if kwargs.get("cache") is not None and kwargs.get("past_key_values") is not None:
+            raise ValueError(
+                "cache and past_key_values are two names of one argument: give one, got both."
+            )
+        for name in ("cache", "past_key_values"):
+            if kwargs.get(name) is not None:
+                kwargs[CACHE_NAME] = kwargs.pop(name)
+
+    def _resolved(
         self, given: GenerationConfig | None, kwargs: dict[str, Any]
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Return the settings of a search and the inputs of the model, as the library does."""
-        if given is None and (misplaced := self.config._get_generation_parameters()):
-            name = next(iter(misplaced))
-            raise ValueError(
-                f"{name} must be set in model.generation_config or given to generate, got it in "
-                "model.config."
-            )
+        """Return the settings of the search and the inputs of the model, as the library does."""
         config = GenerationConfig() if given is None else copy.deepcopy(given)
         defaults = self.generation_config.to_dict()
         config.update(**defaults, defaults_only=True, allow_custom_entries=True)
         for name in SEARCH_FIELDS:
-            setattr(config, name, kwargs.pop(name, getattr(config, name, None)))
-        inputs = config.update(**kwargs)
-        # the cache has had two names
-        if (cache := inputs.pop("past_key_values", None)) is not None:
-            if inputs.get("cache") is not None:
-                raise ValueError(
-                    "cache and past_key_values are two names of one argument: give one, got both."
-                )
-            inputs["cache"] = cache
-        if "cache" in inputs:
-            inputs[CACHE_NAME] = inputs.pop("cache")
-        # Seq2SeqTrainer gives them, and the library takes them out before the model sees them
-        inputs.pop("labels", None)
-        return config, inputs
+            setattr(config, name, getattr(config, name, None))
+        return config, config.update(**kwargs)
 
     def _is_bounded(self, given: GenerationConfig | None, kwargs: Mapping[str, Any]) -> bool:
         """Return whether the user has set a maximum length."""
@@ -191,15 +193,15 @@ class SearchMixin:
         # the library adds the start token if no sentence begins with it
         return prompt.shape[1] + int((prompt[:, 0] != start).all())
 
-    def _bound_length(
+    def _longest(
         self, config: GenerationConfig, source_length: int, prompt_length: int, is_bounded: bool
-    ):
-        """Set the maximum length by the longest source; refuse more than there are positions."""
+    ) -> int | None:
+        """Return the maximum length by the longest source, or None if the user has set another."""
         learned = self.config.position_encoding == "learned"
         # the last token is never read, so that it needs no position
         most = self.config.max_position_embeddings + 1 if learned else math.inf
         if config.max_extra_tokens is not None and not is_bounded:
-            config.max_length = min(prompt_length + source_length + config.max_extra_tokens, most)
+            return min(prompt_length + source_length + config.max_extra_tokens, most)
         length = config.max_length
         if config.max_new_tokens is not None:
             length = prompt_length + config.max_new_tokens
@@ -208,6 +210,7 @@ class SearchMixin:
                 f"max_length must be at most {most}, one more than the number of learned "
                 f"positions, got {length}."
             )
+        return None
 
     def _engine(
         self, config: GenerationConfig, only_modules_can: str | None
@@ -230,35 +233,30 @@ class SearchMixin:
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        engine = engine_in_use(generation_config)
-        if engine is None:
+        chosen, criteria = chosen_search(stopping_criteria, generation_config)
+        if chosen.engine is None:
             return super()._sample(
-                input_ids,
-                logits_processor,
-                stopping_criteria,
-                generation_config=generation_config,
-                **kwargs,
+                input_ids, logits_processor, criteria, generation_config=generation_config, **kwargs
             )
-        decoding = begin(engine, kwargs, 1)
-        return greedy_search(
-            decoding, input_ids, logits_processor, stopping_criteria, generation_config
-        )
+        decoding = begin(chosen.engine, kwargs, 1)
+        return greedy_search(decoding, input_ids, logits_processor, criteria, generation_config)
 
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         config = generation_config
-        if getattr(config, "length_penalty_alpha", None) is None or config.do_sample:
+        chosen, criteria = chosen_search(stopping_criteria, config)
+        alpha = chosen.length_penalty_alpha
+        if alpha is None or config.do_sample:
             return super()._beam_search(
-                input_ids, logits_processor, stopping_criteria, generation_config=config, **kwargs
+                input_ids, logits_processor, criteria, generation_config=config, **kwargs
             )
         synced_gpus = kwargs.pop("synced_gpus", False)
-        engine = engine_in_use(config)
-        if engine is None:
+        if chosen.engine is None:
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
-            decoding = begin(engine, kwargs, config.num_beams)
-        search = PaperBeamSearch(decoding, input_ids, logits_processor, stopping_criteria, config)
+            decoding = begin(chosen.engine, kwargs, config.num_beams)
+        search = PaperBeamSearch(decoding, input_ids, logits_processor, criteria, config, alpha)
         return search.run()
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
@@ -288,27 +286,51 @@ class SearchMixin:
         return super().train(mode)
 
 
-class _Uncopied:
-    """Holder of an object that copies of a generation configuration share."""
-
-    def __init__(self, value: Any):
-        self.value = value
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "_Uncopied":
-        return self
-
-
-def engine_in_use(config: GenerationConfig) -> SearchEngine | None:
-    """Return the engine that `SearchMixin.generate` has chosen for a search.
+class ChosenSearch(StoppingCriteria):
+    """Choice of `SearchMixin.generate`, which reaches the search as a criterion that stops nothing.
 
     Args:
-        config: Generation configuration of the search.
+        length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
+        engine: Search engine, or None if the modules compute.
+    """
+
+    def __init__(self, length_penalty_alpha: float | None, engine: SearchEngine | None):
+        self.length_penalty_alpha = length_penalty_alpha
+        self.engine = engine
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Stop nothing.
+
+        Args:
+            input_ids: Target tokens so far, [rows, T].
+            scores: Unused.
+            kwargs: Unused.
+
+        Returns:
+            False for each row, [rows].
+        """
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
+
+
+def chosen_search(
+    stopping_criteria: StoppingCriteriaList, config: GenerationConfig
+) -> tuple[ChosenSearch, StoppingCriteriaList]:
+    """Return what `SearchMixin.generate` has chosen, and the criteria without it.
+
+    Args:
+        stopping_criteria: Criteria, as `generate` has prepared them.
+        config: Generation configuration, as `generate` has prepared it.
 
     Returns:
-        The engine, or None if the modules compute.
+        The choice, by default the model's modules with the configured penalty, and the criteria.
     """
-    holder = getattr(config, "engine_in_use", None)
-    return None if holder is None else holder.value
+    criteria = list(stopping_criteria)
+    chosen = ChosenSearch(getattr(config, "length_penalty_alpha", None), None)
+    for criterion in criteria:
+        if isinstance(criterion, ChosenSearch):
+            chosen = criterion
+    rest = [criterion for criterion in criteria if not isinstance(criterion, ChosenSearch)]
+    return chosen, StoppingCriteriaList(rest)
 
 
 def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int) -> Decoding:

@@ -199,6 +199,7 @@ class PaperBeamSearch:
         logits_processor: Processors of the log-probabilities of each step.
         stopping_criteria: Criteria that end a hypothesis.
         config: Generation configuration, as `generate` has prepared it.
+        alpha: Alpha of the length penalty.
     """
 
     def __init__(
@@ -208,6 +209,7 @@ class PaperBeamSearch:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         config: GenerationConfig,
+        alpha: float,
     ):
         self.decoding = decoding
         self.config = config
@@ -223,7 +225,7 @@ class PaperBeamSearch:
         )
         self.num_beams = config.num_beams
         self.num_returned = config.num_return_sequences
-        self.alpha = config.length_penalty_alpha
+        self.alpha = alpha
         ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
         self.end_tokens = torch.cat(ends) if ends else config._eos_token_tensor
         pad = config._pad_token_tensor

@@ -9,6 +9,12 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from vanilla_transformer.export.check import (
+    batch_to_compare,
+    finished_folder,
+    refuse_changed_model,
+    refuse_difference,
+)
 from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
 from vanilla_transformer.modeling_vanilla_transformer import (
     DecoderLayer,
@@ -53,15 +59,55 @@ def to_ctranslate2(
             engine has a table of positions. If not given, 1,024, or as many as were learned.
 
     Raises:
-        ValueError: If the model has what the engine does not, or a setting is out of range.
+        ValueError: If the model has what the engine does not, its code is not the released one, a
+            setting is out of range, or the engine scores tokens otherwise than the model.
     """
     if quantization not in QUANTIZATIONS:
         raise ValueError(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}."
         )
+    refuse_changed_model(model, "CTranslate2")
     converter = _Converter(_specification(model, tokenizer, num_positions))
-    converter.convert(str(folder), quantization=quantization, force=True)
-    tokenizer.save_pretrained(folder)
+    with finished_folder(folder) as unfinished:
+        converter.convert(str(unfinished), quantization=quantization, force=True)
+        tokenizer.save_pretrained(unfinished)
+        _refuse_other_scores(model, tokenizer, unfinished, quantization, num_positions)
+
+
+def _refuse_other_scores(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    quantization: str,
+    num_positions: int | None,
+):
+    """Compare the log-probabilities of some tokens in the engine with those of the model."""
+    batch = batch_to_compare(model, num_positions)
+    logits = batch.logits.clone()
+    if forbidden := _forbidden_tokens(model.generation_config):
+        logits[:, :, forbidden] += LOWEST_BIAS
+    # the engine scores the tokens after the start token, and the end token after them
+    ends = torch.full_like(batch.target[:, :1], model.config.eos_token_id)
+    scored = torch.cat((batch.target[:, 1:], ends), dim=1)
+    expected = logits.log_softmax(-1).gather(2, scored[:, :, None])[:, :, 0]
+    names = vocabulary(model, tokenizer)
+    # products of quantized weights in float32: int8 products depend on the CPU
+    engine = ctranslate2.Translator(
+        str(folder), compute_type="float32", intra_threads=torch.get_num_threads()
+    )
+    results = engine.score_batch(
+        [
+            [names[token] for token in ids[is_token.bool()].tolist()]
+            for ids, is_token in zip(batch.source, batch.mask, strict=True)
+        ],
+        [[names[token] for token in ids[1:].tolist()] for ids in batch.target],
+        max_input_length=0,
+    )
+    found = torch.tensor([result.log_probs for result in results])
+    is_allowed = ~torch.isin(scored, torch.tensor(forbidden, dtype=torch.long))
+    refuse_difference(
+        found[is_allowed], expected[is_allowed], batch.logits, "CTranslate2", quantization
+    )
 
 
 class _Converter(ctranslate2.converters.Converter):

@@ -16,6 +16,12 @@ from transformers import (
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.weights import BART_PARTS, SAME_FIELDS, renamed
+from vanilla_transformer.export.check import (
+    batch_to_compare,
+    finished_folder,
+    refuse_changed_model,
+    refuse_difference,
+)
 from vanilla_transformer.export.parts import position_table
 from vanilla_transformer.generation_vanilla_transformer import SEARCH_FIELDS
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -54,10 +60,12 @@ def to_marian(
             Marian has a table of positions. If not given, 1,024, or as many as were learned.
 
     Raises:
-        ValueError: If the model has what Marian does not; the message says what.
+        ValueError: If the model has what Marian does not, its code is not the released one, or
+            Marian computes other logits; the message says what.
     """
     ours = model.config
     check_marian_can(ours)
+    refuse_changed_model(model, "Marian")
     tables = {
         f"model.{name}.embed_positions.weight": position_table(stack, num_positions)
         for name, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder()))
@@ -102,13 +110,19 @@ def to_marian(
         strict=False,
     )
     theirs.generation_config = _generation_config(model.generation_config, config)
-    folder = Path(folder)
-    theirs.save_pretrained(folder)
-    if not makes_own:
-        # the library leaves them out, since it makes them anew where they are not in the file
-        path = folder / "model.safetensors"
-        save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
-    _save_tokenizer(tokenizer, folder)
+    with finished_folder(folder) as unfinished:
+        theirs.save_pretrained(unfinished)
+        if not makes_own:
+            # the library leaves them out, since it makes them anew where they are not in the file
+            path = unfinished / "model.safetensors"
+            save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
+        _save_tokenizer(tokenizer, unfinished)
+        batch = batch_to_compare(model, len(tables["model.encoder.embed_positions.weight"]))
+        found = MarianMTModel.from_pretrained(unfinished, dtype=torch.float32).eval()
+        found = found(
+            input_ids=batch.source, attention_mask=batch.mask, decoder_input_ids=batch.target
+        )
+        refuse_difference(found.logits, batch.logits, batch.logits, "Marian")
 
 
 def check_marian_can(config: VanillaTransformerConfig):

@@ -10,6 +10,7 @@ import warnings
 from pathlib import Path
 
 # torch asks for it in the middle of its work only
+import onnxruntime
 import onnxscript  # noqa: F401
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vanilla_transformer.export.check import (
+    batch_to_compare,
+    finished_folder,
+    refuse_difference,
+)
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -50,10 +57,20 @@ def to_onnx(
         model: The model.
         tokenizer: Its tokenizer.
         folder: Where to write; made if it does not exist.
+
+    Raises:
+        ValueError: If the graphs compute other logits than the model.
     """
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     model = copy.deepcopy(model).eval().float().cpu()
+    with finished_folder(folder) as unfinished:
+        _write_graphs(model, unfinished)
+        model.config.save_pretrained(unfinished)
+        model.generation_config.save_pretrained(unfinished)
+        tokenizer.save_pretrained(unfinished)
+        _refuse_other_logits(model, unfinished)
+
+
+def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path):
     sentences, source, target = Dim("batch"), Dim("source"), Dim("target")
     ids = torch.full((SIZES["sentences"], SIZES["source"]), 0)
     mask = torch.ones_like(ids)
@@ -95,9 +112,25 @@ def to_onnx(
         axes,
         ["encoder_attention_mask", "input_ids", *names],
     )
-    model.config.save_pretrained(folder)
-    model.generation_config.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+
+
+def _refuse_other_logits(model: VanillaTransformerForConditionalGeneration, folder: Path):
+    """Run the three graphs, the last one for the last token, and compare with the model."""
+    encoder, decoder, decoder_with_past = (
+        onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+        for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
+    )
+    batch = batch_to_compare(model)
+    mask, target = batch.mask.numpy(), batch.target.numpy()
+    (memory,) = encoder.run(None, {"input_ids": batch.source.numpy(), "attention_mask": mask})
+    begun = {"encoder_attention_mask": mask, "input_ids": target[:, :-1]}
+    logits, *present = decoder.run(None, {**begun, "encoder_hidden_states": memory})
+    names = [one.name.replace("present", "past_key_values") for one in decoder.get_outputs()[1:]]
+    past = dict(zip(names, present, strict=True))
+    last = {"encoder_attention_mask": mask, "input_ids": target[:, -1:]}
+    next_logits, *_ = decoder_with_past.run(None, {**last, **past})
+    found = torch.cat((torch.from_numpy(logits), torch.from_numpy(next_logits)), dim=1)
+    refuse_difference(found, batch.logits, batch.logits, "ONNX Runtime")
 
 
 class EncoderGraph(nn.Module):
@@ -133,8 +166,7 @@ class DecoderGraph(nn.Module):
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
         super().__init__()
-        self.decoder = model.get_decoder()
-        self.lm_head = model.lm_head
+        self.model = model
 
     def forward(
         self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor
@@ -161,25 +193,24 @@ class DecoderGraph(nn.Module):
     def logits(
         self, mask: Tensor, input_ids: Tensor, memory: Tensor, cache: EncoderDecoderCache
     ) -> Tensor:
-        """Go through the decoder once.
+        """Go through the decoder and the head once.
 
         Args:
             mask: 1 for a token of the source, 0 for padding, [B, S].
             input_ids: Target tokens that are not in the cache, [B, T].
-            memory: [B, S, d_model].
+            memory: Output of the encoder, [B, S, d_model].
             cache: Keys and values of earlier steps; grows.
 
         Returns:
-            The logits, [B, T, V].
+            Logits, [B, T, V].
         """
-        states = self.decoder(
-            input_ids=input_ids,
-            encoder_hidden_states=memory,
-            encoder_attention_mask=mask,
-            cache=cache,
+        return self.model(
+            encoder_outputs=(memory,),
+            attention_mask=mask,
+            decoder_input_ids=input_ids,
             use_cache=True,
-        ).last_hidden_state
-        return self.lm_head(states)
+            **{CACHE_NAME: cache},
+        ).logits
 
 
 class DecoderWithPastGraph(DecoderGraph):
@@ -209,7 +240,7 @@ class DecoderWithPastGraph(DecoderGraph):
             written.update(keys, values, number)
             read.update(memory_keys, memory_values, number)
         # keys and values of the memory are known, so only its size counts
-        memory = past[2].new_zeros(*encoder_attention_mask.shape, self.decoder.config.d_model)
+        memory = past[2].new_zeros(*encoder_attention_mask.shape, self.model.config.d_model)
         cache = EncoderDecoderCache(written, read)
         logits = self.logits(encoder_attention_mask, input_ids, memory, cache)
         return logits, *[

@@ -17,7 +17,10 @@ from translation_toys import TEXTS, make_model, make_tokenizer
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.command import run
-from vanilla_transformer.modeling_vanilla_transformer import sinusoidal_encoding
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+    sinusoidal_encoding,
+)
 
 ctranslate2 = pytest.importorskip("ctranslate2")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -115,11 +118,13 @@ def gnmt_score(log_probability, length, alpha=0.6):
 class InCTranslate2:
     """A folder in CTranslate2, read and written in token ids."""
 
-    def __init__(self, folder, tokenizer, longest=12):
+    def __init__(self, folder, tokenizer, longest=12, compute_type="default"):
         self.longest = longest
         # it sets the threads of the whole process, torch's too
         threads = torch.get_num_threads()
-        self.translator = ctranslate2.Translator(str(folder), intra_threads=threads)
+        self.translator = ctranslate2.Translator(
+            str(folder), intra_threads=threads, compute_type=compute_type
+        )
         self.tokenizer = tokenizer
 
     def tokens(self, ids):
@@ -231,7 +236,8 @@ def test_fewer_bytes_a_weight_change_little(tokenizer, tmp_path, quantization, e
     to_ctranslate2(model, tokenizer, tmp_path, quantization, num_positions=30)
     size = (tmp_path / "model.bin").stat().st_size
     assert size < most_bytes * model.num_parameters()
-    engine = InCTranslate2(tmp_path, tokenizer)
+    # a CPU without VNNI rounds int8 products more coarsely than the weights are rounded
+    engine = InCTranslate2(tmp_path, tokenizer, compute_type="float32")
     for ids in tokenizer(TEXTS)["input_ids"]:
         tokens = engine.tokens(ids)
         score = engine.translator.score_batch([tokens], [tokens[:-1]])[0]
@@ -496,6 +502,90 @@ def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
     with pytest.raises(ValueError, match="must have an unknown token for CTranslate2, got none"):
         to_ctranslate2(model_of(tokenizer), nameless, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def squared(model):
+    """A model whose feed-forward was changed, without a weight more."""
+    model.model.encoder.layers[0].feed_forward.forward = lambda x: x.square()
+
+
+def biased(model):
+    """A model with a weight more."""
+    attention = model.model.decoder.layers[0].self_attention
+    attention.relative_bias = torch.nn.Parameter(torch.ones(3))
+
+
+def buffered(model):
+    """A model with a buffer more, which is not saved."""
+    model.model.encoder.register_buffer("slopes", torch.ones(4), persistent=False)
+
+
+def gated(model):
+    """A model with a submodule more."""
+    model.model.encoder.layers[1].gate = torch.nn.Identity()
+
+
+@pytest.mark.parametrize("export", [to_ctranslate2, to_marian])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (squared, "model.encoder.layers.0.feed_forward has a forward of its own"),
+        (biased, "got the weight model.decoder.layers.0.self_attention.relative_bias"),
+        (buffered, "got the buffer model.encoder.slopes"),
+        (gated, "got the submodule model.encoder.layers.1.gate"),
+    ],
+)
+def test_what_a_format_has_no_place_for_is_refused_by_name(
+    export, change, message, tokenizer, tmp_path
+):
+    model = model_of(tokenizer)
+    change(model)
+    with pytest.raises(ValueError, match=message):
+        export(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ctranslate2", "marian", "onnx"])
+def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
+    kind, tokenizer, tmp_path, monkeypatch
+):
+    module = sys.modules[f"vanilla_transformer.export.{kind}"]
+    before = module.batch_to_compare
+
+    def moved(*args):
+        batch = before(*args)
+        # as if one token in one place had another score
+        batch.logits[0, 1, batch.target[0, 2]] += 1.0
+        return batch
+
+    monkeypatch.setattr(module, "batch_to_compare", moved)
+    model = model_of(tokenizer, **ONE_LAYER)
+    with pytest.raises(ValueError, match=r"must compute what the model computes.*Nothing was"):
+        getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with pytest.raises(ValueError, match="must compute what the model computes"):
+        getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
+    assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
+
+
+def test_onnx_traces_the_forward_that_a_user_wrote(tokenizer, tmp_path):
+    class Scaled(VanillaTransformerForConditionalGeneration):
+        def forward(self, *args, **kwargs):
+            outputs = super().forward(*args, **kwargs)
+            outputs.logits = 3 * outputs.logits
+            return outputs
+
+    plain = model_of(tokenizer, **ONE_LAYER)
+    model = Scaled(plain.config).eval()
+    model.load_state_dict(plain.state_dict())
+    to_onnx(model, tokenizer, tmp_path)
+    ids = np.array([[5, 6, 2]])
+    found, _ = InOnnx(tmp_path).first(ids, np.ones_like(ids))
+    with torch.no_grad():
+        logits = plain(torch.from_numpy(ids), decoder_input_ids=torch.tensor([[1]])).logits
+    np.testing.assert_allclose(found, (3 * logits[:, -1]).log_softmax(-1), atol=1e-4)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import (
     CompileConfig,
+    DynamicCache,
+    EncoderDecoderCache,
     EosTokenCriteria,
     GenerationConfig,
     GenerationMixin,
@@ -250,6 +252,87 @@ def test_caches_and_kernels_find_the_same(model, source, cache, attention):
     expected = without_padding(model.generate(**source, **PAPER))
     model.set_attn_implementation(attention)
     assert without_padding(model.generate(**source, **PAPER, **cache)) == expected
+
+
+class Collector:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self):
+        self.tokens = []
+
+    def put(self, tokens):
+        self.tokens += tokens.flatten().tolist()
+
+    def end(self):
+        self.tokens.append("end")
+
+
+MODES = {
+    "greedy": {"num_beams": 1, "no_repeat_ngram_size": 2},
+    "paper": PAPER,
+    "library's beam": {"num_beams": 3, "no_repeat_ngram_size": 2},
+    "sampled": {"do_sample": True, "num_beams": 1},
+    "beam sampled": {"do_sample": True, "num_beams": 2},
+    "n-best": {**PAPER, "num_return_sequences": 3},
+    "streamed": {"num_beams": 1, "streamer": Collector},
+    "assisted": {"num_beams": 1, "assistant_model": copy.deepcopy},
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize("mode", MODES)
+def test_every_search_finds_the_same_with_any_cache_and_without(model, source, mode, engine):
+    if mode in ("streamed", "assisted"):
+        source = {name: ids[:1] for name, ids in source.items()}
+
+    def tokens(**cache):
+        settings = dict(MODES[mode])
+        if "assistant_model" in settings:
+            settings["assistant_model"] = copy.deepcopy(model)
+        streamer = None
+        if "streamer" in settings:
+            streamer = settings["streamer"] = Collector()
+        torch.manual_seed(7)
+        ids = model.generate(**source, **settings, max_new_tokens=12, engine=engine, **cache)
+        if streamer is not None:
+            assert streamer.tokens == [*ids[0].tolist(), "end"]
+        return ids.tolist()
+
+    def empty():
+        return EncoderDecoderCache(DynamicCache(config=model.config), DynamicCache())
+
+    plain = tokens()
+    assert len({tuple(row) for row in plain}) >= min(3, len(plain))
+    assert tokens(cache=empty()) == plain
+    assert tokens(past_key_values=empty()) == plain
+    # the library's assisted decoding needs a cache, and before 5.24 one that grows
+    if mode != "assisted":
+        assert tokens(use_cache=False) == plain
+        assert tokens(cache_implementation="static") == plain
+
+
+@pytest.mark.parametrize("search", [PAPER, {**PAPER, "num_beams": 1}])
+def test_int8_begins_as_float32_does(model, source, search):
+    exact = model.generate(**source, **search, engine="required")
+    rounded = model.generate(**source, **search, int8=True, engine="required")
+    assert (exact[:, 1] == rounded[:, 1]).float().mean() >= 0.5
+
+
+def test_none_overrides_what_the_model_itself_would_do(model, source):
+    free = model.generate(**source, **PAPER)
+    model.generation_config.suppress_tokens = [int(free[0, 1])]
+    model.generation_config.length_penalty_alpha = 0.6
+    assert model.generate(**source, **PAPER).tolist() != free.tolist()
+    assert model.generate(**source, **PAPER, suppress_tokens=None).tolist() == free.tolist()
+    library = model.generate(**source, num_beams=4, max_new_tokens=9, length_penalty_alpha=None)
+    del model.generation_config.length_penalty_alpha
+    assert library.tolist() == model.generate(**source, num_beams=4, max_new_tokens=9).tolist()
+
+
+def test_settings_in_the_models_configuration_are_refused_as_the_library_does(model, source):
+    model.config.num_beams = 3
+    with pytest.raises(ValueError, match="modified the pretrained model configuration"):
+        model.generate(**source)
 
 
 def test_a_static_cache_holds_heads_of_two_widths(small_model, source):

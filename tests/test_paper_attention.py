@@ -8,6 +8,8 @@ import equations
 import pytest
 import torch
 import train_toys
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import eager_mask
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.attention_maps import (
@@ -18,6 +20,7 @@ from vanilla_transformer.attention_maps import (
     words_of,
 )
 from vanilla_transformer.cli import main
+from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.paper.attention import (
     PLACES,
     add_flags,
@@ -48,6 +51,26 @@ def model(tokenizer):
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=tokenizer.bos_token_id,
     )
+
+
+def test_the_weights_are_those_of_the_attention_function_that_a_user_has_registered(
+    model, tokenizer
+):
+    def even(module, query, key, value, attention_mask, **kwargs):
+        return eager_attention(module, 0 * query, key, value, attention_mask)
+
+    def silent(module, query, key, value, attention_mask, **kwargs):
+        return even(module, query, key, value, attention_mask)[0], None
+
+    for name, function in (("even", even), ("silent", silent)):
+        AttentionInterface.register(name, function)
+        AttentionMaskInterface.register(name, eager_mask)
+    model.set_attn_implementation("even")
+    weights = attention_weights(model, tokenizer, "ab", "cd").cross
+    torch.testing.assert_close(weights, torch.full_like(weights, 1 / weights.shape[-1]))
+    model.set_attn_implementation("silent")
+    with pytest.raises(ValueError, match="'silent' must return its weights, got None"):
+        attention_weights(model, tokenizer, "ab", "cd")
 
 
 def planted(encoder=None, decoder=None, cross=None, source="a b c </s>", target="x y </s>"):
