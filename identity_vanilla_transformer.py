@@ -67,6 +67,20 @@ DROPOUT, NORM = (nn.Dropout, nn.Identity, "CheapDropout"), (nn.LayerNorm, nn.Ide
 MODULE_LIST, HEAD = (nn.ModuleList,), ("VanillaTransformerForConditionalGeneration",)
 # and every activation of the library
 ACTIVATION = (*POINTWISE, nn.Identity)
+# classes of torch that models of the libraries are made of
+LIBRARY_CLASSES = (
+    nn.Dropout,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.Linear,
+    nn.ModuleList,
+    nn.MultiheadAttention,
+    nn.TransformerDecoder,
+    nn.TransformerDecoderLayer,
+    nn.TransformerEncoder,
+    nn.TransformerEncoderLayer,
+    nn.modules.linear.NonDynamicallyQuantizableLinear,
+)
 ATTENTION = dict.fromkeys(("q_proj", "k_proj", "v_proj", "out_proj"), LINEAR)
 ENCODER_LAYER = {
     "self_attention": ("MultiHeadAttention",),
@@ -147,7 +161,7 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
     """
     if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
         return "torch has a global forward hook"
-    if not _is_of_library(nn.Module.__call__):
+    if not is_of_library(nn.Module.__call__):
         return "torch.nn.Module.__call__ was replaced"
     if (replaced := _replaced_function()) is not None:
         return f"torch.nn.functional.{replaced} was replaced"
@@ -172,6 +186,28 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
     return f"{type(model).__name__} has a {replaced[0]} of its own" if replaced else None
 
 
+def library_difference(model: nn.Module) -> str | None:
+    """Return the first difference between a model of a library and that library's own code.
+
+    Args:
+        model: A model whose classes are in `RELEASED`, or stacks of torch's own Transformer.
+
+    Returns:
+        A clause that names the module and its difference, or None if there is none.
+    """
+    files: dict[ReleasedCode, str | None] = {}
+    for name, module in model.named_modules():
+        kind = type(module)
+        kinds = ACTIVATION
+        if kind.__module__ != "transformers.activations":
+            kinds = (*LIBRARY_CLASSES, *ACTIVATION, kind.__name__)
+        difference, methods = _class_difference(kind, kinds, files)
+        difference = difference or _instance_difference(vars(module), methods)
+        if difference is not None:
+            return f"{name or type(model).__name__} {difference}"
+    return None
+
+
 def _class_difference(
     kind: type, kinds: Any, files: dict["ReleasedCode", str | None]
 ) -> tuple[str | None, frozenset[str]]:
@@ -186,12 +222,12 @@ def _class_difference(
         is_known = kind in kinds or (is_activation and not kind.__module__.startswith("torch."))
         if not is_known:
             return f"{where}, which has no place there in this release", frozenset()
-        if not _is_of_library(kind.forward):
+        if not is_of_library(kind.forward):
             return f"{where}, whose forward was replaced", frozenset()
         return None, frozenset(("forward",))
     code = released_code(kind)
     if code is None or kind.__name__ not in kinds:
-        return f"{where}, which is not a class of this release", frozenset()
+        return f"{where}, which is not a released class", frozenset()
     if code not in files:
         files[code] = code.difference()
     if files[code] is not None:
@@ -264,12 +300,12 @@ def attention_difference(model: nn.Module) -> str | None:
             eager = vars(sys.modules[type(layer).__module__])["eager_attention"]
             function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
             is_released = function is eager or (
-                function is sdpa_attention_forward and _is_of_library(function)
+                function is sdpa_attention_forward and is_of_library(function)
             )
             if not is_released and not _is_released_function(function):
                 return f"the attention function {name!r} is neither eager nor sdpa of this release"
             mask = ALL_MASK_ATTENTION_FUNCTIONS[name]
-            if not _is_of_library(mask):
+            if not is_of_library(mask):
                 return f"the mask function {name!r} is not the library's"
     return None
 
@@ -282,8 +318,12 @@ def _is_released_function(function: Any) -> bool:
     return is_here and code.difference() is None
 
 
-def _is_of_library(function: Any) -> bool:
-    """Return whether a function was defined in a file of torch or transformers."""
+def is_of_library(function: Any) -> bool:
+    """Return whether a function was defined in a file of torch or transformers.
+
+    Args:
+        function: A function, perhaps in wrappers of `functools`.
+    """
     codes = list(codes_of(function))
     return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
 
@@ -295,7 +335,7 @@ def _replaced_function() -> str | None:
         return None
     for name, function in vars(nn.functional).items():
         is_public = isinstance(function, FunctionType) and not name.startswith("_")
-        if is_public and not _is_of_library(function):
+        if is_public and not is_of_library(function):
             return name
     _functions[:] = functions
     return None
@@ -309,12 +349,12 @@ def codes_of(function: Any) -> Iterator[CodeType]:
     """Go through the code of a function and of what it wraps, the outermost first.
 
     Args:
-        function: A function, static method or class method, perhaps in wrappers of `functools`.
+        function: A function, method or property, perhaps in wrappers of `functools`.
 
     Yields:
         The code object of each layer.
     """
-    function = getattr(function, "__func__", function)
+    function = getattr(function, "__func__", None) or getattr(function, "fget", function)
     while isinstance(function, FunctionType):
         yield function.__code__
         function = getattr(function, "__wrapped__", None)
@@ -364,7 +404,7 @@ class ReleasedCode:
                 continue
             for part in vars(value).values() if isinstance(value, type) else (value,):
                 objects.append(part)
-                if isinstance(part, FunctionType | staticmethod | classmethod):
+                if isinstance(part, FunctionType | staticmethod | classmethod | property):
                     objects.extend(codes_of(part))
         return objects
 
@@ -621,5 +661,7 @@ __all__ = [
     "attention_difference",
     "computing_modules",
     "first_difference",
+    "is_of_library",
+    "library_difference",
     "stacks_difference",
 ]

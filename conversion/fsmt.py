@@ -4,6 +4,7 @@ import torch
 from transformers import FSMTForConditionalGeneration
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.check import checked, refuse_changed
 from vanilla_transformer.conversion.weights import assembled, bart_fields, check_kind, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -24,9 +25,11 @@ def from_fsmt(
 
     Raises:
         TypeError: If it is another kind of model.
-        ValueError: If the model is outside this architecture; the message says in what.
+        ValueError: If the model is outside this architecture, does not run the library's own code,
+            or has other logits than the result; the message says what.
     """
     check_kind("model", model, FSMTForConditionalGeneration)
+    refuse_changed(model, "transformers' FSMTForConditionalGeneration")
     theirs = model.config
     if theirs.src_vocab_size != theirs.tgt_vocab_size:
         raise ValueError(
@@ -54,4 +57,4 @@ def from_fsmt(
         "model.decoder.embed_tokens.weight": target_table,
         "lm_head.weight": output_table,
     }
-    return assembled(config, weights, "an FSMT model")
+    return checked(model, assembled(config, weights, "an FSMT model"))

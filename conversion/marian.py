@@ -4,6 +4,7 @@ import torch
 from transformers import MarianMTModel
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.check import checked, refuse_changed
 from vanilla_transformer.conversion.weights import assembled, bart_fields, check_kind, stack_weights
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -22,9 +23,11 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
 
     Raises:
         TypeError: If it is another kind of model.
-        ValueError: If the model is outside this architecture; the message says in what.
+        ValueError: If the model is outside this architecture, does not run the library's own code,
+            or has other logits than the result; the message says what.
     """
     check_kind("model", model, MarianMTModel)
+    refuse_changed(model, "transformers' MarianMTModel")
     theirs = model.config
     if not theirs.share_encoder_decoder_embeddings or not theirs.tie_word_embeddings:
         raise ValueError(
@@ -59,4 +62,4 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
     ours = assembled(config, weights, "a Marian model")
     # its padding token starts the decoder and was never trained as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
-    return ours
+    return checked(model, ours)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.conversion.check import checked_stacks, refuse_changed
 from vanilla_transformer.conversion.weights import (
     assembled,
     check_kind,
@@ -50,12 +51,15 @@ def from_torch(
 
     Raises:
         TypeError: If one of both is something else.
-        ValueError: If the stacks are outside this architecture; the message says in what.
+        ValueError: If the stacks are outside this architecture, do not run torch's own code, or
+            have other states than the result; the message says what.
     """
     check_kind("module", module, nn.Transformer)
     check_kind("embedding", embedding, Tensor)
     check_kind("module.encoder", module.encoder, nn.TransformerEncoder)
     check_kind("module.decoder", module.decoder, nn.TransformerDecoder)
+    for stack in (module.encoder, module.decoder):
+        refuse_changed(stack, "torch's nn.Transformer")
     encoder, decoder = module.encoder.layers, module.decoder.layers
     if not len(encoder) or not len(decoder):
         raise ValueError(
@@ -106,7 +110,7 @@ def from_torch(
     for stack, parts in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
         weights |= split_projections(renamed(theirs, parts))
-    return assembled(config, weights, "torch's nn.Transformer")
+    return checked_stacks(module, assembled(config, weights, "torch's nn.Transformer"))
 
 
 def _same(name: str, values: Iterable[Any]) -> Any:

@@ -1,39 +1,16 @@
 """Checks of an export: no part of the model is lost, and the exported model has its logits."""
 
-import copy
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..comparison import refuse_difference
 from ..identity_vanilla_transformer import computing_modules, first_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-
-# allowed difference of logits or log-probabilities, in standard deviations of the logits, by the
-# type in which the weights are stored
-TOLERANCES = {"float32": 1e-3, "float16": 0.05, "int8": 0.5}
-# numbers of tokens of the sources and of the targets to compare
-SOURCE_LENGTHS, TARGET_LENGTH = (9, 5, 2), 6
-
-
-class Batch(NamedTuple):
-    """Sentences to compare two models on.
-
-    Args:
-        source: Source tokens, [B, S].
-        mask: 1 for a source token, 0 for padding, [B, S].
-        target: Target tokens with the start token, [B, T].
-        logits: Logits of the model, in float32, [B, T, V].
-    """
-
-    source: Tensor
-    mask: Tensor
-    target: Tensor
-    logits: Tensor
 
 
 @contextmanager
@@ -96,37 +73,7 @@ def refuse_changed_model(model: nn.Module, engine: str):
         raise ValueError(f"{engine} computes only what a released model does, and {difference}.")
 
 
-@torch.no_grad()
-def batch_to_compare(model: nn.Module, most_tokens: int | None = None) -> Batch:
-    """Score random sentences with a model, in float32 on the CPU.
-
-    Args:
-        model: A `VanillaTransformerForConditionalGeneration`.
-        most_tokens: Maximum number of tokens of a sentence, if there is one.
-
-    Returns:
-        The sentences and their logits.
-    """
-    if model.dtype != torch.float32 or model.device.type != "cpu":
-        model = copy.deepcopy(model).float().cpu()
-    config = model.config
-    limits = [most_tokens] if most_tokens is not None else []
-    limits += [config.max_position_embeddings] if config.position_encoding == "learned" else []
-    longest = min([max(SOURCE_LENGTHS), *limits])
-    generator = torch.Generator().manual_seed(0)
-    lengths = torch.tensor(SOURCE_LENGTHS).clamp(max=longest)[:, None]
-    source = torch.randint(config.vocab_size, (len(lengths), longest), generator=generator)
-    mask = (torch.arange(longest) < lengths).long()
-    shape = len(lengths), min([TARGET_LENGTH, *limits])
-    target = torch.randint(config.vocab_size, shape, generator=generator)
-    target[:, 0] = config.decoder_start_token_id
-    was_training = model.training
-    logits = model.eval()(input_ids=source, attention_mask=mask, decoder_input_ids=target).logits
-    model.train(was_training)
-    return Batch(source, mask, target, logits)
-
-
-def refuse_difference(
+def refuse_other_scores(
     found: Tensor, expected: Tensor, logits: Tensor, engine: str, stored: str = "float32"
 ):
     """Refuse an export that computes something else than its model.
@@ -134,17 +81,15 @@ def refuse_difference(
     Args:
         found: Logits or log-probabilities of the exported model.
         expected: The same of the model.
-        logits: Logits of the model, whose standard deviation is the unit.
+        logits: Logits of the model.
         engine: Name of the other engine, for the error.
         stored: Type in which the exported weights are stored.
 
     Raises:
-        ValueError: If the largest difference is beyond the tolerance of the type.
+        ValueError: If they differ.
     """
-    difference = float((found - expected).abs().max() / logits.std())
-    if not difference <= TOLERANCES[stored]:
-        raise ValueError(
-            f"the exported model must compute what the model computes, and its scores in {engine} "
-            f"differ by up to {difference:.2g} standard deviations of the logits (allowed for "
-            f"{stored} weights: {TOLERANCES[stored]:g}). Nothing was written."
-        )
+    what = f"an export must compute what its model computes, and the scores in {engine} differ"
+    refuse_difference(found, expected, logits, what, stored)
+
+
+__all__ = ["finished_folder", "refuse_changed_model", "refuse_other_scores"]

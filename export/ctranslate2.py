@@ -9,11 +9,11 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.export.check import (
-    batch_to_compare,
     finished_folder,
     refuse_changed_model,
-    refuse_difference,
+    refuse_other_scores,
 )
 from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -71,10 +71,10 @@ def to_ctranslate2(
     with finished_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
         tokenizer.save_pretrained(unfinished)
-        _refuse_other_scores(model, tokenizer, unfinished, quantization, num_positions)
+        _check_scores(model, tokenizer, unfinished, quantization, num_positions)
 
 
-def _refuse_other_scores(
+def _check_scores(
     model: VanillaTransformerForConditionalGeneration,
     tokenizer: PreTrainedTokenizerBase,
     folder: Path,
@@ -105,7 +105,7 @@ def _refuse_other_scores(
     )
     found = torch.tensor([result.log_probs for result in results])
     is_allowed = ~torch.isin(scored, torch.tensor(forbidden, dtype=torch.long))
-    refuse_difference(
+    refuse_other_scores(
         found[is_allowed], expected[is_allowed], batch.logits, "CTranslate2", quantization
     )
 

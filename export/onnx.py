@@ -21,10 +21,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from vanilla_transformer.comparison import batch_to_compare
 from vanilla_transformer.export.check import (
-    batch_to_compare,
     finished_folder,
-    refuse_difference,
+    refuse_other_scores,
 )
 from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -67,7 +67,7 @@ def to_onnx(
         model.config.save_pretrained(unfinished)
         model.generation_config.save_pretrained(unfinished)
         tokenizer.save_pretrained(unfinished)
-        _refuse_other_logits(model, unfinished)
+        _check_logits(model, unfinished)
 
 
 def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path):
@@ -114,7 +114,7 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
     )
 
 
-def _refuse_other_logits(model: VanillaTransformerForConditionalGeneration, folder: Path):
+def _check_logits(model: VanillaTransformerForConditionalGeneration, folder: Path):
     """Run the three graphs, the last one for the last token, and compare with the model."""
     encoder, decoder, decoder_with_past = (
         onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
@@ -130,7 +130,7 @@ def _refuse_other_logits(model: VanillaTransformerForConditionalGeneration, fold
     last = {"encoder_attention_mask": mask, "input_ids": target[:, -1:]}
     next_logits, *_ = decoder_with_past.run(None, {**last, **past})
     found = torch.cat((torch.from_numpy(logits), torch.from_numpy(next_logits)), dim=1)
-    refuse_difference(found, batch.logits, batch.logits, "ONNX Runtime")
+    refuse_other_scores(found, batch.logits, batch.logits, "ONNX Runtime")
 
 
 class EncoderGraph(nn.Module):

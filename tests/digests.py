@@ -1,40 +1,63 @@
-"""Write the digests of the released code into the package: `make digests`."""
+"""Write the digests of released code into the package: `make digests`.
 
+Those of the library's models are written for the installed version of transformers, beside those of
+other versions.
+"""
+
+import pprint
 import sys
 from pathlib import Path
 
+import transformers
+
+from vanilla_transformer.conversion.library_code import LIBRARY_CODE
 from vanilla_transformer.identity_vanilla_transformer import digests_of
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "identity_vanilla_transformer.py"
-BEGIN, END = "RELEASED: dict[str, dict[str, str]] = {", "}\n\n__all__"
+LIBRARY_TABLE = ROOT / "conversion" / "library_code.py"
+BEGIN, END = "RELEASED: dict[str, dict[str, str]] = ", "\n\n__all__"
+LIBRARY_BEGIN = "LIBRARY_CODE: dict[str, dict[str, dict[str, str]]] = "
 # released files, and the names that the engine depends on; all names if there is no list
 FILES: dict[str, tuple[str, ...]] = {
     "modeling_vanilla_transformer.py": (),
     "train/fused.py": ("CheapDropout", "OneDnnLinear", "attention_in_float32"),
 }
+LIBRARY_FILES = ("models/marian/modeling_marian.py", "models/fsmt/modeling_fsmt.py")
+VERSION = transformers.__version__.rsplit(".", 1)[0]
 
 
 def current_digests():
-    """Compute the digests of the files as they are, by module and name."""
+    """Compute the digests of the package's files as they are, by module and name."""
     tables = {}
     for file, names in FILES.items():
         digests = digests_of((ROOT / file).read_text(encoding="utf-8"))
-        kept = names or sorted(digests)
-        tables[Path(file).stem] = {name: digests[name] for name in kept}
+        tables[Path(file).stem] = {name: digests[name] for name in names or sorted(digests)}
     return tables
 
 
+def current_library_digests():
+    """Compute the digests of the installed library's files, by module and name."""
+    folder = Path(transformers.__file__).parent
+    texts = {Path(file).stem: (folder / file).read_text(encoding="utf-8") for file in LIBRARY_FILES}
+    return {name: dict(sorted(digests_of(text).items())) for name, text in texts.items()}
+
+
 def main():
-    """Rewrite the table of digests."""
-    lines = []
-    for module, digests in current_digests().items():
-        lines += [f'    "{module}": {{\n']
-        lines += [f'        "{name}": "{digest}",\n' for name, digest in digests.items()]
-        lines += ["    },\n"]
+    """Rewrite the tables of digests."""
     text = TABLE.read_text(encoding="utf-8")
     begin, end = text.index(BEGIN) + len(BEGIN), text.rindex(END)
-    TABLE.write_text(text[:begin] + "\n" + "".join(lines) + text[end:], encoding="utf-8")
+    TABLE.write_text(text[:begin] + written(current_digests()) + text[end:], encoding="utf-8")
+    versions = {**LIBRARY_CODE, VERSION: current_library_digests()}
+    text = LIBRARY_TABLE.read_text(encoding="utf-8")
+    begin = text.index(LIBRARY_BEGIN) + len(LIBRARY_BEGIN)
+    table = written(dict(sorted(versions.items())))
+    LIBRARY_TABLE.write_text(text[:begin] + table + "\n", encoding="utf-8")
+
+
+def written(table):
+    """Write a table as Python, which the formatter then puts into lines."""
+    return pprint.pformat(table, sort_dicts=False)
 
 
 if __name__ == "__main__":

@@ -3,14 +3,17 @@
 import pytest
 import torch
 from transformers import (
+    AttentionInterface,
+    AttentionMaskInterface,
     AutoModelForSeq2SeqLM,
     FSMTConfig,
     FSMTForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
 )
+from transformers.masking_utils import eager_mask
 
-from vanilla_transformer.conversion import from_fsmt, from_marian, from_torch
+from vanilla_transformer.conversion import check, from_fsmt, from_marian, from_torch
 
 
 def randomized(model):
@@ -334,3 +337,75 @@ def test_what_does_not_fit_is_named(build, convert, message):
     model = build()
     with pytest.raises(ValueError, match=message):
         convert(model)
+
+
+class OtherMarian(MarianMTModel):
+    """A subclass that computes something else."""
+
+    def forward(self, *args, **kwargs):
+        outputs = super().forward(*args, **kwargs)
+        outputs.logits = 2 * outputs.logits
+        return outputs
+
+
+def test_a_peer_with_code_of_the_users_is_refused(monkeypatch):
+    def hooked():
+        model = marian()
+        model.model.encoder.layers[0].register_forward_hook(lambda *_: None)
+        return model
+
+    def registered():
+        model = marian()
+        AttentionInterface.register("mine", lambda *args, **kwargs: None)
+        AttentionMaskInterface.register("mine", eager_mask)
+        model.set_attn_implementation("mine")
+        return model
+
+    def layered():
+        model = marian()
+        model.model.decoder.layers[1].fc1 = torch.nn.Sequential(model.model.decoder.layers[1].fc1)
+        return model
+
+    for build, message in (
+        (lambda: OtherMarian(marian().config), "OtherMarian is a OtherMarian of .*test_conversion"),
+        (hooked, "model.encoder.layers.0 has a forward hook"),
+        (registered, "its attention function 'mine' is not the library's"),
+        (layered, "model.decoder.layers.1.fc1 is a Sequential"),
+    ):
+        with pytest.raises(ValueError, match=f"with the library's own code: .*{message}"):
+            from_marian(build())
+    model = marian()
+    monkeypatch.setattr(type(model.model.encoder.layers[0]), "forward", lambda self, x, *_, **__: x)
+    with pytest.raises(ValueError, match="MarianEncoderLayer was changed after"):
+        from_marian(model)
+
+
+def test_stacks_with_code_of_the_users_are_refused():
+    class MyLayer(torch.nn.TransformerEncoderLayer):
+        def forward(self, *args, **kwargs):
+            return 2 * super().forward(*args, **kwargs)
+
+    module = without_norms()
+    module.encoder.layers[0] = MyLayer(12, 3, 20)
+    with pytest.raises(ValueError, match=r"layers\.0 is a MyLayer of .*test_conversion"):
+        from_torch(module, torch.randn(23, 12))
+
+
+def test_a_conversion_with_other_logits_is_refused(monkeypatch):
+    before = check.batch_to_compare
+
+    def moved(*args):
+        batch = before(*args)
+        batch.logits[1, 2, 3] += 1.0
+        return batch
+
+    monkeypatch.setattr(check, "batch_to_compare", moved)
+    for convert, peer in ((from_marian, marian()), (from_fsmt, fsmt(tied=True))):
+        with pytest.raises(ValueError, match="a conversion must compute what its source computes"):
+            convert(peer)
+    monkeypatch.setattr(check, "batch_to_compare", before)
+    ours = from_torch(without_norms(), torch.randn(23, 12))
+    with torch.no_grad():
+        ours.model.decoder.layers[0].feed_forward.fc2.weight.mul_(-1)
+    with pytest.raises(ValueError, match="and the states differ by up to"):
+        check.checked_stacks(without_norms(), ours)

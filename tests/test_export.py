@@ -560,12 +560,12 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(module, "batch_to_compare", moved)
     model = model_of(tokenizer, **ONE_LAYER)
-    with pytest.raises(ValueError, match=r"must compute what the model computes.*Nothing was"):
+    with pytest.raises(ValueError, match=r"must compute what its model computes.*Nothing was"):
         getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match="must compute what the model computes"):
+    with pytest.raises(ValueError, match="must compute what its model computes"):
         getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
 

@@ -13,6 +13,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import digests
 import pytest
 import torch
 import train_toys
@@ -26,7 +27,9 @@ import vanilla_transformer
 from vanilla_transformer import TranslationPipeline, hub
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
+from vanilla_transformer.conversion.library_code import LIBRARY_CODE
 from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
+from vanilla_transformer.identity_vanilla_transformer import RELEASED
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.translate import translate_lines
 
@@ -481,7 +484,7 @@ def test_a_subclass_in_a_file_of_the_users_is_what_is_searched(
     spec.loader.exec_module(my_file)
     plain = make_model(tokenizer)
     model = of_class(plain, getattr(my_file, kind))
-    check(model, tokenizer, run, plain, monkeypatch, "which is not a class of this release")
+    check(model, tokenizer, run, plain, monkeypatch, "which is not a released class")
 
 
 def test_a_copy_that_nobody_edited_finds_the_engine(tokenizer, tmp_path):
@@ -494,14 +497,14 @@ def test_a_copy_that_nobody_edited_finds_the_engine(tokenizer, tmp_path):
 
 
 def test_the_digests_are_those_of_the_released_code():
-    import digests
-
-    from vanilla_transformer.identity_vanilla_transformer import RELEASED
-
     for module, current in digests.current_digests().items():
         assert RELEASED[module] == current, (
             f"{module} has changed: change the search engine alike, then run `make digests`."
         )
+
+
+def test_the_digests_of_the_library_are_those_of_the_installed_version():
+    assert digests.current_library_digests() == LIBRARY_CODE[digests.VERSION]
 
 
 def test_train_toys_are_released():

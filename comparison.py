@@ -1,0 +1,110 @@
+"""Comparison of two models that must compute the same: a model and its export, or its origin."""
+
+import copy
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .pipeline_vanilla_transformer import evaluating
+
+# numbers of tokens of the sources and of the targets to compare
+SOURCE_LENGTHS, TARGET_LENGTH = (9, 5, 2), 6
+# allowed difference of logits or log-probabilities, in standard deviations of the logits, by the
+# type in which the weights are stored
+TOLERANCES = {"float32": 1e-3, "float16": 0.05, "int8": 0.5}
+
+
+class Batch(NamedTuple):
+    """Sentences to compare two models on.
+
+    Args:
+        source: Source tokens, [B, S].
+        mask: 1 for a source token, 0 for padding, [B, S].
+        target: Target tokens with the start token, [B, T].
+        logits: Logits of the model, in float32, [B, T, V].
+    """
+
+    source: Tensor
+    mask: Tensor
+    target: Tensor
+    logits: Tensor
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the sentences by the names that models of transformers have for them."""
+        return {
+            "input_ids": self.source,
+            "attention_mask": self.mask,
+            "decoder_input_ids": self.target,
+        }
+
+
+@torch.no_grad()
+def batch_to_compare(model: nn.Module, most_tokens: int | None = None) -> Batch:
+    """Score random sentences with a model, in float32 on the CPU.
+
+    Args:
+        model: A `VanillaTransformerForConditionalGeneration`.
+        most_tokens: Maximum number of tokens of a sentence, if there is one.
+
+    Returns:
+        The sentences and their logits.
+    """
+    config, model = model.config, in_float32(model)
+    limits = [] if most_tokens is None else [most_tokens]
+    limits += [config.max_position_embeddings] if config.position_encoding == "learned" else []
+    longest = min([max(SOURCE_LENGTHS), *limits])
+    lengths = torch.tensor(SOURCE_LENGTHS).clamp(max=longest)[:, None]
+    generator = torch.Generator().manual_seed(0)
+    sizes = (len(lengths), longest), (len(lengths), min([TARGET_LENGTH, *limits]))
+    source, target = (torch.randint(config.vocab_size, it, generator=generator) for it in sizes)
+    mask = (torch.arange(longest) < lengths).long()
+    pad = config.pad_token_id
+    if pad is not None:
+        # some models count positions by the padding tokens that they find
+        source, target = (
+            torch.where(ids == pad, (ids + 1) % config.vocab_size, ids) for ids in (source, target)
+        )
+        source = source.masked_fill(mask == 0, pad)
+    target[:, 0] = config.decoder_start_token_id
+    batch = Batch(source, mask, target, torch.empty(0))
+    with evaluating(model):
+        return batch._replace(logits=model(**batch.inputs()).logits)
+
+
+def in_float32(model: nn.Module) -> nn.Module:
+    """Return a model in float32 on the CPU, a copy if it is elsewhere.
+
+    Args:
+        model: A model with weights.
+    """
+    weight = next(model.parameters())
+    if weight.dtype == torch.float32 and weight.device.type == "cpu":
+        return model
+    return copy.deepcopy(model).float().cpu()
+
+
+def refuse_difference(
+    found: Tensor, expected: Tensor, logits: Tensor, what: str, stored: str = "float32"
+):
+    """Refuse a model that computes something else than the one it was made from.
+
+    Args:
+        found: Logits or log-probabilities of the new model.
+        expected: The same of the model that it was made from.
+        logits: Logits whose standard deviation is the unit.
+        what: What differs and where, for the error.
+        stored: Type in which the new model's weights are stored.
+
+    Raises:
+        ValueError: If the largest difference is beyond the tolerance of the type.
+    """
+    difference = float((found - expected).abs().max() / logits.std())
+    if not difference <= TOLERANCES[stored]:
+        raise ValueError(
+            f"{what} by up to {difference:.2g} standard deviations of the logits (allowed for "
+            f"{stored} weights: {TOLERANCES[stored]:g}). Nothing was written."
+        )
+
+
+__all__ = ["batch_to_compare", "in_float32", "refuse_difference"]

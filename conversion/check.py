@@ -1,0 +1,108 @@
+"""Checks of a conversion: the source runs its library's code, and the result computes the same."""
+
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor, nn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from ..comparison import batch_to_compare, in_float32, refuse_difference
+from ..identity_vanilla_transformer import RELEASED, is_of_library, library_difference
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..pipeline_vanilla_transformer import evaluating
+from .library_code import LIBRARY_CODE
+
+DIFFERS = "a conversion must compute what its source computes, and the logits differ"
+RELEASED.update(LIBRARY_CODE.get(transformers.__version__.rsplit(".", 1)[0], {}))
+
+
+def refuse_changed(model: nn.Module, name: str):
+    """Refuse a model that computes something else than its library's released code.
+
+    Args:
+        model: Model of transformers, or a stack of torch's own Transformer.
+        name: Name of what it must be, for the error.
+
+    Raises:
+        ValueError: If a module is of another class, was patched or has a hook; says which.
+    """
+    difference = library_difference(model)
+    config = getattr(model, "config", None)
+    if difference is None and config is not None:
+        implementation = getattr(config, "_attn_implementation", None) or "eager"
+        function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, library_difference)
+        if function is not library_difference and not is_of_library(function):
+            difference = f"its attention function {implementation!r} is not the library's"
+    if difference is not None:
+        raise ValueError(f"model must be {name} with the library's own code: {difference}.")
+
+
+@torch.no_grad()
+def checked(
+    theirs: Any, ours: VanillaTransformerForConditionalGeneration
+) -> VanillaTransformerForConditionalGeneration:
+    """Compare the logits of a converted model with those of its source.
+
+    Args:
+        theirs: Model of transformers.
+        ours: The converted model.
+
+    Returns:
+        The converted model.
+
+    Raises:
+        ValueError: If the logits differ.
+    """
+    batch = batch_to_compare(ours, getattr(theirs.config, "max_position_embeddings", None))
+    theirs = in_float32(theirs)
+    with evaluating(theirs):
+        found = theirs(**batch.inputs(), use_cache=False).logits
+    refuse_difference(batch.logits, found, found, DIFFERS)
+    return ours
+
+
+@torch.no_grad()
+def checked_stacks(
+    module: nn.Transformer, ours: VanillaTransformerForConditionalGeneration
+) -> VanillaTransformerForConditionalGeneration:
+    """Compare the states of a converted model with those of torch's encoder and decoder.
+
+    Args:
+        module: torch's own Transformer.
+        ours: The converted model.
+
+    Returns:
+        The converted model.
+
+    Raises:
+        ValueError: If the states differ.
+    """
+    batch = batch_to_compare(ours)
+    encoder, decoder = ours.get_encoder(), ours.get_decoder()
+    expected = ours.model(**batch.inputs()).last_hidden_state
+    module = in_float32(module)
+
+    def turned(x: Tensor) -> Tensor:
+        return x if module.batch_first else x.transpose(0, 1)
+
+    def embedded(stack: Any, ids: Tensor) -> Tensor:
+        return turned(stack.positions(stack.embed_tokens(ids) * ours.config.d_model**0.5))
+
+    is_padding = batch.mask == 0
+    length = batch.target.shape[1]
+    future = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
+    with evaluating(module):
+        memory = module.encoder(embedded(encoder, batch.source), src_key_padding_mask=is_padding)
+        states = module.decoder(
+            embedded(decoder, batch.target),
+            memory,
+            tgt_mask=future,
+            memory_key_padding_mask=is_padding,
+        )
+    found = turned(states)
+    refuse_difference(expected, found, found, DIFFERS.replace("logits", "states"))
+    return ours
+
+
+__all__ = ["checked", "checked_stacks", "refuse_changed"]
