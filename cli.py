@@ -6,7 +6,7 @@ import os
 import sys
 from typing import Any
 
-from vanilla_transformer.console import run_command
+from vanilla_transformer.console import add_trust_flag, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -59,6 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     group.add_argument("--minutes", type=float, help="those of the last minutes of training")
     group.add_argument("--ema", action="store_true", help="the moving average that the run kept")
     average.add_argument("--output_dir", help="for the model; RUN if not given")
+    add_trust_flag(average)
 
     verb("evaluate", _evaluate, "translate a split and score it: BLEU, chrF", takes_more=True)
     verb(
@@ -81,6 +82,7 @@ def _parser() -> argparse.ArgumentParser:
     push.add_argument("--private", action="store_true", default=None, help="hide a new repository")
     push.add_argument("--revision", help="the branch; the main one if not given")
     push.add_argument("--commit_message", help="what the commit says")
+    add_trust_flag(push)
     return parser
 
 
@@ -144,6 +146,7 @@ def _average(arguments: argparse.Namespace, rest: list[str]):
         arguments.minutes,
         arguments.ema,
         target,
+        arguments.trust_remote_code,
     )
     print(f"{average}, is in {target}")
 
@@ -199,7 +202,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]):
 def _push(arguments: argparse.Namespace, rest: list[str]):
     from vanilla_transformer.hub import push_to_hub
 
-    options = _given(arguments, "private", "revision", "commit_message")
+    options = _given(arguments, "private", "revision", "commit_message", "trust_remote_code")
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)
     print(commit.commit_url)
 

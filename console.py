@@ -1,5 +1,6 @@
 """What every command of the package does alike: where it writes, and how it fails."""
 
+import argparse
 import logging
 import os
 import sys
@@ -94,6 +95,21 @@ def empty_folder(path: str | Path) -> Path:
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
         raise ValueError(f"OUT must be a new or an empty folder, got {folder}.")
     return folder
+
+
+def add_trust_flag(parser: argparse.ArgumentParser):
+    """Add the flag that lets a command run the code of a model class.
+
+    Args:
+        parser: Parser of the command.
+    """
+    parser.add_argument(
+        "--trust_remote_code",
+        action="store_true",
+        # also where a parser leaves out flags that are not given
+        default=False,
+        help="run the code of a model class that lies beside the weights",
+    )
 
 
 def sentence_of(error: Exception) -> str | None:

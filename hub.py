@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
 from huggingface_hub.utils import validate_repo_id
@@ -18,10 +19,14 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.dynamic_module_utils import custom_object_save
+from transformers.dynamic_module_utils import (
+    custom_object_save,
+    get_class_from_dynamic_module,
+)
 from transformers.utils import cached_file
 
 from vanilla_transformer.console import sentence_of
@@ -34,6 +39,8 @@ from vanilla_transformer.registration import (
     VanillaTransformerTokenizer,
 )
 
+PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
+AUTO_CLASS = "AutoModelForSeq2SeqLM"
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
@@ -66,6 +73,7 @@ def push_to_hub(
     token: str | None = None,
     commit_message: str = "Upload model, tokenizer and code",
     revision: str | None = None,
+    trust_remote_code: bool = False,
 ) -> CommitInfo:
     """Publish weights, configurations, tokenizer, model card and code, as one commit.
 
@@ -79,6 +87,7 @@ def push_to_hub(
         token: For the Hub; None takes the one that `hf auth login` left.
         commit_message: Of the one commit.
         revision: Branch to commit to, made if it does not exist; None for the main one.
+        trust_remote_code: Run the code of a model class that lies beside the weights.
 
     Returns:
         The commit, with its address in `commit_url`.
@@ -92,7 +101,7 @@ def push_to_hub(
     validate_repo_id(repo_id)
     api = HfApi(token=token)
     with tempfile.TemporaryDirectory() as folder:
-        export_for_hub(run, folder, repo_id)
+        export_for_hub(run, folder, repo_id, trust_remote_code)
         try:
             api.create_repo(repo_id, private=private, exist_ok=True)
             if revision is not None:
@@ -114,7 +123,10 @@ def push_to_hub(
 
 
 def export_for_hub(
-    run: str | Path | TranslationPipeline, folder: str | Path, repo_id: str = "user/name"
+    run: str | Path | TranslationPipeline,
+    folder: str | Path,
+    repo_id: str = "user/name",
+    trust_remote_code: bool = False,
 ):
     """Write what `push_to_hub` publishes into a local folder.
 
@@ -124,30 +136,36 @@ def export_for_hub(
         run: A run folder, a model folder, a Hub name, or a pipeline with its model and tokenizer.
         folder: Where to write; made if it does not exist.
         repo_id: The name by which the model card tells to load it.
+        trust_remote_code: Run the code of a model class that lies beside the weights.
 
     Raises:
-        ValueError: If the run cannot be read, or its tokenizer is not its model's.
+        ValueError: If the run cannot be read, its tokenizer is not its model's, or its class has no
+            `model_type` of its own.
     """
-    model, tokenizer = load_run(run)
+    model, tokenizer = load_run(run, trust_remote_code)
+    is_ours = type(model) is PUBLIC_CLASS
+    if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
+        raise ValueError(
+            f"{type(model).__name__} must have a configuration class with a model_type of its own "
+            "to be published: by this one the Auto classes would load the plain model."
+        )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # the classes are not registered for this, as every later save of the process would then ask to
     # trust its code; the copies are flat, relative imports included
-    for public in (VanillaTransformerForConditionalGeneration, TranslationPipeline):
-        custom_object_save(public, folder)
-    _edit_json(
-        folder / CONFIG_FILE,
-        auto_map={
+    addresses = {}
+    if is_ours:
+        custom_object_save(PUBLIC_CLASS, folder)
+        addresses["auto_map"] = {
             "AutoConfig": _address(VanillaTransformerConfig),
             "AutoModel": _address(VanillaTransformerModel),
-            "AutoModelForSeq2SeqLM": _address(VanillaTransformerForConditionalGeneration),
-        },
-        custom_pipelines={
-            TASK: {"impl": _address(TranslationPipeline), "pt": ["AutoModelForSeq2SeqLM"]}
-        },
-    )
+            AUTO_CLASS: _address(PUBLIC_CLASS),
+        }
+    custom_object_save(TranslationPipeline, folder)
+    pipelines = {TASK: {"impl": _address(TranslationPipeline), "pt": [AUTO_CLASS]}}
+    _edit_json(folder / CONFIG_FILE, custom_pipelines=pipelines, **addresses)
     # a converted model may keep the tokenizer it came with, which needs no code of ours
     if isinstance(tokenizer, VanillaTransformerTokenizer):
         custom_object_save(VanillaTransformerTokenizer, folder)
@@ -164,19 +182,21 @@ def export_for_hub(
 
 
 def load_run(
-    run: str | Path | TranslationPipeline,
+    run: str | Path | TranslationPipeline, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """The model and the tokenizer of a run.
+    """Load the model and the tokenizer of a run.
 
     Args:
         run: A run folder, one of its checkpoints, a model folder, a Hub name, or a pipeline, whose
             own are returned.
+        trust_remote_code: Run the code of a model class that lies beside the weights.
 
     Returns:
-        Both.
+        Model and tokenizer.
 
     Raises:
-        ValueError: If they cannot be read, or the tokenizer is not the model's.
+        ValueError: If they cannot be read, the tokenizer is not the model's, or the model is of a
+            class whose code is not trusted or not there.
     """
     if isinstance(run, TranslationPipeline):
         return run.model, run.tokenizer
@@ -189,28 +209,55 @@ def load_run(
     if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
         raise ValueError(f"{RUN}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
     try:
-        config = AutoConfig.from_pretrained(run)
-        if not isinstance(config, VanillaTransformerConfig):
-            raise ValueError(
-                f"run must be a vanilla_transformer, got a {config.model_type}: {run}."
-            )
-        model = load_whole(VanillaTransformerForConditionalGeneration, run)
+        model = load_whole(_class_of(run, trust_remote_code), run)
         # a checkpoint has its tokenizer in the run folder
         is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
         is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
         home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
     except (OSError, StrictDataclassError) as error:
         raise ValueError(f"{RUN}, got {str(run)!r}: {sentence_of(error)}") from error
-    tokenizer = read_tokenizer(home)
+    tokenizer = read_tokenizer(home, trust_remote_code)
     check_tokenizer(model, tokenizer)
     return model, tokenizer
 
 
-def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
+def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]:
+    """Return the class that a model was saved with, and refuse code that is not trusted."""
+    settings, _ = PreTrainedConfig.get_config_dict(run)
+    # what a published model of this package names is the code that is installed
+    code = settings.get("auto_map", {}).get(AUTO_CLASS, "")
+    name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
+    if code and code != _address(PUBLIC_CLASS):
+        if not trust_remote_code:
+            raise ValueError(
+                f"{run} has a model class of its own, {code}: read that file, and give "
+                "trust_remote_code (--trust_remote_code) to run it."
+            )
+        model_class = get_class_from_dynamic_module(code, str(run))
+        # it is saved with its file, as it was loaded
+        model_class.register_for_auto_class(AUTO_CLASS)
+        return model_class
+    config = AutoConfig.from_pretrained(run)
+    if isinstance(config, VanillaTransformerConfig):
+        if name != PUBLIC_CLASS.__name__:
+            raise ValueError(
+                f"{run} was saved by the class {name}, whose code is not there: load it with that "
+                "class, and give both to a TranslationPipeline."
+            )
+        return PUBLIC_CLASS
+    # a run may have trained a class of the library
+    recipe = Path(run, "recipe.yaml")
+    if recipe.is_file() and f"transformers:{name}" in recipe.read_text(encoding="utf-8"):
+        return getattr(transformers, name)
+    raise ValueError(f"run must be a vanilla_transformer, got a {config.model_type}: {run}.")
+
+
+def read_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """Load a tokenizer, and name it where that fails.
 
     Args:
         source: A folder or a Hub name.
+        trust_remote_code: Run the code that lies beside it.
 
     Returns:
         The tokenizer.
@@ -219,7 +266,7 @@ def read_tokenizer(source: str | Path) -> PreTrainedTokenizerBase:
         ValueError: If it cannot be read, or needs a package that is not installed.
     """
     try:
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     # where a file of several is missing, the library goes on with None for its name
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(

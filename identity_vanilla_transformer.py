@@ -632,7 +632,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
         "VanillaTransformerModel": "299dc9a12a10d66b",
-        "VanillaTransformerPreTrainedModel": "446e82747b69386e",
+        "VanillaTransformerPreTrainedModel": "d66478197716f61e",
         "can_return_tuple": "09ccf8253a8fa0ae",
         "capture_outputs": "0c50027034c4b681",
         "closest_name": "4c0b17b62afb4261",

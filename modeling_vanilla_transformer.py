@@ -471,6 +471,31 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _can_compile_fullgraph = True
     _skip_keys_device_placement = ["cache", "past_key_values"]
 
+    @classmethod
+    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+        """Load a model as the library does, and refuse one that another class has saved.
+
+        Args:
+            args: As in the library.
+            kwargs: As in the library.
+
+        Returns:
+            The model, with the library's report if `output_loading_info` is set.
+
+        Raises:
+            ValueError: If the model was saved by a class with other code, which would be lost.
+        """
+        loaded = super().from_pretrained(*args, **kwargs)
+        model = loaded[0] if isinstance(loaded, tuple) else loaded
+        for name in model.config.architectures or ():
+            # a class of the user's may begin with the weights of any model
+            if name not in __all__ and cls.__name__ in __all__:
+                raise ValueError(
+                    f"the model must be loaded by the class that saved it, {name}: {cls.__name__} "
+                    "does not have its code."
+                )
+        return loaded
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
         # the paper does not state it: at a gain of 1 this is what its authors' code does

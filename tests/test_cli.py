@@ -132,12 +132,14 @@ def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
 
     monkeypatch.setattr("vanilla_transformer.hub.push_to_hub", push_to_hub)
     flags = ["--private", "--revision", "next", "--commit_message", "a new one"]
+    flags.append("--trust_remote_code")
     assert main(["push", "some/run", "user/name", *flags]) == 0
     assert main(["push", "some/run", "user/name"]) == 0
     options = {"private": True, "revision": "next", "commit_message": "a new one"}
+    options["trust_remote_code"] = True
     run_and_name = ("some/run", "user/name")
     # what no flag says is left to the function, and to the account's default
-    assert pushed == [(run_and_name, options), (run_and_name, {})]
+    assert pushed == [(run_and_name, options), (run_and_name, {"trust_remote_code": False})]
     assert capsys.readouterr().out == "where it is\n" * 2
 
 

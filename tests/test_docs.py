@@ -23,8 +23,9 @@ NOTEBOOK = DOCS / "positional_encoding.ipynb"
 STUDY_FOLDER = ROOT / "results" / "2026-11-21-paper"
 # these end in seconds; of the others, which their own tests compute, only the flags are read
 QUICK = ("scaling", "schedule", "curve", "table4")
-# each block of this page needs what the ones before it have left
+# each block of these pages needs what the ones before it have left
 IN_ORDER = "serving.md"
+CHANGE = "change-the-model.md"
 PEERS = ROOT / "tests" / "peers"
 TREES = ["(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon))) (. .))"] * 40
 
@@ -58,7 +59,7 @@ def of_every_page(find):
     return [
         pytest.param(found, id=f"{name}-{number}")
         for name, text in PAGES.items()
-        if name != IN_ORDER
+        if name not in (IN_ORDER, CHANGE)
         for number, found in enumerate(find(text))
     ]
 
@@ -137,6 +138,32 @@ def test_a_page_of_steps_runs_from_top_to_bottom(reader, monkeypatch, capsys):
         assert (reader / "runs" / f"demo-{kind}" / "tokenizer.json").is_file()
     for folder in ("from-fairseq", "from-opennmt"):
         assert (reader / "runs" / folder / "model.safetensors").is_file()
+
+
+def test_a_changed_model_goes_from_its_first_line_to_the_hub(
+    reader, tmp_path, monkeypatch, capsys, new_process
+):
+    shutil.copytree(reader / "my", tmp_path / "my")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (_, first), *rest = blocks(PAGES[CHANGE], "python", "text", "bash")
+    (tmp_path / "relative.py").write_text(first, encoding="utf-8")
+    for (language, block), (following, output) in zip(rest, [*rest[1:], ("", "")], strict=True):
+        if language == "python":
+            capsys.readouterr()
+            exec(compile(block, "a block", "exec"), {})
+            assert capsys.readouterr().out == (output if following == "text" else "")
+        for command in commands(block) if language == "bash" else ():
+            program, *words = shlex.split(command)
+            assert program == "vanilla-transformer"
+            words += SMALL if TRAINING.search(command) else []
+            if words[0] == "evaluate":
+                words += ["--num_beams", "1", "--max_extra_tokens", "1"]
+            assert main(words) == 0, command
+    sys.modules.pop("relative", None)
+    for run, kept in (("relative", True), ("marian", False)):
+        assert (tmp_path / "runs" / run / "model.safetensors").is_file()
+        assert (tmp_path / "runs" / run / "relative.py").is_file() == kept
 
 
 @pytest.mark.parametrize("case", of_every_page(excerpts))

@@ -17,6 +17,7 @@ import digests
 import pytest
 import torch
 import train_toys
+from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -30,8 +31,11 @@ from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.library_code import LIBRARY_CODE
 from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
 from vanilla_transformer.identity_vanilla_transformer import RELEASED
-from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.evaluate import evaluate, validation_loss
+from vanilla_transformer.train.step import IGNORED, batch_loss_sum, smoothed_loss_sum
 from vanilla_transformer.train.translate import translate_lines
+
+pytestmark = pytest.mark.usefixtures("new_process")
 
 ROOT = Path(vanilla_transformer.__file__).parent
 SEARCHES = [{"num_beams": 1}, {"num_beams": 4}]
@@ -161,10 +165,29 @@ def greedily(model, tokenizer, text, length):
     return ids[0].tolist()
 
 
+def check_losses(model, tokenizer):
+    """Hold the losses of training and of validation to the logits of the modules."""
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    inputs = {**inputs, "decoder_input_ids": inputs["input_ids"]}
+    labels = inputs["input_ids"].roll(-1, dims=1)
+    labels[:, -1] = IGNORED
+    places = (labels.flatten() != IGNORED).nonzero().flatten()
+    accelerator = Accelerator(cpu=True)
+    with torch.no_grad():
+        expected = [smoothed_loss_sum(logits(model, tokenizer), labels, it) for it in (0.1, 0.0)]
+        batch = {**inputs, "labels": labels, "places": places}
+        found = batch_loss_sum(accelerator, model, batch, 0.1)
+        torch.testing.assert_close(found, expected[0], rtol=1e-5, atol=1e-4)
+        mean = validation_loss(accelerator, model, [{**inputs, "labels": labels}])
+    assert mean * len(places) == pytest.approx(float(expected[1]), rel=1e-5)
+    model.eval()
+
+
 def check(model, tokenizer, run, plain, monkeypatch, named):
-    """Hold every way to translate to the modules of a mutant."""
+    """Hold every way to translate, and the losses, to the modules of a mutant."""
     # the mutation does something
     assert (logits(model, tokenizer) - logits(plain, tokenizer)).abs().max() > 1e-3
+    check_losses(model, tokenizer)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     generation.tell_once.cache_clear()
     told = []

@@ -98,7 +98,12 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "--model", "{row: B1}"], "model: row is not a field"),
         (["demo", "--model", "{num_labels: x}"], "model: num_labels is not a field"),
         (["demo", "--model", "{id2label: 3}"], "model: id2label is not a field"),
-        (["demo", "--model", "{dtype: foo}"], "model: dtype is not a field"),
+        (["demo", "--model", "{dtype: foo}"], "model must not hold dtype: precision is a setting"),
+        (["demo", "--model", "{attn_implementation: mine}"], "not saved with a model"),
+        (
+            ["demo", "--model_class", "file.py"],
+            "model_class must be FILE.py:CLASS or transformers:CLASS, got",
+        ),
         (
             ["demo", "--dry_run", "--model", "{src_vocab_size: 5}"],
             "source and target share vocab_size tokens",
@@ -269,7 +274,13 @@ VOCABULARY = {
 }
 RUN = VOCABULARY | {
     *("max_length", "max_length_ratio", "drop_duplicates", "block_pairs", "paper_row", "model"),
-    *("tokens_per_step", "length_groups_per_step", "bpe_dropout", "bpe_dropout_target"),
+    *(
+        "model_class",
+        "tokens_per_step",
+        "length_groups_per_step",
+        "bpe_dropout",
+        "bpe_dropout_target",
+    ),
     *("num_spellings", "ema_decay"),
 }
 
@@ -281,6 +292,7 @@ RUN = VOCABULARY | {
 def test_what_would_be_another_run_or_vocabulary_is_refused_by_name(refuse, expected):
     before = TrainConfig()
     others = {"paper_row": "big", "model": {"dropout": 0.7}}
+    others["model_class"] = "transformers:MarianMTModel"
     refused = {}
     for field in dataclasses.fields(TrainConfig):
         changed = copy.copy(before)

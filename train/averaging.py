@@ -10,8 +10,6 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.checkpoint import (
     EMA_FILE,
@@ -28,6 +26,7 @@ from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import texts_of
 from vanilla_transformer.train.data import load_main_corpus
 from vanilla_transformer.train.model_card import write_model_card
+from vanilla_transformer.train.model_class import model_class_of, set_search
 from vanilla_transformer.train.run_folder import (
     AVERAGE_FILE,
     ENVIRONMENT_FILE,
@@ -129,6 +128,7 @@ def average_run(
     minutes: float | None = None,
     ema: bool = False,
     output_dir: Path | None = None,
+    trust_remote_code: bool = False,
 ) -> str:
     """Average the weights of a run into its folder, which then loads as a model. Section 6.1.
 
@@ -141,6 +141,7 @@ def average_run(
         ema: Take the exponential moving average that the run has kept.
         output_dir: A folder for the model, to leave the run's own as it is; it evaluates as the
             run does.
+        trust_remote_code: Run the file that the run folder keeps of the model's class.
 
     Returns:
         What was averaged.
@@ -151,6 +152,11 @@ def average_run(
         OSError: If the model cannot be written.
     """
     config = read_recipe(folder)
+    if config.has_model_file and not trust_remote_code:
+        raise ValueError(
+            f"{folder} has a model class of its own, {config.model_class}: read its file, and give "
+            "--trust_remote_code to run it."
+        )
     target = folder if output_dir is None else output_dir
     if target.resolve() != folder.resolve():
         if (target / "checkpoints").exists():
@@ -163,13 +169,12 @@ def average_run(
     # a run of an earlier version has no copy of one that it was given
     is_elsewhere = config.tokenizer is not None and not own.is_dir()
     tokenizer = load_tokenizer(config.tokenizer if is_elsewhere else str(own))
-    model = VanillaTransformerForConditionalGeneration.from_pretrained(
-        averaged[-1], dtype=torch.float32
-    ).eval()
+    model_class = model_class_of(config, folder)
+    model = model_class.from_pretrained(averaged[-1], dtype=torch.float32).eval()
     load_weights(
         model, read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
     )
-    set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
+    set_search(model, config)
     source = _a_sentence(config, tokenizer, max_source_tokens(model.config))
     target.mkdir(parents=True, exist_ok=True)
     _put_model(target, model, tokenizer)
@@ -183,7 +188,13 @@ def average_run(
     # one of another average would be on the card
     (target / "pictures" / "attention.png").unlink(missing_ok=True)
     if source is not None:
-        draw_attention(target, model, tokenizer, source)
+        try:
+            draw_attention(target, model, tokenizer, source)
+        except Exception as error:
+            # a model of another class need not return what it attends to
+            if config.model_class is None:
+                raise
+            logger.warning("%s shows no attention: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
     return describe_average(target)
 
@@ -238,7 +249,7 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
             f"the model cannot be written to {folder}, its checkpoints are intact: "
             f"{' '.join(str(error).split())}"
         ) from error
-    reloaded = VanillaTransformerForConditionalGeneration.from_pretrained(unfinished)
+    reloaded = type(model).from_pretrained(unfinished)
     for (name, tensor), other in zip(
         model.state_dict().items(), reloaded.state_dict().values(), strict=True
     ):

@@ -314,7 +314,8 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
 
     Args:
         model: The model to change.
-        weights: Tensors by name.
+        weights: Tensors by name; buffers and weights that the model's class does not save may be
+            missing.
 
     Raises:
         ValueError: If a name or a size is not the model's.
@@ -324,6 +325,7 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     except RuntimeError as error:
         raise ValueError(f"weights must fit the model: {' '.join(str(error).split())}") from error
     missing = set(missing) - set(model.all_tied_weights_keys)
+    missing -= {*(model._keys_to_ignore_on_save or ()), *dict(model.named_buffers())}
     if missing or unexpected:
         raise ValueError(
             f"weights must be the model's, got without {sorted(missing)}, with {unexpected}."

@@ -13,11 +13,13 @@ import types
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
+from transformers import PreTrainedConfig
 
 from vanilla_transformer.configuration_vanilla_transformer import (
     SEPARATE_VOCABULARY_KEYS,
@@ -107,6 +109,12 @@ class TrainConfig:
 
     paper_row: str = setting("base", "row of Table 3 that the model starts from", data=True)
     model: dict = setting({}, "fields of VanillaTransformerConfig that differ from it", data=True)
+    model_class: str | None = setting(
+        None,
+        "class of a model to train instead: FILE.py:CLASS, kept in the run folder, or "
+        "transformers:CLASS",
+        data=True,
+    )
 
     tokens_per_step: int = setting(
         25000,
@@ -270,6 +278,21 @@ class TrainConfig:
         for name, where in _ELSEWHERE.items():
             if name in self.model:
                 raise ValueError(f"model must not hold {name}: {where}.")
+        kernel = self.model.get("attn_implementation")
+        if kernel is not None and kernel not in KERNELS:
+            raise ValueError(
+                f"model: attn_implementation must be one of {', '.join(KERNELS)}, got {kernel!r}: "
+                "the name of another function is not saved with a model, so that it would be "
+                "evaluated with sdpa. The __init__ of a model_class can set it."
+            )
+        if self.model_class is not None:
+            source, _, name = self.model_class.rpartition(":")
+            if not (name and (self.has_model_file or source == "transformers")):
+                raise ValueError(
+                    f"model_class must be FILE.py:CLASS or transformers:CLASS, got "
+                    f"{self.model_class!r}."
+                )
+            return
         own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
         for name in self.model:
             # the configuration takes more, what the library writes or passes on, and no run needs;
@@ -280,8 +303,13 @@ class TrainConfig:
                     + closest_name(str(name), own)
                 )
 
-    def model_config(self, vocab_size: int, **token_ids: int | None) -> VanillaTransformerConfig:
-        """The sizes of the model this run trains.
+    @property
+    def has_model_file(self) -> bool:
+        """Whether the class of the model is in a file of the user's."""
+        return (self.model_class or "").rpartition(":")[0].endswith(".py")
+
+    def model_config(self, vocab_size: int, **token_ids: int | None) -> PreTrainedConfig:
+        """Return the configuration of the model that this run trains.
 
         Args:
             vocab_size: Number of tokens in the vocabulary.
@@ -291,12 +319,18 @@ class TrainConfig:
             The configuration.
 
         Raises:
-            ValueError: If the row is none of Table 3, a field is unknown or does not fit, or the
-                longest sentence has more tokens than the model has positions.
+            ValueError: If the row is none of Table 3, a field is unknown, does not fit or would be
+                lost, the model's class cannot be trained, or the longest sentence has more tokens
+                than the model has positions.
         """
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
+        make_config = VanillaTransformerConfig.from_paper
+        if self.model_class is not None:
+            from vanilla_transformer.train.model_class import make_config, model_class_of
+
+            make_config = partial(make_config, model_class_of(self, Path(self.output_dir or ".")))
         try:
-            config = VanillaTransformerConfig.from_paper(self.paper_row, **given)
+            config = make_config(self.paper_row, **given)
         except (ValueError, StrictDataclassError) as error:
             # the library wraps the sentence that matters
             sentence = str(error.__cause__ or error)
@@ -310,8 +344,18 @@ class TrainConfig:
         return config
 
 
+# attention functions of the library, which all compute equation (1)
+KERNELS = (
+    "eager",
+    "sdpa",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+)
 _ELSEWHERE = {
     "vocab_size": "it is a setting of its own",
+    **dict.fromkeys(("dtype", "torch_dtype"), "precision is a setting of its own"),
     **dict.fromkeys(
         ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
         "it is the tokenizer's",
@@ -607,6 +651,9 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     # of a tokenizer that lies elsewhere the content is compared later as well
     if None not in (config.tokenizer, before.tokenizer):
         names.remove("tokenizer")
+    # of a model class in a file that lies elsewhere too
+    if Path(config.model_class or "").name == Path(before.model_class or "").name:
+        before = dataclasses.replace(before, model_class=config.model_class)
     # a field that is given as what it is without is no other model
     resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
     if resolved[0] == resolved[1]:

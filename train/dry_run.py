@@ -7,11 +7,8 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from vanilla_transformer import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
 from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
 from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
 from vanilla_transformer.train.memory import (
@@ -20,6 +17,7 @@ from vanilla_transformer.train.memory import (
     bytes_per_token,
     state_bytes,
 )
+from vanilla_transformer.train.model_class import make_model, size_of
 from vanilla_transformer.train.progress import refuse_trackers
 from vanilla_transformer.train.run_folder import load_tokenizer
 from vanilla_transformer.train.schedule import rate_of
@@ -49,7 +47,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
         refuse_small_vocabulary(vocab_size)
     model_config = config.model_config(vocab_size)
     with torch.device("meta"):
-        model = VanillaTransformerForConditionalGeneration(model_config)
+        model = make_model(config, model_config)
     # a run may end, or cool down, before the rate has risen to its top
     highest = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
     peak = rate_of(config, model_config.d_model)(highest)
@@ -80,9 +78,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
     return "\n\n".join(parts)
 
 
-def _memory(
-    config: TrainConfig, model: VanillaTransformerForConditionalGeneration
-) -> dict[str, str]:
+def _memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = state_bytes(config, model.num_parameters())
     parts["loss and buffers"] = batchless_bytes(model.config, config.precision, device)
@@ -103,11 +99,12 @@ def _bytes(number: int) -> str:
     return f"{number / unit:.3g} {name}"
 
 
-def _sizes(config: VanillaTransformerConfig) -> str:
-    layers = f"{config.encoder_layers} + {config.decoder_layers} layers"
-    heads = f"{config.encoder_attention_heads} + {config.decoder_attention_heads} heads"
-    inner = f"{config.encoder_ffn_dim} + {config.decoder_ffn_dim}"
-    return f"{layers}, {heads}, d_model {config.d_model}, d_ff {inner}"
+def _sizes(config: PreTrainedConfig) -> str:
+    layers, heads, inner = (
+        f"{size_of(config, f'encoder_{name}')} + {size_of(config, f'decoder_{name}')}"
+        for name in ("layers", "attention_heads", "ffn_dim")
+    )
+    return f"{layers} layers, {heads} heads, d_model {config.d_model}, d_ff {inner}"
 
 
 def _group(title: str, lines: list[str]) -> str:

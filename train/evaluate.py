@@ -19,7 +19,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.console import run_command
+from vanilla_transformer.console import add_trust_flag, run_command
 from vanilla_transformer.hub import check_local
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.train.config import TrainConfig
@@ -112,6 +112,7 @@ def evaluate(
     comet: str | None = None,
     against: str | None = None,
     output_dir: str | None = None,
+    trust_remote_code: bool = False,
     **search: Any,
 ) -> dict[str, Any] | None:
     """Translate a split, score it, and keep both.
@@ -135,6 +136,7 @@ def evaluate(
         comet: The model of COMET to score with as well.
         against: Another run, whose kept translations of the same split are to be compared.
         output_dir: Where to leave the results; the run folder if not given.
+        trust_remote_code: Run the code of a model class that lies beside the weights.
         search: Settings of `generate` that differ from the model's, `num_beams` for one.
 
     Returns:
@@ -178,7 +180,7 @@ def evaluate(
     sources, references = main_process_first(
         lambda: _load_split(split, *data, revision=revision, streaming=streaming)
     )
-    model, tokenizer = together(lambda: load_model(run, state.device))
+    model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code))
     data_key = (
         [split]
         if is_own
@@ -449,6 +451,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--against", metavar="RUN", help="compare with another run's translations")
     parser.add_argument("--output_dir", help="for hypotheses and scores; RUN if not given")
     add_search(parser)
+    add_trust_flag(parser)
     if not _processes().is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()

@@ -71,6 +71,10 @@ class FineTuneArguments:
         metadata={"help": "train low-rank adapters only, of this rank; 0 for all weights"},
     )
     bleu_tokenizer: str = field(default="13a", metadata={"help": "of sacreBLEU"})
+    trust_remote_code: bool = field(
+        default=False,
+        metadata={"help": "run the code of a model class that lies beside the weights"},
+    )
 
 
 class KeepGenerationConfig(TrainerCallback):
@@ -353,7 +357,7 @@ translate = pipeline("translation", model="{folder.as_posix()}")
 
 
 def _load_model(ours: FineTuneArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model, tokenizer = load_run(ours.run)
+    model, tokenizer = load_run(ours.run, ours.trust_remote_code)
     longest = max_source_tokens(model.config)
     if longest is not None and ours.max_length > longest:
         raise ValueError(

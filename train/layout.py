@@ -348,19 +348,24 @@ def own_parts(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str
 
 
 def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """The weights of a model that may lie on several processes; all of them must ask.
+    """Return the weights of a model that may lie on several processes; all of them must ask.
 
     Args:
         model: The model, not wrapped.
 
     Returns:
-        Tensors by name, tied ones once.
+        Tensors by name, tied ones once, with the buffers that are saved with the model.
     """
     for module in model.modules():
         # an evaluation leaves weights put together, in the precision in which they compute
         if isinstance(module, FSDPModule):
             module.reshard()
-    return whole_tensors({name: weight.detach() for name, weight in model.named_parameters()})
+    tensors = {name: weight.detach() for name, weight in model.named_parameters()}
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                tensors[f"{prefix}.{name}".lstrip(".")] = buffer
+    return whole_tensors(tensors)
 
 
 def whole_optimizer_state(

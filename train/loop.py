@@ -24,10 +24,8 @@ from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
@@ -60,6 +58,7 @@ from vanilla_transformer.train.evaluate import validation_loss
 from vanilla_transformer.train.files import held
 from vanilla_transformer.train.fused import FLOAT32_ATTENTION
 from vanilla_transformer.train.memory import tokens_that_fit
+from vanilla_transformer.train.model_class import keep_file, make_model, set_search, try_model
 from vanilla_transformer.train.pairs import say_counts
 from vanilla_transformer.train.progress import (
     Progress,
@@ -216,7 +215,7 @@ class Run:
     data: Data
     collator: Collator
     steps: TrainingSteps | StreamedSteps
-    model: VanillaTransformerForConditionalGeneration
+    model: PreTrainedModel
     wrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     wrapped_optimizer: torch.optim.Optimizer
@@ -285,7 +284,8 @@ def _train(run: Run) -> bool:
                 _end(run)
                 return False
     if run.accelerator.is_main_process:
-        logger.info("%s, is in %s", average_run(run.folder), run.folder)
+        average = average_run(run.folder, trust_remote_code=True)
+        logger.info("%s, is in %s", average, run.folder)
     run.accelerator.wait_for_everyone()
     _end(run)
     return True
@@ -352,6 +352,7 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
                 "processes": accelerator.num_processes,
                 "device": accelerator.device,
                 "tokens_per_micro_batch": config.tokens_per_micro_batch,
+                "attention": model.config._attn_implementation,
                 "first_step": state["step"] + 1,
                 "tokenizer_sha256": tokenizer_hash(tokenizer),
                 **data.facts,
@@ -363,6 +364,7 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
             write_environment(folder, facts)
             # after the note of what it changes: a start that is killed in between notes it again
             save_config(saved, folder / RECIPE_FILE)
+            keep_file(saved, folder)
             if checkpoint is not None and state["step"] == config.max_steps:
                 checkpointing.make_regular(checkpoint)
             logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
@@ -469,7 +471,7 @@ def _refuse_files_of_no_run(folder: Path, config: TrainConfig):
 
 def _begin(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
-) -> tuple[VanillaTransformerForConditionalGeneration, Collator, dict[str, Any]]:
+) -> tuple[PreTrainedModel, Collator, dict[str, Any]]:
     """The model, what makes its batches, and the state, as they were left or at the beginning."""
     model, collator = _make_model(config, tokenizer)
     if checkpoint is None:
@@ -517,7 +519,7 @@ def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
 
 def _make_model(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase
-) -> tuple[VanillaTransformerForConditionalGeneration, Collator]:
+) -> tuple[PreTrainedModel, Collator]:
     start = tokenizer.pad_token_id if tokenizer.bos_token_id is None else tokenizer.bos_token_id
     model_config = config.model_config(
         len(tokenizer),
@@ -528,15 +530,17 @@ def _make_model(
     )
     # the same weights on every process
     set_seed(config.seed)
-    model = VanillaTransformerForConditionalGeneration(model_config)
-    set_paper_search(model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens)
+    model = make_model(config, model_config)
+    set_search(model, config)
+    if config.model_class is not None:
+        try_model(model)
     return model, Collator(tokenizer.pad_token_id, start, len(tokenizer))
 
 
 def _with_micro_batch(
     config: TrainConfig,
     accelerator: Accelerator,
-    model: VanillaTransformerForConditionalGeneration,
+    model: PreTrainedModel,
     state: dict[str, Any],
 ) -> TrainConfig:
     """Fill in how large a micro-batch is, the same on every process."""
@@ -553,7 +557,8 @@ def _with_micro_batch(
             model.num_parameters(),
             accelerator.device,
             accelerator.num_processes,
-            accelerator.distributed_type in REPLICATED,
+            # an edited model keeps the scores of all tokens
+            accelerator.distributed_type in REPLICATED and stacks_difference(model) is None,
         )
     )
     fitting = accelerator.gather(torch.full((1,), fitting, device=accelerator.device)).min()

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import psutil
 import torch
+from transformers import PreTrainedConfig
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.fused import FLOAT32_BYTES, block_bytes
+from vanilla_transformer.train.model_class import size_of
 
 # scores of the vocabulary, their log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3
@@ -59,7 +60,7 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
     return parts
 
 
-def batchless_bytes(config: VanillaTransformerConfig, precision: str, device: str) -> int:
+def batchless_bytes(config: PreTrainedConfig, precision: str, device: str) -> int:
     """Memory that a step takes, however large the batch.
 
     Args:
@@ -80,7 +81,7 @@ def batchless_bytes(config: VanillaTransformerConfig, precision: str, device: st
 
 
 def bytes_per_token(
-    config: VanillaTransformerConfig,
+    config: PreTrainedConfig,
     precision: str,
     max_length: int,
     device: str,
@@ -106,27 +107,33 @@ def bytes_per_token(
     add_and_norm = d_model * (half + FLOAT32_BYTES + kept_norm)
 
     def attention(num_heads: int) -> int:
-        d_k = config.d_k or d_model // num_heads
-        d_v = config.d_v or d_model // num_heads
+        # models of other classes have heads of one width
+        d_k = getattr(config, "d_k", None) or d_model // num_heads
+        d_v = getattr(config, "d_v", None) or d_model // num_heads
         # query, key and value, and the context twice: heads apart and side by side
         widths = num_heads * (2 * d_k + 3 * d_v) * half
-        is_fused = d_k == d_v and (device != "cpu" or not config.attention_dropout)
-        copies = SCORE_COPIES_WITH_DROPOUT if config.attention_dropout else SCORE_COPIES
+        has_dropout = size_of(config, "attention_dropout") > 0
+        is_fused = d_k == d_v and (device != "cpu" or not has_dropout)
+        # eager attention keeps its scores
+        is_fused &= config._attn_implementation != "eager"
+        copies = SCORE_COPIES_WITH_DROPOUT if has_dropout else SCORE_COPIES
         scores = 0 if is_fused else copies * num_heads * max_length * half
         return widths + scores + add_and_norm
 
     def feed_forward(d_ff: int) -> int:
-        copies = 3 if config.activation_dropout else 1
+        copies = 3 if size_of(config, "activation_dropout") else 1
         return copies * d_ff * half + add_and_norm
 
-    encoder_layer = attention(config.encoder_attention_heads) + feed_forward(config.encoder_ffn_dim)
-    decoder_layer = 2 * attention(config.decoder_attention_heads) + feed_forward(
-        config.decoder_ffn_dim
+    encoder, decoder = (
+        [size_of(config, f"{stack}_{name}") for name in ("layers", "attention_heads", "ffn_dim")]
+        for stack in ("encoder", "decoder")
     )
+    encoder_layer = attention(encoder[1]) + feed_forward(encoder[2])
+    decoder_layer = 2 * attention(decoder[1]) + feed_forward(decoder[2])
     # embedding with position, and dropout on it
     embeddings = 2 * 3 * d_model * FLOAT32_BYTES
     vocabulary = 0 if is_whole else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
-    layers = config.encoder_layers * encoder_layer + config.decoder_layers * decoder_layer
+    layers = encoder[0] * encoder_layer + decoder[0] * decoder_layer
     return int(SLACK * (layers + embeddings + vocabulary))
 
 
@@ -155,7 +162,7 @@ def free_bytes(device: torch.device, processes: int) -> int:
 
 def tokens_that_fit(
     config: TrainConfig,
-    model_config: VanillaTransformerConfig,
+    model_config: PreTrainedConfig,
     num_parameters: int,
     device: torch.device,
     num_processes: int,

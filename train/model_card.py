@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from huggingface_hub import EvalResult, ModelCardData
+from transformers import GenerationConfig, PreTrainedConfig
 
-from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import is_on_hub
 from vanilla_transformer.train.files import write_whole
+from vanilla_transformer.train.model_class import size_of
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     describe_average,
@@ -45,16 +46,14 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
     parts = [
         f"---\n{_metadata(title, config, scores, average, on_hub).to_yaml()}\n---\n",
         f"# {title}: {config.source_lang} to {config.target_lang}\n",
-        'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
+        f"{_model_name(config)}, with "
         f"{num_parameters:,} parameters, trained from nothing for {steps:,} steps on "
         f"{' and '.join(_data_name(corpus, on_hub) for corpus in corpora)}."
         f"{f' Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
-        f'translate = pipeline("translation", model="{folder.as_posix()}")\n'
+        f'translate = pipeline("translation", model="{folder.as_posix()}"{_trust(config)})\n'
         'print(translate("..."))\n```\n',
-        f"It searches as the paper does, section 6.1: beam {config.num_beams}, length penalty "
-        f"((5 + length) / 6)^{config.length_penalty_alpha}, at most {config.max_extra_tokens} "
-        "tokens more than the source.\n",
+        _search_text(folder, config),
         "## Results\n",
         _results(scores, average, config),
         *_examples(folder, scores, average),
@@ -78,6 +77,31 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         *_environment(folder),
     ]
     write_whole(folder / "README.md", "\n".join(parts))
+
+
+def _model_name(config: TrainConfig) -> str:
+    if config.model_class is None:
+        return 'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017)'
+    return f"A model of the class {config.model_class.rpartition(':')[2]}"
+
+
+def _trust(config: TrainConfig) -> str:
+    return ", trust_remote_code=True" if config.has_model_file else ""
+
+
+def _search_text(folder: Path, config: TrainConfig) -> str:
+    """Return the sentence on the model's own search."""
+    search = GenerationConfig.from_pretrained(folder)
+    if getattr(search, "length_penalty_alpha", None) is None:
+        return (
+            f"It searches by the library's beam search: beam {search.num_beams}, length penalty "
+            f"length^{search.length_penalty}, at most {search.max_length} tokens.\n"
+        )
+    return (
+        f"It searches as the paper does, section 6.1: beam {config.num_beams}, length penalty "
+        f"((5 + length) / 6)^{config.length_penalty_alpha}, at most {config.max_extra_tokens} "
+        "tokens more than the source.\n"
+    )
 
 
 def _on_hub(folder: Path, config: TrainConfig) -> list[str]:
@@ -221,7 +245,9 @@ def _other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> st
     """
     # an earlier version did not note it
     search = score.get("search", {})
-    if key != score["split"] or all(getattr(config, name) == it for name, it in search.items()):
+    # a model of another class does not have the paper's settings
+    own = {name: it for name, it in search.items() if it is not None}
+    if key != score["split"] or all(getattr(config, name) == it for name, it in own.items()):
         return None
     return ", ".join(f"{name} {it}" for name, it in search.items())
 
@@ -257,18 +283,21 @@ def _examples(
 
 def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     """What a reader looks for first, of all that recipe, log and environment say."""
-    model = VanillaTransformerConfig.from_pretrained(folder)
+    model = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(folder)[0])
+    # a configuration is saved with the names of its own fields
+    width = getattr(model, "hidden_size", None) or model.d_model
     metrics = read_metrics(folder)
     # of steps that were all skipped there is no loss
     last = next((line for line in reversed(metrics) if line.get("loss") is not None), {})
     checked = next((line for line in reversed(metrics) if "validation_loss" in line), {})
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
-        "layers": f"{model.encoder_layers} of the encoder, {model.decoder_layers} of the decoder",
-        "d_model, d_ff, heads": f"{model.d_model}, {model.encoder_ffn_dim}, "
-        f"{model.encoder_attention_heads}",
+        "layers": f"{size_of(model, 'encoder_layers')} of the encoder, "
+        f"{size_of(model, 'decoder_layers')} of the decoder",
+        "d_model, d_ff, heads": f"{width}, {size_of(model, 'encoder_ffn_dim')}, "
+        f"{size_of(model, 'encoder_attention_heads')}",
         "vocabulary": f"{model.vocab_size:,} tokens, of both languages",
-        "dropout, label smoothing": f"{model.dropout}, {config.label_smoothing}",
+        "dropout, label smoothing": f"{size_of(model, 'dropout')}, {config.label_smoothing}",
         "batch": f"about {config.tokens_per_step:,} source and {config.tokens_per_step:,} target "
         "tokens a step",
         "rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "

@@ -96,12 +96,15 @@ class Progress:
         self.window = window or self._empty_window()
         self.started = time.monotonic()
         self.tokens_before = self.window["tokens"]
+        # lines of a log have no end if each moment gets one
+        interval = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
         self.bar = tqdm(
             total=config.max_steps,
             initial=steps_done,
             bar_format=BAR,
-            # lines of a log have no end if each moment gets one
-            mininterval=0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES,
+            mininterval=interval,
+            # a thread of the bar's own draws a bar that has not moved for so long
+            maxinterval=max(interval, 10.0),
             disable=not accelerator.is_main_process,
             dynamic_ncols=True,
         )

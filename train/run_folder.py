@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.hub import check_local, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
@@ -437,7 +436,7 @@ def vocabulary_size(folder: Path, recipe: TrainConfig) -> int | None:
         OSError: If the configuration cannot be read.
     """
     if (folder / CONFIG_NAME).is_file():
-        return VanillaTransformerConfig.from_pretrained(folder).vocab_size
+        return PreTrainedConfig.get_config_dict(folder)[0]["vocab_size"]
     return None if recipe.tokenizer else recipe.vocab_size
 
 

@@ -15,6 +15,7 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.console import add_trust_flag
 from vanilla_transformer.generation_vanilla_transformer import ENGINES
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train.corpus import opened, read_lines
@@ -29,13 +30,14 @@ MOST_BYTES = 65536
 
 
 def load_model(
-    run: str, device: torch.device | str | None = None
+    run: str, device: torch.device | str | None = None, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load what translates.
 
     Args:
         run: A run folder, a model folder or a Hub name.
-        device: Where to; the accelerator, if there is one, if not given.
+        device: Device of the model; the GPU, if there is one, if not given.
+        trust_remote_code: Run the code of a model class that lies beside the weights.
 
     Returns:
         The model, ready to translate, and its tokenizer.
@@ -43,7 +45,7 @@ def load_model(
     Raises:
         ValueError: If it cannot be loaded.
     """
-    model, tokenizer = load_run(run)
+    model, tokenizer = load_run(run, trust_remote_code)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     return model.eval().to(device), tokenizer
@@ -188,8 +190,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         help="a text file, plain or .gz; stdin if not given, or -",
     )
     add_search(parser)
+    add_trust_flag(parser)
     # a file may come after flags
     search = vars(parser.parse_intermixed_args(argv))
+    trust = search.pop("trust_remote_code")
     path = search.pop("file")
     path = None if path == "-" else path
     for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
@@ -199,7 +203,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     # a file that cannot be read is known before a model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
-        model, tokenizer = load_model(search.pop("run"))
+        model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust)
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             for lines in lines_as_they_come(file, path or "stdin"):
                 for line in translate_lines(model, tokenizer, lines, **search):

@@ -1,0 +1,465 @@
+"""Models of the user's own, and of the library: trained, resumed, averaged, evaluated, pushed."""
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import train_toys
+import transformers
+from huggingface_hub.dataclasses import strict
+from transformers import AutoModelForSeq2SeqLM
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.cli import main
+from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.train.checkpoint import checkpoints, read_weights
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.dry_run import describe
+from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.model_class import make_config, size_of
+
+pytestmark = pytest.mark.usefixtures("new_process")
+
+# a model with a field, a weight and a buffer that the paper's has not
+GATED = """
+import torch
+from huggingface_hub.dataclasses import strict
+from torch import nn
+
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+
+
+@strict
+class GatedConfig(VanillaTransformerConfig):
+    model_type = "gated_transformer"
+    first_gate: float = 0.5
+
+
+class Gate(nn.Module):
+    def __init__(self, inner, config):
+        super().__init__()
+        self.inner = inner
+        self.gate = nn.Parameter(torch.full((config.hidden_size,), config.first_gate))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return self.gate * (1 + self.calls / 64) * self.inner(x)
+
+
+class Gated(VanillaTransformerForConditionalGeneration):
+    config: GatedConfig
+
+    def __init__(self, config):
+        super().__init__(config)
+        for layer in (*self.model.encoder.layers, *self.model.decoder.layers):
+            layer.feed_forward = Gate(layer.feed_forward, config)
+        self.post_init()
+"""
+# the names of T5's sizes, where they are not Marian's
+T5_SIZES = {
+    "d_model": 16,
+    "num_layers": 1,
+    "num_decoder_layers": 1,
+    "num_heads": 2,
+    "d_ff": 24,
+}
+
+
+@pytest.fixture
+def forgotten():
+    """Forget the modules of users' files, as a new process does."""
+    yield
+    for name in [name for name in sys.modules if name.startswith("gated")]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    """A file of a user's, with a model class."""
+    path = tmp_path_factory.mktemp("user") / "gated.py"
+    path.write_text(GATED, encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def settings(corpus, file):
+    """Settings of a run with that class."""
+
+    def made(folder, **changes):
+        model = {"first_gate": 0.8, **changes.pop("model", {})}
+        changes = {"model_class": f"{file}:Gated", "ema_decay": 0.9, **changes}
+        return train_toys.toy_settings(corpus, folder, model=model, **changes)
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def run(settings, tmp_path_factory):
+    """A run of that class, in a process of its own."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train_toys.run_command(train_toys.write_recipe(folder.with_suffix(".yaml"), settings(folder)))
+    return folder
+
+
+def test_a_users_class_is_trained_with_its_weights_buffers_and_file(run, file):
+    assert (run / "gated.py").read_bytes() == file.read_bytes()
+    config = json.loads((run / "config.json").read_text(encoding="utf-8"))
+    assert config["architectures"] == ["Gated"]
+    assert config["first_gate"] == 0.8
+    gates = [name for name in train_toys.weights(run) if name.endswith(".gate")]
+    assert len(gates) == 3
+    for folder in checkpoints(run / "checkpoints"):
+        assert (folder / "gated.py").read_bytes() == file.read_bytes()
+        weights = read_weights(folder)
+        for name in gates:
+            assert not torch.equal(weights[name], torch.full((16,), 0.8))
+            assert weights[name.replace("gate", "calls")] > 0
+    card = (run / "README.md").read_text(encoding="utf-8")
+    assert "A model of the class Gated" in card
+    assert "trust_remote_code=True" in card
+
+
+def test_a_run_folder_alone_evaluates_translates_and_averages(run, tmp_path, capsys, forgotten):
+    # on another machine, where the file is not
+    moved = Path(shutil.copytree(run, tmp_path / "moved"))
+    (tmp_path / "lines.txt").write_text("ant bee\ncat\n", encoding="utf-8")
+    lines = str(tmp_path / "lines.txt")
+    ours, trust = str(moved), "--trust_remote_code"
+    for words in (["evaluate", ours], ["translate", ours, lines], ["average", ours, "--ema"]):
+        assert main(words) == 1
+        said = capsys.readouterr().err
+        assert "has a model class of its own, " in said
+        assert trust in said
+        assert main([*words, trust]) == 0
+
+
+def test_what_is_evaluated_is_what_the_class_computes(run, tmp_path, forgotten):
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    model, _ = load_run(folder, trust_remote_code=True)
+    # one that is trained for twelve steps ends each translation at once
+    torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
+    model.generation_config.suppress_tokens = [0, 1]
+    model.save_pretrained(folder)
+    options = {"split": "validation", "num_beams": 1, "max_extra_tokens": 5}
+    evaluate(str(folder), **options, output_dir=str(tmp_path), trust_remote_code=True)
+    (kept,) = (tmp_path / "hypotheses").glob("*translation.txt")
+    (sources,) = (tmp_path / "hypotheses").glob("*source.txt")
+    model, tokenizer = load_run(folder, trust_remote_code=True)
+    model.eval()
+    translations = []
+    for source in sources.read_text(encoding="utf-8").splitlines():
+        inputs = tokenizer(source, return_tensors="pt")
+        ids = torch.tensor([[model.config.decoder_start_token_id]])
+        for _ in range(inputs["input_ids"].shape[1] + 5):
+            with torch.no_grad():
+                scores = model(**inputs, decoder_input_ids=ids, use_cache=False).logits[0, -1]
+            scores[:2] = -torch.inf
+            ids = torch.cat((ids, scores.argmax().view(1, 1)), dim=1)
+            if int(ids[0, -1]) == model.config.eos_token_id:
+                break
+        translations.append(tokenizer.decode(ids[0], skip_special_tokens=True))
+    assert len(set(translations)) > 1
+    assert [line.strip() for line in kept.read_text(encoding="utf-8").splitlines()] == [
+        line.strip() for line in translations
+    ]
+
+
+def test_a_run_that_is_resumed_ends_as_one_that_was_not(run, settings, tmp_path):
+    folder = tmp_path / "run"
+    recipe = train_toys.write_recipe(tmp_path / "half.yaml", settings(folder, max_steps=6))
+    train_toys.run_command(recipe)
+    recipe = train_toys.write_recipe(tmp_path / "whole.yaml", settings(folder))
+    train_toys.run_command(recipe, "--resume")
+    train_toys.assert_same_bits(folder, run)
+    last = [checkpoints(each / "checkpoints")[-1] for each in (folder, run)]
+    train_toys.assert_same_bits(*last)
+
+
+def test_a_run_goes_on_with_the_file_that_it_keeps(
+    run, settings, file, corpus, tmp_path, forgotten
+):
+    folder = Path(shutil.copytree(run, tmp_path / "run"))
+    elsewhere = Path(shutil.copy(file, tmp_path / "gated.py"))
+    for path in (elsewhere, tmp_path / "no such folder" / "gated.py"):
+        changes = {"model_class": f"{path}:Gated", "max_steps": 14}
+        assert train(TrainConfig(**settings(folder, **changes)), resume=True)
+    elsewhere.write_text(GATED.replace("1 + self.calls", "2 + self.calls"), encoding="utf-8")
+    changes["model_class"] = f"{elsewhere}:Gated"
+    with pytest.raises(ValueError, match=r"in the file that the run began with: .* differs from"):
+        train(TrainConfig(**settings(folder, **changes)), resume=True)
+    with pytest.raises(
+        ValueError, match=r"its own settings: .* model_class was .*:Gated', got None"
+    ):
+        train(train_toys.toy_config(corpus, folder, max_steps=14), resume=True)
+
+
+def test_two_processes_train_it_as_one_does(settings, tmp_path):
+    # each process counts its own calls
+    still = tmp_path / "gated_still.py"
+    still.write_text(GATED.replace("(1 + self.calls / 64) * ", ""), encoding="utf-8")
+    changes = {"tokens_per_micro_batch": 300, "model": {"dropout": 0.0}, "max_steps": 4}
+    changes["model_class"] = f"{still}:Gated"
+    for processes in (0, 2):
+        recipe = train_toys.write_recipe(
+            tmp_path / f"{processes}.yaml", settings(tmp_path / str(processes), **changes)
+        )
+        train_toys.run_command(recipe, processes=processes)
+    one, two = (train_toys.weights(tmp_path / name) for name in "02")
+    for name in [name for name in one if not name.endswith("calls")]:
+        torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
+
+
+def test_it_loads_from_the_hub_where_only_the_package_is_installed(run, tmp_path, forgotten):
+    export_for_hub(run, tmp_path / "published", trust_remote_code=True)
+    model, _ = load_run(run, trust_remote_code=True)
+    ids = model.dummy_inputs["input_ids"]
+    with torch.no_grad():
+        expected = model.eval()(input_ids=ids, decoder_input_ids=ids).logits
+    torch.save((ids, expected), tmp_path / "expected.pt")
+    code = """if True:
+        import sys
+        import torch
+        import vanilla_transformer
+        from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, pipeline
+        name = sys.argv[1]
+        model = AutoModelForSeq2SeqLM.from_pretrained(name, trust_remote_code=True).eval()
+        ids, expected = torch.load(sys.argv[2])
+        with torch.no_grad():
+            logits = model(input_ids=ids, decoder_input_ids=ids).logits
+        assert torch.equal(logits, expected)
+        translate = pipeline("translation", model=name, trust_remote_code=True)
+        assert type(translate.model).__name__ == "Gated"
+        print(translate("ant bee")[0]["translation_text"])
+    """
+    said = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path / "published"), str(tmp_path / "expected.pt")],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={**train_toys.environment(), "HF_HOME": str(tmp_path / "home")},
+    )
+    assert said.returncode == 0, said.stderr
+    assert "reinitialized" not in said.stderr
+    assert "newly initialized" not in said.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("MarianMTModel", {}), ("T5ForConditionalGeneration", T5_SIZES)]
+)
+def test_a_class_of_the_library_is_trained_evaluated_and_resumed(
+    corpus, tmp_path, name, sizes, capsys
+):
+    changes = {"model_class": f"transformers:{name}", "num_beams": 2}
+    folder = tmp_path / "run"
+    toy = train_toys.toy_settings(corpus, folder, **changes)
+    if sizes:
+        toy["model"] = sizes
+    assert train(TrainConfig(**toy | {"max_steps": 6}))
+    assert train(TrainConfig(**toy), resume=True)
+    never = tmp_path / "never"
+    assert train(TrainConfig(**toy | {"output_dir": str(never)}))
+    train_toys.assert_same_bits(folder, never)
+    model, tokenizer = load_run(folder)
+    assert type(model) is getattr(transformers, name)
+    assert model.config.vocab_size == len(tokenizer) == 290
+    assert size_of(model.config, "encoder_ffn_dim") == 24
+    assert model.generation_config.num_beams == 2
+    assert model.generation_config.decoder_start_token_id == tokenizer.bos_token_id
+    assert evaluate(str(folder), split="validation", max_new_tokens=5)["sentences"] == 11
+    assert main(["average", str(folder), "--num_checkpoints", "2"]) == 0
+    capsys.readouterr()
+    lines = tmp_path / "lines.txt"
+    lines.write_text("ant bee\ncat\n", encoding="utf-8")
+    assert main(["translate", str(folder), str(lines)]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert f"A model of the class {name}" in (folder / "README.md").read_text(encoding="utf-8")
+    # it needs no code to be trusted
+    export_for_hub(folder, tmp_path / "published")
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "published")
+    assert type(again) is type(model)
+
+
+WRONG_FILES = {
+    "no model at all": ("class Gated:\n    pass\n", "must name a PreTrainedModel, got"),
+    "a slip in the name": (GATED.replace("Gated(Van", "Gatde(Van"), "Did you mean 'Gatde'"),
+    "no such argument": (
+        GATED + "\n    def forward(self, input_ids, attention_mask):\n        pass\n",
+        "Gated.forward has no decoder_input_ids",
+    ),
+    "a decoder alone": (
+        "from transformers import GPT2LMHeadModel\n\n\nclass Gated(GPT2LMHeadModel):\n"
+        "    def forward(self, **inputs):\n        pass\n",
+        "Gated.forward has no decoder_input_ids",
+    ),
+    "no sizes": (
+        "from transformers import EncoderDecoderModel, PreTrainedConfig\n\n\n"
+        "class Config(PreTrainedConfig):\n    is_encoder_decoder = True\n\n\n"
+        "class Gated(EncoderDecoderModel):\n    config_class = Config\n\n"
+        "    def forward(self, **inputs):\n        pass\n",
+        "must have a configuration with the field vocab_size, and Config has none",
+    ),
+    "a field that is not saved": (
+        GATED + "\n\ndef lost(self):\n    return {n: v for n, v in plain(self).items()"
+        " if n != 'first_gate'}\n\n\nplain, GatedConfig.to_dict = GatedConfig.to_dict, lost\n",
+        "model: first_gate would be lost when the model is saved: it was 0.8, and would be 0.5",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG_FILES)
+def test_a_class_that_cannot_be_trained_is_refused(kind, corpus, tmp_path, forgotten):
+    code, sentence = WRONG_FILES[kind]
+    (tmp_path / "gated.py").write_text(code, encoding="utf-8")
+    config = train_toys.toy_config(
+        corpus,
+        tmp_path / "run",
+        model_class=f"{tmp_path}/gated.py:Gated",
+        model={"first_gate": 0.8} if "saved" in kind else {},
+    )
+    for refusing in (lambda: describe(config, "demo"), lambda: train(config)):
+        with pytest.raises(ValueError, match=sentence):
+            refusing()
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+@pytest.mark.parametrize(
+    ("model_class", "model", "sentence"),
+    [
+        ("no_such_file.py:Gated", {}, "got no file no_such_file.py"),
+        ("transformers:MarianMTModle", {}, "Did you mean 'MarianMTModel'"),
+        ("transformers:MarianConfig", {}, "must name a PreTrainedModel"),
+        ("transformers:MarianModel", {}, "with a language model head, got MarianModel"),
+        ("transformers:MarianForCausalLM", {}, "forward has no decoder_input_ids"),
+        ("transformers:EncoderDecoderModel", {}, "EncoderDecoderConfig has none"),
+        ("transformers:FSMTForConditionalGeneration", {}, "embeddings of vocab_size 290"),
+        ("transformers:MarianMTModel", {"d_modle": 8}, "d_modle is not a field of MarianConfig"),
+        (
+            "transformers:MarianMTModel",
+            {"d_model": 15},
+            "d_model must be even, for sin/cos pairs, got 15",
+        ),
+    ],
+)
+def test_a_class_of_the_library_that_cannot_be_trained_is_refused(
+    corpus, tmp_path, model_class, model, sentence
+):
+    config = train_toys.toy_config(corpus, tmp_path / "run", model_class=model_class, model=model)
+    with pytest.raises(ValueError, match=sentence):
+        describe(config, "demo")
+
+
+def test_a_model_that_cannot_translate_is_refused_before_it_is_trained(corpus, tmp_path):
+    # the library sizes its cache by the encoder's layers
+    sizes = {**T5_SIZES, "num_decoder_layers": 2}
+    toy = train_toys.toy_settings(
+        corpus, tmp_path / "run", model_class="transformers:T5ForConditionalGeneration"
+    )
+    with pytest.raises(RuntimeError, match=r"fails on a batch of two sentences: IndexError: list"):
+        train(TrainConfig(**toy | {"model": sizes}))
+    assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_dry_run_describes_the_users_model(settings, corpus, tmp_path, forgotten):
+    plain = describe(train_toys.toy_config(corpus, tmp_path / "run"), "demo")
+    said = describe(TrainConfig(**settings(tmp_path / "run")), "demo")
+    counts = [
+        int(re.search(r"([\d,]+) with 290", each)[1].replace(",", "")) for each in (plain, said)
+    ]
+    # a gate for each of three feed-forward networks
+    assert counts[1] - counts[0] == 3 * 16
+
+
+@strict
+class SameTypeConfig(VanillaTransformerConfig):
+    more: int = 1
+
+
+class SameType(VanillaTransformerForConditionalGeneration):
+    config: SameTypeConfig
+
+
+def test_a_class_that_the_auto_classes_would_not_find_is_not_published(small_model, tmp_path):
+    SameType(SameTypeConfig(vocab_size=50, d_model=16)).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match="saved by the class SameType, whose code is not there"):
+        load_run(tmp_path / "model")
+    for kind in (VanillaTransformerForConditionalGeneration, AutoModelForSeq2SeqLM):
+        with pytest.raises(ValueError, match="by the class that saved it, SameType"):
+            kind.from_pretrained(tmp_path / "model")
+    assert type(SameType.from_pretrained(tmp_path / "model")) is SameType
+    # a new class may begin with the weights of any
+    small_model(vocab_size=50).save_pretrained(tmp_path / "ours")
+    assert type(SameType.from_pretrained(tmp_path / "ours")) is SameType
+
+
+# a value that differs from the default for each field of the configuration
+OTHER_VALUES = {
+    "vocab_size": 99,
+    "hidden_size": 24,
+    "encoder_layers": 3,
+    "encoder_attention_heads": 2,
+    "encoder_ffn_dim": 20,
+    "decoder_layers": 1,
+    "decoder_attention_heads": 2,
+    "decoder_ffn_dim": 28,
+    "d_k": 7,
+    "d_v": 5,
+    "position_encoding": "learned",
+    "position_base": 500.0,
+    "position_layout": "halves",
+    "position_offset": 2,
+    "max_position_embeddings": 77,
+    "norm_first": True,
+    "attention_bias": True,
+    "output_bias": True,
+    "activation_function": "gelu",
+    "dropout": 0.3,
+    "attention_dropout": 0.2,
+    "activation_dropout": 0.15,
+    "layer_norm_eps": 1e-3,
+    "initializer_gain": 0.5,
+    "pad_token_id": 4,
+    "bos_token_id": 5,
+    "eos_token_id": [6, 7],
+    "decoder_start_token_id": 8,
+    "use_cache": False,
+    "tie_word_embeddings": False,
+}
+
+
+def test_every_field_survives_being_saved_and_loaded(tmp_path):
+    fields = {*VanillaTransformerConfig.__annotations__} - {"is_encoder_decoder", "model_type"}
+    assert fields == OTHER_VALUES.keys()
+    plain = VanillaTransformerConfig()
+    assert all(getattr(plain, name) != value for name, value in OTHER_VALUES.items())
+    model = VanillaTransformerForConditionalGeneration(VanillaTransformerConfig(**OTHER_VALUES))
+    model.save_pretrained(tmp_path)
+    for kind in (VanillaTransformerForConditionalGeneration, AutoModelForSeq2SeqLM):
+        again = kind.from_pretrained(tmp_path).config
+        assert {name: getattr(again, name) for name in OTHER_VALUES} == OTHER_VALUES
+    kept = make_config(VanillaTransformerForConditionalGeneration, "base", **OTHER_VALUES)
+    assert {name: getattr(kept, name) for name in OTHER_VALUES} == OTHER_VALUES
+
+
+def test_a_run_folder_says_which_attention_it_was_trained_with(corpus, tmp_path):
+    for kernel in ("eager", "sdpa"):
+        train(
+            train_toys.toy_config(
+                corpus, tmp_path / kernel, max_steps=1, model={"attn_implementation": kernel}
+            )
+        )
+        said = (tmp_path / kernel / "environment.txt").read_text(encoding="utf-8")
+        assert f"attention: {kernel}\n" in said

@@ -1,0 +1,343 @@
+"""Models of the user's own in training: `--model_class FILE.py:CLASS`."""
+
+import importlib.util
+import inspect
+import json
+import math
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+import transformers
+from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from vanilla_transformer.configuration_vanilla_transformer import (
+    SEPARATE_VOCABULARY_KEYS,
+    VanillaTransformerConfig,
+    closest_name,
+)
+from vanilla_transformer.generation_vanilla_transformer import SearchMixin, set_paper_search
+from vanilla_transformer.modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.pipeline_vanilla_transformer import evaluating
+
+if TYPE_CHECKING:
+    from vanilla_transformer.train.config import TrainConfig
+
+# arguments that training gives to `forward`
+INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
+# fields that training reads of a model's configuration
+SIZES = (
+    "vocab_size",
+    "d_model",
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+)
+# further fields of a row of Table 3 that other configurations have
+SHARED = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
+# names of these fields in the configurations of T5 and its relatives
+OTHER_NAMES = {
+    "encoder_layers": "num_layers",
+    "encoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_layers": "num_decoder_layers",
+    "decoder_attention_heads": "num_heads",
+    "decoder_ffn_dim": "d_ff",
+    "dropout": "dropout_rate",
+}
+TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+AUTO_CLASS = "AutoModelForSeq2SeqLM"
+# files that were loaded, as they were then
+_LOADED: dict[ModuleType, bytes] = {}
+
+
+def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[PreTrainedModel]:
+    """Return the class of the model that a run trains.
+
+    Args:
+        config: Settings of the run.
+        folder: Run folder, which keeps the class's file once the run has begun.
+
+    Returns:
+        This package's class, or the one that `model_class` names.
+
+    Raises:
+        ValueError: If there is no such file or class, the file differs from the one that the run
+            folder keeps, or the class cannot be trained.
+    """
+    if config.model_class is None:
+        return VanillaTransformerForConditionalGeneration
+    source, _, name = config.model_class.rpartition(":")
+    module = transformers
+    if source != "transformers":
+        module = _module_of(Path(source), None if folder is None else folder / Path(source).name)
+    model_class = getattr(module, name, None)
+    if not _is_model(model_class):
+        # a name of the library is looked up without importing all that it has
+        is_library = module is transformers
+        names = [name for name in dir(module) if is_library or _is_model(vars(module).get(name))]
+        raise ValueError(
+            f"model_class must name a PreTrainedModel, got {config.model_class!r}."
+            + closest_name(name, names)
+        )
+    _refuse_other_kind(model_class)
+    if module is not transformers:
+        # `save_pretrained` then writes the file beside the weights, and names it in config.json
+        model_class.register_for_auto_class(AUTO_CLASS)
+        if model_class.config_class.__module__ == module.__name__:
+            model_class.config_class.register_for_auto_class()
+    return model_class
+
+
+def _is_model(value: Any) -> bool:
+    return inspect.isclass(value) and issubclass(value, PreTrainedModel)
+
+
+def _module_of(path: Path, kept: Path | None) -> ModuleType:
+    has_copy = kept is not None and kept.is_file()
+    if path.is_file() and has_copy and path.read_bytes() != kept.read_bytes():
+        raise ValueError(
+            f"model_class must be in the file that the run began with: {path} differs from {kept}. "
+            "Give another output_dir to train another model."
+        )
+    if not path.is_file() and not has_copy:
+        raise ValueError(f"model_class must be FILE.py:CLASS, got no file {path}.")
+    path = (path if path.is_file() else kept).resolve()
+    known, code = sys.modules.get(path.stem), path.read_bytes()
+    if known is not None:
+        file = getattr(known, "__file__", None)
+        is_file = file is not None and Path(file).is_file()
+        if code == _LOADED.get(known, Path(file).read_bytes() if is_file else None):
+            return known
+        # a file that was edited since is loaded anew
+        if known not in _LOADED:
+            raise ValueError(
+                f"model_class must be in a file whose name is not that of a module, got "
+                f"{path.name}: give the file another name."
+            )
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[path.stem]
+        raise
+    _LOADED[module] = code
+    return module
+
+
+def _refuse_other_kind(model_class: type[PreTrainedModel]):
+    name, config_class = model_class.__name__, model_class.config_class
+    known = set()
+    for kind in model_class.__mro__:
+        if "forward" in vars(kind):
+            parameters = inspect.signature(kind.forward).parameters
+            known |= parameters.keys()
+            # others are passed on to the class that it is made from
+            if not any(it.kind == it.VAR_KEYWORD for it in parameters.values()):
+                break
+    missing = [argument for argument in INPUTS if argument not in known]
+    if missing:
+        raise ValueError(
+            f"model_class must have a forward with the arguments {', '.join(INPUTS)}, and "
+            f"{name}.forward has no {missing[0]}."
+        )
+    is_sequence_to_sequence = getattr(config_class, "is_encoder_decoder", False)
+    if not (is_sequence_to_sequence and model_class.can_generate()):
+        raise ValueError(
+            f"model_class must be an encoder-decoder with a language model head, got {name}."
+        )
+    fields = _fields_of(config_class)
+    for size in SIZES:
+        if not {size, OTHER_NAMES.get(size)} & fields:
+            raise ValueError(
+                f"model_class must have a configuration with the field {size}, and "
+                f"{config_class.__name__} has none."
+            )
+
+
+def _fields_of(config_class: type[PreTrainedConfig]) -> set[str]:
+    """Return the names of a configuration's own fields and their aliases."""
+    kinds = config_class.__mro__[: config_class.__mro__.index(PreTrainedConfig)]
+    own = {name for kind in kinds for name in inspect.get_annotations(kind)}
+    return own | set(config_class.attribute_map)
+
+
+def size_of(config: PreTrainedConfig, name: str) -> Any:
+    """Return a field of a configuration, by its name in this package or the one of T5.
+
+    Args:
+        config: Configuration of a model.
+        name: One of `SIZES` or `SHARED`.
+
+    Returns:
+        The value; 0 for a rate that the configuration does not have.
+    """
+    return getattr(config, name, getattr(config, OTHER_NAMES.get(name, name), 0))
+
+
+def make_config(
+    model_class: type[PreTrainedModel], paper_row: str, **given: Any
+) -> PreTrainedConfig:
+    """Return the configuration of a model.
+
+    Args:
+        model_class: Class of the model.
+        paper_row: Row of Table 3 that sizes are taken from.
+        given: Fields that differ from the row's.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: If the row or a field is unknown, a field does not fit, or a field would be lost
+            when the model is saved and loaded.
+    """
+    config_class = model_class.config_class
+    fields = _fields_of(config_class)
+    for name in given:
+        # the configuration itself says best what it makes of separate vocabularies
+        known = {*fields, *TOKENS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
+        if not {name, OTHER_NAMES.get(name)} & known:
+            raise ValueError(
+                f"{name} is not a field of {config_class.__name__}."
+                + closest_name(str(name), sorted(fields))
+            )
+    if issubclass(config_class, VanillaTransformerConfig):
+        config = config_class.from_paper(paper_row, **given)
+    else:
+        aliases = VanillaTransformerConfig.attribute_map
+        shared = {*SIZES, *SHARED, *aliases, *aliases.values()} & given.keys()
+        row_sizes = {ours: given[other] for ours, other in OTHER_NAMES.items() if other in given}
+        row_sizes |= {name: given[name] for name in shared}
+        row = VanillaTransformerConfig.from_paper(paper_row, **row_sizes)
+        sizes = {name: getattr(row, name) for name in (*SIZES, *SHARED)}
+        sizes |= {other: sizes[name] for name, other in OTHER_NAMES.items()}
+        sizes["d_kv"] = row.d_k or row.d_model // row.encoder_attention_heads
+        # the class's own token ids are those of another vocabulary
+        sizes |= dict.fromkeys(TOKENS, 0)
+        sizes = {name: size for name, size in sizes.items() if name in fields}
+        config = config_class(**sizes | {it: given[it] for it in given if it not in shared})
+    again = config_class.from_dict(json.loads(config.to_json_string(use_diff=False)))
+    for name in given:
+        if name != "attn_implementation" and size_of(again, name) != size_of(config, name):
+            raise ValueError(
+                f"{name} would be lost when the model is saved: it was {size_of(config, name)!r}, "
+                f"and would be {size_of(again, name)!r}."
+            )
+    return config
+
+
+def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrainedModel:
+    """Make the model that a run trains, with new weights.
+
+    Args:
+        config: Settings of the run.
+        model_config: Configuration of the model.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: As `model_class_of`, or if the model has another vocabulary.
+    """
+    model = model_class_of(config, Path(config.output_dir or "."))(model_config)
+    size = model_config.vocab_size
+    for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
+        if len(embedding.weight) != size:
+            raise ValueError(
+                f"model_class must have embeddings of vocab_size {size} tokens, and "
+                f"{type(model).__name__} has {len(embedding.weight)}: set its own fields for that "
+                "with model."
+            )
+    return model
+
+
+def try_model(model: PreTrainedModel):
+    """Compute a batch and a translation, so that a model that cannot fails before its training.
+
+    Args:
+        model: New model on the CPU.
+
+    Raises:
+        RuntimeError: If the model or its search fails.
+        ValueError: If its scores are not those of its vocabulary.
+    """
+    name, size = type(model).__name__, model.config.vocab_size
+    # a kernel of a GPU cannot be tried here
+    if model.config._attn_implementation.startswith("flash"):
+        return
+    ids = torch.tensor([[3, 4, 5], [5, 4, model.config.pad_token_id]])
+    inputs = {"input_ids": ids, "attention_mask": (ids != model.config.pad_token_id).long()}
+    search = {"num_beams": 2, "max_new_tokens": 3, "pad_token_id": model.config.pad_token_id}
+    if isinstance(model, SearchMixin):
+        search["engine"] = "off"
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), evaluating(model):
+        try:
+            logits = model(**inputs, decoder_input_ids=ids, use_cache=False).logits
+            model.generate(**inputs, **search)
+        except Exception as error:
+            raise RuntimeError(
+                f"model_class must compute and translate, and {name} fails on a batch of two "
+                f"sentences: {type(error).__name__}: {error}"
+            ) from error
+    if logits.shape != (*ids.shape, size):
+        raise ValueError(
+            f"model_class must score each of {size} tokens at each place, {(*ids.shape, size)}, "
+            f"and the logits of {name} are {tuple(logits.shape)}."
+        )
+
+
+def keep_file(config: "TrainConfig", folder: Path):
+    """Copy the file of the model's class into the run folder.
+
+    Args:
+        config: Settings of the run.
+        folder: Run folder.
+    """
+    source = (config.model_class or "").rpartition(":")[0]
+    kept = folder / Path(source).name
+    if config.has_model_file and not kept.is_file():
+        shutil.copyfile(source, kept)
+
+
+def set_search(model: PreTrainedModel, config: "TrainConfig"):
+    """Give a trained model the search of its recipe as its default.
+
+    Args:
+        model: Trained model; one of another class gets the library's nearest settings.
+        config: Settings of the run.
+    """
+    if isinstance(model, SearchMixin):
+        set_paper_search(
+            model, config.num_beams, config.length_penalty_alpha, config.max_extra_tokens
+        )
+        return
+    theirs = model.config
+    longest = getattr(theirs, "max_position_embeddings", math.inf)
+    model.generation_config = GenerationConfig(
+        **{name: getattr(theirs, name, None) for name in TOKENS},
+        num_beams=config.num_beams,
+        # the library's penalty is length ** length_penalty: not the paper's, but of one kind
+        length_penalty=config.length_penalty_alpha,
+        max_length=min(longest, config.max_length + config.max_extra_tokens),
+    )
+
+
+__all__ = [
+    "keep_file",
+    "make_config",
+    "make_model",
+    "model_class_of",
+    "set_search",
+    "size_of",
+    "try_model",
+]
