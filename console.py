@@ -97,11 +97,11 @@ def empty_folder(path: str | Path) -> Path:
     return folder
 
 
-def add_trust_flag(parser: argparse.ArgumentParser):
+def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
     """Add the flag that lets a command run the code of a model class.
 
     Args:
-        parser: Parser of the command.
+        parser: Parser of the command, or a group of its flags.
     """
     parser.add_argument(
         "--trust_remote_code",

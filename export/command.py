@@ -30,7 +30,7 @@ def run(argv: list[str], prog: str) -> str:
         raise ValueError(
             f"this export needs {error.name}, got none: pip install 'vanilla_transformer[{kind}]'."
         ) from error
-    model, tokenizer = load_run(source, settings.pop("trust_remote_code", False))
+    model, tokenizer = load_run(source, settings.pop("trust_remote_code"))
     write(model.eval(), tokenizer, folder, **settings)
     size = sum(path.stat().st_size for path in folder.iterdir())
     return f"{size / 1e6:.3g} MB in {folder}"
@@ -56,7 +56,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
             "run", metavar="RUN", help="a run folder, model folder or Hub name"
         )
         added[kind].add_argument("out", metavar="OUT", help="a new or an empty folder")
-    add_trust_flag(added["onnx"])
+        add_trust_flag(added[kind])
     added["ctranslate2"].add_argument(
         "--quantization", default="float32", help="float32, float16 or int8 (%(default)s)"
     )

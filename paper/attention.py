@@ -335,7 +335,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     Raises:
         ValueError: If there is no such model, layer or head, or no sentence.
     """
-    model, tokenizer = load_trained(flags.model)
+    model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
     weights = attention_weights(model, tokenizer, flags.sentence, flags.translation)
     _refuse_absent(weights, flags.layer, flags.head)
     measured_on = "this sentence"

@@ -150,7 +150,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     torch.manual_seed(flags.seed)
     own = {}
     if flags.model is not None:
-        trained, _ = load_trained(flags.model)
+        trained, _ = load_trained(flags.model, flags.trust_remote_code)
         # a fresh one of the same sizes, to see what training has made of it
         fresh = VanillaTransformerForConditionalGeneration(trained.config)
         own = {

@@ -108,7 +108,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         if not math.isfinite(base):
             raise ValueError(f"base must be finite, got {base}.")
         sinusoidal_encoding(1, flags.d_model, base)
-    model = None if flags.model is None else load_trained(flags.model)[0]
+    model = None if flags.model is None else load_trained(flags.model, flags.trust_remote_code)[0]
     if model is not None:
         encodings.model_encoding(model, 1)
     base = flags.base[0]

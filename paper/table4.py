@@ -358,7 +358,7 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
     gold = list(islice(trees, flags.num_sentences or None))
     if not gold:
         raise ValueError(f"trees must hold at least one tree, got none in {flags.trees}.")
-    model, tokenizer = load_trained(flags.model)
+    model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
     search = {"batch_size": flags.batch_size}
     if flags.num_beams is not None:
         search["num_beams"] = flags.num_beams

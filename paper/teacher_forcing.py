@@ -212,7 +212,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     if flags.model is None:
         model, tokenizer = random_model(pairs, flags.seed)
     else:
-        model, tokenizer = load_trained(flags.model)
+        model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
     shown = pairs[:NUM_SENTENCES]
     if flags.sentence is not None:
         shown = [(flags.sentence, flags.translation)]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.console import add_trust_flag
 from vanilla_transformer.train.translate import load_model
 
 DEMO = "runs/demo"
@@ -26,13 +27,17 @@ def add_model_flag(
         help="a run folder, model folder or Hub name"
         + (" (%(default)s)" if default else "; without it none that is trained"),
     )
+    add_trust_flag(parser)
 
 
-def load_trained(run: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load_trained(
+    run: str, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model that a study was asked for.
 
     Args:
         run: A run folder, a model folder or a Hub name.
+        trust_remote_code: Run the code of a model class that lies beside the weights.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
@@ -46,4 +51,4 @@ def load_trained(run: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
             f"model must be a trained model, got none in {run}: `make demo` trains one, "
             "or --model names another."
         )
-    return load_model(run)
+    return load_model(run, trust_remote_code=trust_remote_code)

@@ -112,7 +112,9 @@ def test_positions_that_are_smaller_than_the_words_are_not_called_larger(tmp_pat
     model.get_encoder().positions.table.weight.data.fill_(0.125)
     model.save_pretrained(tmp_path / "run")
     tokenizer.save_pretrained(tmp_path / "run")
-    study = sections(argparse.Namespace(model=str(tmp_path / "run"), seed=0))
+    study = sections(
+        argparse.Namespace(model=str(tmp_path / "run"), trust_remote_code=False, seed=0)
+    )
     factor = next(section for section in study if section.name == "factor")
     assert "its positions would be 0.25 times as large" in factor.says
     assert "smaller" not in factor.says

@@ -27,6 +27,8 @@ def reader(tmp_path_factory):
     """A folder and an environment of someone who has run the demo, before a Hub of their own."""
     folder = tmp_path_factory.mktemp("reader")
     train_small_demo(folder)
+    page = (ROOT / "docs" / "change-the-model.md").read_text(encoding="utf-8")
+    (folder / "relative.py").write_text(blocks(page, "python")[0][1], encoding="utf-8")
     texts = folder / "my" / "texts"
     texts.mkdir(parents=True)
     for split in ("train", "validation"):

@@ -147,6 +147,21 @@ def test_a_run_folder_alone_evaluates_translates_and_averages(run, tmp_path, cap
         assert main([*words, trust]) == 0
 
 
+def test_a_format_without_a_place_for_the_class_refuses_it(run, tmp_path, capsys, forgotten):
+    for kind in ("ctranslate2", "marian"):
+        assert main(["export", kind, str(run), str(tmp_path / kind), "--trust_remote_code"]) == 1
+        assert "got the weight model.encoder.layers.0.feed_forward.gate" in capsys.readouterr().err
+        assert not list((tmp_path / kind).glob("*"))
+
+
+def test_its_attention_is_looked_at_like_that_of_any_model(run, tmp_path, capsys, forgotten):
+    words = ["paper", "attention", "--model", str(run), "--output_dir", str(tmp_path / "study")]
+    words += ["--sentence", "ant bee cat"]
+    assert main(words) == 1
+    assert "trust_remote_code" in capsys.readouterr().err
+    assert main([*words, "--trust_remote_code"]) == 0
+
+
 def test_what_is_evaluated_is_what_the_class_computes(run, tmp_path, forgotten):
     folder = Path(shutil.copytree(run, tmp_path / "run"))
     model, _ = load_run(folder, trust_remote_code=True)
