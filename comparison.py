@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .engine_vanilla_transformer import deviations
 from .pipeline_vanilla_transformer import evaluating
 
 # numbers of tokens of the sources and of the targets to compare
@@ -99,7 +100,7 @@ def refuse_difference(
     Raises:
         ValueError: If the largest difference is beyond the tolerance of the type.
     """
-    difference = float((found - expected).abs().max() / logits.std())
+    difference = float(deviations(found, expected, logits).max())
     if not difference <= TOLERANCES[stored]:
         raise ValueError(
             f"{what} by up to {difference:.2g} standard deviations of the logits (allowed for "

@@ -14,7 +14,7 @@ import logging
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -449,24 +449,38 @@ def _obstacle(model: nn.Module, modules: list[tuple[str, Any, Any]], int8: bool)
     if difference is not None:
         return difference
     for name, module, _ in modules:
+        if isinstance(module, nn.ModuleList) and not len(module):
+            return f"{name} has no layers"
+        if isinstance(module, nn.Linear) and module.weight.shape != (
+            module.out_features,
+            module.in_features,
+        ):
+            return f"{name} has a weight of another shape than its features"
         # the other modules compute the same in both modes
         if module.training and (name == "" or isinstance(module, nn.Dropout) or _is_ours(module)):
             return f"{name or 'the model'} is in training mode"
     for stack in ("encoder", "decoder"):
         layers = getattr(model.model, stack).layers
-        heads = {layer.self_attention.q_proj.out_features for layer in layers}
+        attentions = [layer.self_attention for layer in layers]
         if stack == "decoder":
-            heads |= {layer.cross_attention.q_proj.out_features for layer in layers}
-            order = [layer.self_attention.layer_idx for layer in layers]
-            if order != list(range(len(layers))):
-                return f"the layers of the decoder have the cache indices {order}"
-        if len(heads) > 1:
+            attentions += [layer.cross_attention for layer in layers]
+            if (reason := cache_obstacle(layers)) is not None:
+                return reason
+        if len({it.q_proj.out_features // it.d_k for it in attentions}) > 1:
             return f"the layers of the {stack} have different numbers of heads"
     device = model.device
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
         return "autocast or compilation is active"
     if int8 and device.type != "cpu":
         return f"int8 needs a model on the CPU, got {device}"
+    config = model.config
+    if config.position_encoding == "learned":
+        for stack in (model.get_encoder(), model.get_decoder()):
+            if stack.positions.table.num_embeddings < config.max_position_embeddings:
+                return (
+                    f"the configuration has {config.max_position_embeddings} positions, the table "
+                    f"{stack.positions.table.num_embeddings}"
+                )
     dtype, dtypes = model.dtype, CPU_DTYPES if device.type == "cpu" else DTYPES
     if dtype not in dtypes:
         names = " or ".join(str(kind).removeprefix("torch.") for kind in dtypes)
@@ -476,6 +490,22 @@ def _obstacle(model: nn.Module, modules: list[tuple[str, Any, Any]], int8: bool)
             return f"{name} is not a parameter in memory"
         if weight.device != device or weight.dtype != dtype:
             return f"{name} is {weight.dtype} on {weight.device}, the model {dtype} on {device}"
+    return None
+
+
+def cache_obstacle(layers: Iterable[nn.Module]) -> str | None:
+    """Return why a cache would mix the keys and values of the layers of a decoder.
+
+    Args:
+        layers: Layers in order; attentions without a `layer_idx` are not judged.
+
+    Returns:
+        A clause that names the indices, or None if each layer has its own.
+    """
+    for kind in ("self_attention", "cross_attention"):
+        indices = [getattr(getattr(it, kind, None), "layer_idx", None) for it in layers]
+        if None not in indices and indices != list(range(len(indices))):
+            return f"the layers of the decoder have the cache indices {indices} in {kind}"
     return None
 
 
@@ -586,13 +616,40 @@ def probe(engine: SearchEngine, model: nn.Module, int8: bool = False) -> str | N
 
 
 def _difference(found: Tensor, expected: Tensor, is_exact: bool) -> float:
-    """Return the largest difference, or the root mean square, in standard deviations."""
+    """Return the largest deviation, or the root mean square."""
     is_finite = expected.isfinite()
     if not is_finite.any() or not torch.equal(is_finite, found.isfinite()):
         return math.inf
-    apart, expected = (found - expected)[is_finite].abs(), expected[is_finite]
-    size = apart.max() if is_exact else apart.square().mean().sqrt()
-    return float(size / expected.std().clamp(min=torch.finfo(torch.float32).tiny))
+    apart = deviations(found, expected, expected)[is_finite]
+    return float(apart.max() if is_exact else apart.square().mean().sqrt())
+
+
+def deviations(found: Tensor, expected: Tensor, logits: Tensor) -> Tensor:
+    """Return how far numbers are from the expected ones, in standard deviations of the logits.
+
+    The deviation is that of a token over all positions, or of an ordinary token if that is larger,
+    so that a bias does not count. Rounding may grow with the size of the numbers: those of an
+    ordinary token, whose states may hardly vary, and the number itself, whose bias may be -1e9.
+
+    Args:
+        found: Logits or log-probabilities, [..., V].
+        expected: The same, of the model to compare with, [..., V].
+        logits: Logits of that model, [..., V].
+
+    Returns:
+        Deviations, [..., V].
+    """
+    rows = logits.flatten(0, -2)
+    spread, size = rows.std(dim=0), rows.abs().mean(dim=0)
+    is_ordinary = spread > 1e-5 * size
+    if is_ordinary.any():
+        unit = torch.maximum(spread[is_ordinary].median(), size[is_ordinary].median() / 300)
+    else:
+        unit = rows[rows.isfinite()].std()
+    unit = unit.clamp(min=torch.finfo(torch.float32).tiny)
+    # scores of minus infinity have no deviation
+    units = torch.maximum(unit, spread.nan_to_num(0.0))
+    return (found - expected).abs() / torch.maximum(units, expected.abs() / 1000)
 
 
 def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -646,7 +703,7 @@ def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], T
         if type(module).__name__ == "PositionalEncoding":
             config = own["config"]
             objects += [config.position_encoding, config.position_base, config.position_layout]
-            objects += [config.position_offset, config.d_model]
+            objects += [config.position_offset, config.d_model, config._attn_implementation]
         for weight in own["_parameters"].values() if isinstance(module, nn.Linear) else ():
             if weight is None:
                 continue
@@ -679,4 +736,12 @@ def _random_vector(device: torch.device) -> Tensor:
     return (vector + 0.5).to(device)
 
 
-__all__ = ["EngineDecoding", "SearchEngine", "engine_for", "forget_engine", "obstacle"]
+__all__ = [
+    "EngineDecoding",
+    "SearchEngine",
+    "cache_obstacle",
+    "deviations",
+    "engine_for",
+    "forget_engine",
+    "obstacle",
+]

@@ -28,7 +28,13 @@ from transformers import (
 from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .engine_vanilla_transformer import SearchEngine, engine_for, forget_engine
+from .engine_vanilla_transformer import (
+    SearchEngine,
+    cache_obstacle,
+    engine_for,
+    forget_engine,
+)
+from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
     Decoding,
     PaperBeamSearch,
@@ -119,6 +125,10 @@ class SearchMixin:
         check_inputs(self.config, model_inputs)
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
+        reason = cache_obstacle(getattr(self.get_decoder(), "layers", ()))
+        if config.use_cache is not False and reason is not None:
+            tell_of_cache(type(self).__name__, reason)
+            config.use_cache = kwargs["use_cache"] = False
         mode = config.get_generation_mode(assistant_model)
         source_length, num_sentences = source_shape(model_inputs)
         if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
@@ -221,6 +231,8 @@ class SearchMixin:
                 raise ValueError("int8 needs the search engine, got engine='off'.")
             return None
         engine, reason = None, only_modules_can
+        if reason is None:
+            reason = generation_difference()
         if reason is None:
             engine, reason = engine_for(self, bool(config.int8))
         if engine is not None:
@@ -360,6 +372,22 @@ def tell_once(model: str, reason: str):
     logger.warning(
         "%s.generate uses the model's own modules, not the faster search engine, because %s. The "
         "translations are those of the model; engine='off' turns this warning off.",
+        model,
+        reason,
+    )
+
+
+@functools.cache
+def tell_of_cache(model: str, reason: str):
+    """Warn that a search computes every prefix anew, once in a process for each reason.
+
+    Args:
+        model: Name of the model's class.
+        reason: A clause from `cache_obstacle`.
+    """
+    logger.warning(
+        "%s.generate uses no cache, because %s. Give each layer of the decoder its own index, "
+        "counted from 0, to use the cache.",
         model,
         reason,
     )
@@ -526,9 +554,9 @@ def needs_modules(
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
         return "attention_mask is not [B, S] with a token in each row"
     for name, value in inputs.items():
-        if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not (
-            value is None or value is False
-        ):
+        # to ask for no outputs is to ask for nothing
+        is_empty = value is None or (value is False and name.startswith("output_"))
+        if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not is_empty:
             return f"{name} is given"
     return None
 

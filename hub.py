@@ -30,6 +30,7 @@ from transformers.dynamic_module_utils import (
 from transformers.utils import cached_file
 
 from vanilla_transformer.console import sentence_of
+from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
 from vanilla_transformer.registration import (
     TranslationPipeline,
@@ -227,10 +228,19 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
     # what a published model of this package names is the code that is installed
     code = settings.get("auto_map", {}).get(AUTO_CLASS, "")
     name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
-    if code and code != _address(PUBLIC_CLASS):
+    difference = None
+    if code == _address(PUBLIC_CLASS):
+        file = cached_file(
+            run, f"{code.split('.')[0]}.py", _raise_exceptions_for_missing_entries=False
+        )
+        difference = file_difference(file) if file else None
+    if code and (code != _address(PUBLIC_CLASS) or difference is not None):
         if not trust_remote_code:
+            what = (
+                f", {code}" if difference is None else f" in {code.split('.')[0]}.py: {difference}"
+            )
             raise ValueError(
-                f"{run} has a model class of its own, {code}: read that file, and give "
+                f"{run} has a model class of its own{what}. Read that file, and give "
                 "trust_remote_code (--trust_remote_code) to run it."
             )
         model_class = get_class_from_dynamic_module(code, str(run))

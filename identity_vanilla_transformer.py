@@ -10,17 +10,21 @@ change of the model.
 """
 
 import ast
+import contextlib
 import hashlib
 import importlib
 import inspect
+import re
 import sys
 from collections.abc import Iterator, Mapping
-from types import CodeType, FunctionType, ModuleType
+from pathlib import Path
+from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 import transformers
 from torch import nn
+from transformers import GenerationMixin
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -159,12 +163,8 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
-    if nn.modules.module._global_forward_hooks or nn.modules.module._global_forward_pre_hooks:
-        return "torch has a global forward hook"
-    if not is_of_library(nn.Module.__call__):
-        return "torch.nn.Module.__call__ was replaced"
-    if (replaced := _replaced_function()) is not None:
-        return f"torch.nn.functional.{replaced} was replaced"
+    if (difference := _torch_difference()) is not None:
+        return difference
     # a model has many modules of few classes, most of them of one file
     classes: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
     files: dict[ReleasedCode, str | None] = {}
@@ -176,6 +176,8 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         difference, methods = classes[key]
         if difference is None:
             difference = _instance_difference(vars(module), methods)
+        if difference is None:
+            difference = _settings_difference(name, module, model)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
     replaced = [
@@ -184,6 +186,33 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         if callable(value) and callable(getattr(type(model), name, None))
     ]
     return f"{type(model).__name__} has a {replaced[0]} of its own" if replaced else None
+
+
+def _torch_difference() -> str | None:
+    hooks = nn.modules.module
+    if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
+        return "torch has a global forward hook"
+    replaced = _replaced_function()
+    return None if replaced is None else f"torch.nn.functional.{replaced} was replaced"
+
+
+def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str | None:
+    """Return an attribute of a released module that no longer is what its model gave it."""
+    own = vars(module)
+    if own.get("max_norm") is not None:
+        return "has max_norm, which changes its weights as they are read"
+    # read by the kernel of an attention without padding: a probe with padding would not show it
+    if (is_causal := own.get("is_causal")) is not None and is_causal != _is_causal(name):
+        return f"has is_causal {is_causal}"
+    config = own.get("config", model.config)
+    if config is not model.config and config != model.config:
+        return "has another configuration than the model"
+    return None
+
+
+def _is_causal(name: str) -> bool:
+    """Return whether an attention of a released model, or of Marian, is causal. Section 3.2.3."""
+    return re.search(r"decoder\.layers\.\d+\.self_att[a-z]*$", name) is not None
 
 
 def library_difference(model: nn.Module) -> str | None:
@@ -203,6 +232,9 @@ def library_difference(model: nn.Module) -> str | None:
             kinds = (*LIBRARY_CLASSES, *ACTIVATION, kind.__name__)
         difference, methods = _class_difference(kind, kinds, files)
         difference = difference or _instance_difference(vars(module), methods)
+        is_causal = getattr(module, "is_causal", None)
+        if difference is None and is_causal is not None and is_causal != _is_causal(name):
+            difference = f"has is_causal {is_causal}"
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
     return None
@@ -216,6 +248,10 @@ def _class_difference(
     is_activation = kinds is ACTIVATION
     if kind is type(None):
         return "is missing", frozenset()
+    if issubclass(kind, nn.Module):
+        for caller in ("__call__", "_call_impl"):
+            if not is_of_library(getattr(kind, caller)):
+                return f"{where}, whose {caller} was replaced", frozenset()
     if kind.__module__.startswith("torch.") or (
         is_activation and kind.__module__ == "transformers.activations"
     ):
@@ -235,19 +271,20 @@ def _class_difference(
     return None, frozenset().union(*(code.methods.get(base, ()) for base in kind.__mro__))
 
 
-def _instance_difference(
-    own: Mapping[str, Any], methods: frozenset[str], has_hooks: bool = False
-) -> str | None:
-    """Return how the attributes of a module differ, which may have hooks if it is called."""
+def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str | None:
+    """Return how the attributes of a module differ from those that its class gives it."""
     if not methods.isdisjoint(own):
         return f"has a {min(methods & own.keys())} of its own"
-    if has_hooks:
-        return None
+    if "_call_impl" in own:
+        return "has a _call_impl of its own"
     if own["_forward_pre_hooks"]:
         return "has a forward pre-hook"
     for hook in own["_forward_hooks"].values():
         if getattr(hook, "__module__", None) not in HARMLESS_HOOKS:
             return "has a forward hook"
+    for name in ("weight", "bias"):
+        if name in own or name in own["_buffers"]:
+            return f"has a {name} that is not a parameter"
     return None if own.get("_compiled_call_impl") is None else "was compiled"
 
 
@@ -263,7 +300,10 @@ def stacks_difference(model: nn.Module) -> str | None:
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
+    if (difference := _torch_difference()) is not None:
+        return difference
     files: dict[ReleasedCode, str | None] = {}
+    weights = []
     for name, module, kinds in computing_modules(model):
         if ".layers" in name or name.endswith("dropout"):
             continue
@@ -274,10 +314,28 @@ def stacks_difference(model: nn.Module) -> str | None:
             original = own.pop("_original_forward", None)
             if getattr(original, "__func__", None) is type(module).forward:
                 own.pop("forward", None)
-            is_called = name in ("model", "model.encoder", "model.decoder")
-            difference = _instance_difference(own, methods, has_hooks=is_called)
+            difference = _instance_difference(own, methods) or _gradient_difference(own)
+            difference = difference or _settings_difference(name, module, model)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
+        if name == "lm_head" or name.endswith("embed_tokens"):
+            weights.append(module.weight)
+    is_tied = weights[0] is weights[1] is weights[2]
+    if is_tied != model.config.tie_word_embeddings:
+        return f"tie_word_embeddings is {model.config.tie_word_embeddings}, and the weights differ"
+    return None
+
+
+def _gradient_difference(own: Mapping[str, Any]) -> str | None:
+    """Return what changes the gradients of a module, beside its code."""
+    if own["_backward_hooks"] or own["_backward_pre_hooks"]:
+        return "has a backward hook"
+    for name in ("padding_idx", "scale_grad_by_freq", "sparse"):
+        if own.get(name) not in (None, False):
+            return f"has {name}"
+    for name, weight in own["_parameters"].items():
+        if weight is not None and weight._backward_hooks:
+            return f"has a hook on {name}"
     return None
 
 
@@ -291,13 +349,13 @@ def attention_difference(model: nn.Module) -> str | None:
         A clause that names the function, or None if there is no difference.
     """
     for stack in (model.get_encoder(), model.get_decoder()):
+        eager = vars(sys.modules[type(stack).__module__])["eager_attention"]
         names = {stack.config._attn_implementation}
         for layer in stack.layers:
             names.add(layer.self_attention.config._attn_implementation)
             if hasattr(layer, "cross_attention"):
                 names.add(layer.cross_attention.config._attn_implementation)
         for name in names:
-            eager = vars(sys.modules[type(layer).__module__])["eager_attention"]
             function = ALL_ATTENTION_FUNCTIONS.get_interface(name, eager)
             is_released = function is eager or (
                 function is sdpa_attention_forward and is_of_library(function)
@@ -334,15 +392,39 @@ def _replaced_function() -> str | None:
     if len(_functions) == len(functions) and all(map(_is_same, _functions, functions)):
         return None
     for name, function in vars(nn.functional).items():
-        is_public = isinstance(function, FunctionType) and not name.startswith("_")
-        if is_public and not is_of_library(function):
+        if not name.startswith("_") and not _is_librarys(function):
             return name
     _functions[:] = functions
     return None
 
 
-# torch's functions when they were last compared
+def _is_librarys(value: Any) -> bool:
+    """Return whether torch or transformers may have defined a value; what is not called may."""
+    if isinstance(value, FunctionType):
+        return is_of_library(value)
+    if isinstance(value, type | ModuleType) or not callable(value):
+        return True
+    home = type(value) if value.__class__ is not BuiltinFunctionType else value
+    return (home.__module__ or "").startswith(("torch", "transformers", "typing"))
+
+
+# functions of torch and of `generate` when they were last compared
 _functions: list[Any] = []
+_methods: list[Any] = []
+
+
+def generation_difference() -> str | None:
+    """Return the first method of the library's `generate` that was replaced, or None."""
+    methods = list(vars(GenerationMixin).values())
+    if len(_methods) == len(methods) and all(map(_is_same, _methods, methods)):
+        return None
+    for name, method in vars(GenerationMixin).items():
+        # one of them is a context manager
+        files = (*LIBRARY_FOLDERS, contextlib.__file__)
+        if not all(code.co_filename.startswith(files) for code in codes_of(method)):
+            return f"transformers.GenerationMixin.{name} was replaced"
+    _methods[:] = methods
+    return None
 
 
 def codes_of(function: Any) -> Iterator[CodeType]:
@@ -433,7 +515,11 @@ class ReleasedCode:
     def _is_as_compiled(self, name: str, node: ast.stmt, codes: Mapping[str, CodeType]) -> bool:
         value = vars(self.module).get(name)
         if isinstance(node, ast.Import | ast.ImportFrom):
-            return value is _imported(self.module, node, name)
+            origin = (
+                (node.module or "") if isinstance(node, ast.ImportFrom) and not node.level else ""
+            )
+            is_known = not origin.startswith(("torch", "transformers")) or _is_librarys(value)
+            return is_known and value is _imported(self.module, node, name)
         if isinstance(node, ast.FunctionDef):
             return _has_code(value, codes[name])
         if isinstance(node, ast.ClassDef):
@@ -480,6 +566,24 @@ def _code_of(module: ModuleType) -> ReleasedCode | None:
             return None
         code = _codes[module.__name__] = ReleasedCode(module, known)
     return code
+
+
+def file_difference(path: str | Path) -> str | None:
+    """Return the first difference between a copy of a file of this package and the code that runs.
+
+    Args:
+        path: File with the name of an imported module of this package.
+
+    Returns:
+        A clause, or None if both compute the same.
+    """
+    module = sys.modules[f"{__package__}.{Path(path).stem}"]
+    running = digests_of(inspect.getsource(module))
+    found = digests_of(Path(path).read_text(encoding="utf-8"))
+    for name in sorted({*running, *found}):
+        if found.get(name) != running.get(name):
+            return f"{name} differs"
+    return None
 
 
 def _has_code(function: Any, compiled: CodeType) -> bool:
@@ -628,18 +732,23 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "e23161bbebf99598",
+        "VanillaTransformerDecoder": "5e97d8a4703aa663",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
         "VanillaTransformerModel": "299dc9a12a10d66b",
-        "VanillaTransformerPreTrainedModel": "d66478197716f61e",
+        "VanillaTransformerPreTrainedModel": "a5dadef3e6fc3d22",
+        "cache_obstacle": "482c013b910c762b",
+        "cached_file": "1b93aad2d6771cb9",
         "can_return_tuple": "09ccf8253a8fa0ae",
         "capture_outputs": "0c50027034c4b681",
         "closest_name": "4c0b17b62afb4261",
         "create_bidirectional_mask": "2a80c02e743bb2ce",
         "create_causal_mask": "73927767e615f2bd",
         "eager_attention": "4258edc91f427f12",
+        "file_difference": "12a55be704faf310",
         "inspect": "c3a743e6d24c9bd1",
+        "logger": "d511ba5f55bd6152",
+        "logging": "27dced094c951418",
         "math": "b67c9ddef3e0c371",
         "merge_with_config_defaults": "58859508ad22e652",
         "nn": "5ee2fc1d4e7e0465",
@@ -660,7 +769,9 @@ RELEASED: dict[str, dict[str, str]] = {
 __all__ = [
     "attention_difference",
     "computing_modules",
+    "file_difference",
     "first_difference",
+    "generation_difference",
     "is_of_library",
     "library_difference",
     "stacks_difference",

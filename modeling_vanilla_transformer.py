@@ -19,9 +19,11 @@ in the vocabulary.
 """
 
 import inspect
+import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from os import PathLike
 from typing import Any
 
 import torch
@@ -47,12 +49,16 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils import TransformersKwargs, cached_file, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
+from .engine_vanilla_transformer import cache_obstacle
 from .generation_vanilla_transformer import CACHE_NAME, SearchMixin
+from .identity_vanilla_transformer import file_difference
+
+logger = logging.getLogger(__name__)
 
 # arguments that the library passes to every `forward`, for its decorators, the loss and the head
 LIBRARY_ARGUMENTS = (
@@ -472,10 +478,13 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     _skip_keys_device_placement = ["cache", "past_key_values"]
 
     @classmethod
-    def from_pretrained(cls, *args: Any, **kwargs: Any) -> Any:
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: str | PathLike, *args: Any, **kwargs: Any
+    ) -> Any:
         """Load a model as the library does, and refuse one that another class has saved.
 
         Args:
+            pretrained_model_name_or_path: Folder or Hub name.
             args: As in the library.
             kwargs: As in the library.
 
@@ -485,16 +494,35 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: If the model was saved by a class with other code, which would be lost.
         """
-        loaded = super().from_pretrained(*args, **kwargs)
-        model = loaded[0] if isinstance(loaded, tuple) else loaded
-        for name in model.config.architectures or ():
-            # a class of the user's may begin with the weights of any model
-            if name not in __all__ and cls.__name__ in __all__:
+        loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        # a class of the user's may begin with the weights of any model
+        if cls.__name__ in __all__:
+            model = loaded[0] if isinstance(loaded, tuple) else loaded
+            cls._refuse_other_code(pretrained_model_name_or_path, model.config)
+        return loaded
+
+    @classmethod
+    def _refuse_other_code(cls, source: str | PathLike, config: VanillaTransformerConfig):
+        for name in config.architectures or ():
+            if name not in __all__:
                 raise ValueError(
                     f"the model must be loaded by the class that saved it, {name}: {cls.__name__} "
                     "does not have its code."
                 )
-        return loaded
+        own = __name__.rpartition(".")[2]
+        address = (getattr(config, "auto_map", None) or {}).get("AutoModelForSeq2SeqLM", "")
+        # the address of code in another repository begins with its name
+        if address.rpartition("--")[2].partition(".")[0] != own:
+            return
+        file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
+        if file is not None and (difference := file_difference(file)) is not None:
+            logger.warning(
+                "%s holds other model code than %s, which runs: %s. A process that does not import "
+                "vanilla_transformer can run it.",
+                source,
+                __name__,
+                difference,
+            )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
@@ -533,7 +561,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     def _refuse_unknown(self, arguments: Mapping[str, Any]):
         """Refuse what neither `forward` nor the attention function would read."""
-        given = [name for name, it in arguments.items() if it is not None and it is not False]
+        given = [name for name, it in arguments.items() if it is not None]
         unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
         if not unknown:
             return
@@ -705,8 +733,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
 
         Raises:
             TypeError: If an argument is unknown.
-            ValueError: If the memory is missing, both names of the cache are given, or not exactly
-                one of `input_ids` and `inputs_embeds` is given.
+            ValueError: If the memory is missing, both names of the cache are given, layers share an
+                index of the cache, or not exactly one of `input_ids` and `inputs_embeds` is given.
         """
         self._refuse_unknown(kwargs)
         if encoder_hidden_states is None:
@@ -721,7 +749,13 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             if CACHE_NAME == "cache" and not torch.compiler.is_compiling():
                 message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
                 warnings.warn(message, FutureWarning, stacklevel=2)
-        if use_cache and cache is None and not self.training:
+        obstacle = cache_obstacle(self.layers)
+        if cache is not None and obstacle is not None:
+            raise ValueError(
+                f"cache must be of layers that have their own indices, and {obstacle}: set "
+                "`layer_idx`, counted from 0, or use_cache=False."
+            )
+        if use_cache and cache is None and not self.training and obstacle is None:
             cache = EncoderDecoderCache(
                 DynamicCache(config=self.config), DynamicCache(config=self.config)
             )

@@ -366,7 +366,13 @@ def test_a_peer_with_code_of_the_users_is_refused(monkeypatch):
         model.model.decoder.layers[1].fc1 = torch.nn.Sequential(model.model.decoder.layers[1].fc1)
         return model
 
+    def causal():
+        model = marian()
+        model.model.encoder.layers[0].self_attn.is_causal = True
+        return model
+
     for build, message in (
+        (causal, "model.encoder.layers.0.self_attn has is_causal True"),
         (lambda: OtherMarian(marian().config), "OtherMarian is a OtherMarian of .*test_conversion"),
         (hooked, "model.encoder.layers.0 has a forward hook"),
         (registered, "its attention function 'mine' is not the library's"),
@@ -377,6 +383,16 @@ def test_a_peer_with_code_of_the_users_is_refused(monkeypatch):
     model = marian()
     monkeypatch.setattr(type(model.model.encoder.layers[0]), "forward", lambda self, x, *_, **__: x)
     with pytest.raises(ValueError, match="MarianEncoderLayer was changed after"):
+        from_marian(model)
+
+
+def test_a_token_that_is_forbidden_hides_no_other_logits():
+    model = marian()
+    model.final_logits_bias[0, 7] = -1e9
+    from_marian(model)
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.embed_scale *= 0.5
+    with pytest.raises(ValueError, match="and the logits differ by up to"):
         from_marian(model)
 
 

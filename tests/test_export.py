@@ -525,10 +525,28 @@ def gated(model):
     model.model.encoder.layers[1].gate = torch.nn.Identity()
 
 
+def causal(model):
+    """A model whose encoder is causal where nothing is padded."""
+    model.model.encoder.layers[0].self_attention.is_causal = True
+
+
+@pytest.mark.parametrize("export", [to_ctranslate2, to_marian])
+def test_a_token_that_is_forbidden_hides_no_other_scores(export, tokenizer, tmp_path):
+    model = model_of(tokenizer, output_bias=True)
+    model.lm_head.bias.data[7] = -1e9
+    export(model, tokenizer, tmp_path / "good")
+    for stack in (model.model.encoder, model.model.decoder):
+        stack.layers[0].feed_forward.activation = torch.nn.SiLU()
+    with pytest.raises(ValueError, match="must compute what its model computes"):
+        export(model, tokenizer, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["good"]
+
+
 @pytest.mark.parametrize("export", [to_ctranslate2, to_marian])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (causal, "model.encoder.layers.0.self_attention has is_causal True"),
         (squared, "model.encoder.layers.0.feed_forward has a forward of its own"),
         (biased, "got the weight model.decoder.layers.0.self_attention.relative_bias"),
         (buffered, "got the buffer model.encoder.slopes"),

@@ -17,9 +17,11 @@ import pytest
 import torch
 from hub_stand_in import TOKEN, HubStandIn, running_hub
 from huggingface_hub import constants, errors
-from transformers import GenerationConfig, MarianConfig
+from transformers import AutoModelForSeq2SeqLM, GenerationConfig, MarianConfig
+from translation_toys import make_model, make_tokenizer
 
 import vanilla_transformer
+from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.hub import export_for_hub, load_run, push_to_hub
 
 NAME = "user/tiny"
@@ -531,3 +533,32 @@ class TestStandIn:
                 path_in_repo="README.md",
                 repo_id="user/card",
             )
+
+
+def test_a_published_model_with_edited_code_is_not_taken_for_this_release(tmp_path, caplog):
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    published = tmp_path / "published"
+    export_for_hub(TranslationPipeline(model, tokenizer), published)
+    load_run(published)
+    AutoModelForSeq2SeqLM.from_pretrained(published)
+    assert "other model code" not in caplog.text
+    file = published / "modeling_vanilla_transformer.py"
+    text = file.read_text(encoding="utf-8")
+    file.write_text(text.replace("# CODEPATH", "# code path"), encoding="utf-8")
+    load_run(published)
+    edit = "x + self.dropout(sublayer(x))", "x - self.dropout(sublayer(x))"
+    assert edit[0] in text
+    file.write_text(text.replace(*edit), encoding="utf-8")
+    with pytest.raises(ValueError, match=r"in modeling_vanilla_transformer.py: \w+ differs"):
+        load_run(published)
+    inputs = {"input_ids": model.dummy_inputs["input_ids"]}
+    inputs["decoder_input_ids"] = inputs["input_ids"]
+    with torch.no_grad():
+        found, expected = (
+            one.eval()(**inputs).logits for one in (load_run(published, True)[0], model)
+        )
+    assert (found - expected).abs().max() > 1e-2
+    # the library takes the class that is registered for this name
+    AutoModelForSeq2SeqLM.from_pretrained(published, trust_remote_code=True)
+    assert "holds other model code than vanilla_transformer.modeling" in caplog.text

@@ -5,6 +5,7 @@ Each mutant first changes the logits of the model's own modules. Then `generate`
 refused with the name of what was changed.
 """
 
+import copy
 import importlib.util
 import os
 import shutil
@@ -20,7 +21,7 @@ import train_toys
 from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
 from transformers.masking_utils import sdpa_mask
 from translation_toys import TEXTS, make_model, make_tokenizer
 
@@ -32,7 +33,13 @@ from vanilla_transformer.conversion.library_code import LIBRARY_CODE
 from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
 from vanilla_transformer.identity_vanilla_transformer import RELEASED
 from vanilla_transformer.train.evaluate import evaluate, validation_loss
-from vanilla_transformer.train.step import IGNORED, batch_loss_sum, smoothed_loss_sum
+from vanilla_transformer.train.fused import CheapDropout, suit_processor
+from vanilla_transformer.train.step import (
+    IGNORED,
+    batch_loss_sum,
+    smoothed_loss_sum,
+    takes_fused_loss,
+)
 from vanilla_transformer.train.translate import translate_lines
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -340,12 +347,6 @@ def put_layers_around_the_head(model):
     model.lm_head = nn.Sequential(model.lm_head, Doubled())
 
 
-def share_a_layer(model):
-    layers = model.model.encoder.layers
-    layers[1] = layers[0]
-    model.model.decoder.layers.append(model.model.decoder.layers[0])
-
-
 CHANGES = {
     add_hook: "model.decoder.layers.0 has a forward hook",
     patch_forward: "model.encoder.layers.1.feed_forward has a forward of its own",
@@ -371,10 +372,237 @@ def test_a_changed_model_is_what_is_searched(change, tokenizer, run, monkeypatch
     assert CHANGES[change] in obstacle(model) or change is quantize
 
 
-def test_a_layer_that_stands_twice_is_searched_as_its_cache_is(tokenizer):
+def share_the_layers(model):
+    model.model.decoder.layers.append(model.model.decoder.layers[0])
+
+
+def add_a_copy_of_the_layer(model):
+    model.model.decoder.layers.append(copy.deepcopy(model.model.decoder.layers[0]))
+
+
+def remove_the_first_layer(model):
+    del model.model.decoder.layers[0]
+
+
+def share_the_cross_attention(model):
+    layers = model.model.decoder.layers
+    layers[1].cross_attention = layers[0].cross_attention
+
+
+@pytest.mark.parametrize(
+    "change",
+    [share_the_layers, add_a_copy_of_the_layer, remove_the_first_layer, share_the_cross_attention],
+)
+def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokenizer, monkeypatch):
+    model = make_model(tokenizer, decoder_layers=2)
+    before = logits(model, tokenizer)
+    change(model)
+    generation.tell_of_cache.cache_clear()
+    told = []
+    monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
+    assert "cache indices" in obstacle(model)
+    if change is not add_a_copy_of_the_layer:
+        assert (logits(model, tokenizer) - before).abs().max() > 1e-3
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    for search in SEARCHES:
+        expected = model.generate(**inputs, **search, use_cache=False)
+        assert model.generate(**inputs, **search).tolist() == expected.tolist()
+    alone = model.generate(**tokenizer(TEXTS[2], return_tensors="pt"), num_beams=1)
+    ids = greedily(model, tokenizer, TEXTS[2], alone.shape[1] - 1)
+    assert alone[0].tolist()[: len(ids)] == ids
+    assert len(told) == 1
+    assert "generate uses no cache" in told[0]
+
+
+def look_ahead(model):
+    for layer in model.model.encoder.layers:
+        layer.self_attention.is_causal = True
+
+
+def own_configuration(model):
+    encoder = model.model.encoder
+    encoder.config = copy.deepcopy(encoder.config)
+    encoder.config.hidden_size = 4
+
+
+def plain_weight(model):
+    linear = model.model.decoder.layers[0].feed_forward.fc1
+    weight = linear.weight.detach()
+    del linear.weight
+    linear.weight = -3 * weight
+
+
+def weight_as_buffer(model):
+    linear = model.model.decoder.layers[0].feed_forward.fc1
+    weight = linear.weight.detach()
+    del linear.weight
+    linear.register_buffer("weight", -3 * weight)
+
+
+def forbid_a_token_and_scale(model):
+    model.lm_head.bias.data[3] = -1e9
+    model.set_attn_implementation("eager")
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        # the eager function does not read it
+        layer.self_attention.scaling = 2.0
+
+
+def call_in_another_way(model):
+    feed_forward = model.model.encoder.layers[0].feed_forward
+    feed_forward._call_impl = lambda x: -feed_forward.forward(x)
+
+
+def narrow_heads(model):
+    attention = model.model.decoder.layers[0].self_attention
+    attention.d_k = attention.d_v = 12
+
+
+UNPADDED = {
+    look_ahead: "model.encoder.layers.0.self_attention has is_causal True",
+    own_configuration: "model.encoder has another configuration than the model",
+    plain_weight: "fc1 has a weight that is not a parameter",
+    weight_as_buffer: "fc1 has a weight that is not a parameter",
+    forbid_a_token_and_scale: "the logits of the engine differ",
+    call_in_another_way: "feed_forward has a _call_impl of its own",
+    narrow_heads: "the layers of the decoder have different numbers of heads",
+}
+
+
+@pytest.mark.parametrize("change", UNPADDED, ids=lambda change: change.__name__)
+def test_a_change_that_padding_hides_is_what_is_searched(change, tokenizer):
+    """One sentence, without padding, after an engine of the model before the change."""
+    model = make_model(tokenizer, output_bias=True)
+    inputs = tokenizer(TEXTS[2], return_tensors="pt")
+    before = model.generate(**inputs, engine="required")
+    change(model)
+    for search in SEARCHES:
+        expected = model.generate(**inputs, **search, engine="off")
+        assert model.generate(**inputs, **search).tolist() == expected.tolist()
+        with pytest.raises(ValueError, match=UNPADDED[change]):
+            model.generate(**inputs, **search, engine="required")
+    is_same = before.tolist() == expected.tolist()
+    assert not is_same or change in (narrow_heads, forbid_a_token_and_scale)
+
+
+def test_a_weight_that_a_lookup_changes_is_not_packed(tokenizer):
     model = make_model(tokenizer)
-    share_a_layer(model)
-    assert obstacle(model) == "the layers of the decoder have the cache indices [0, 0]"
+    model.model.encoder.embed_tokens.max_norm = 1.0
+    assert "embed_tokens has max_norm" in obstacle(model)
+
+
+def test_an_engine_follows_the_attention_function(tokenizer):
+    model = make_model(tokenizer)
+    for layer in model.model.encoder.layers:
+        layer.self_attention.scaling = 1.5
+    inputs = tokenizer(TEXTS[2], return_tensors="pt")
+    for implementation in ("sdpa", "eager", "sdpa"):
+        model.set_attn_implementation(implementation)
+        expected = model.generate(**inputs, engine="off")
+        assert model.generate(**inputs).tolist() == expected.tolist()
+
+
+def untie_the_head(model):
+    model.lm_head.weight = nn.Parameter(2 * model.lm_head.weight.detach())
+
+
+def own_embedding(model):
+    model.model.decoder.embed_tokens = copy.deepcopy(model.model.decoder.embed_tokens)
+    model.model.decoder.embed_tokens.weight.data *= 2
+
+
+def call_it_untied(model):
+    model.config.tie_word_embeddings = False
+
+
+def drop_words(model):
+    def hook(module, args, kwargs):
+        return args, {**kwargs, "input_ids": kwargs["input_ids"].clamp(max=40)}
+
+    model.model.encoder.register_forward_pre_hook(hook, with_kwargs=True)
+
+
+def hook_a_gradient(model):
+    model.lm_head.weight.register_hook(lambda gradient: 0 * gradient)
+
+
+def hook_the_gradient_of_the_head(model):
+    model.lm_head.register_full_backward_hook(lambda module, inputs, outputs: None)
+
+
+def pad_the_embedding(model):
+    model.model.encoder.embed_tokens.padding_idx = 7
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        untie_the_head,
+        own_embedding,
+        call_it_untied,
+        drop_words,
+        hook_a_gradient,
+        hook_the_gradient_of_the_head,
+        pad_the_embedding,
+        plain_weight,
+        add_hook,
+    ],
+)
+def test_a_change_around_the_layers_is_what_is_trained(change, tokenizer):
+    model = make_model(tokenizer)
+    accelerator = Accelerator(cpu=True)
+    assert takes_fused_loss(accelerator, model)
+    change(model)
+    check_losses(model, tokenizer)
+    # changes of layers alone are called as they are
+    assert takes_fused_loss(accelerator, model) == (change in (plain_weight, add_hook))
+
+
+class Patched:
+    """A function that is an object."""
+
+    def __init__(self, function):
+        self.function = function
+
+    def __call__(self, *args, **kwargs):
+        return -0.5 * self.function(*args, **kwargs)
+
+
+@pytest.mark.parametrize("name", ["linear", "embedding", "scaled_dot_product_attention"])
+def test_a_loss_with_a_replaced_function_of_torch_is_that_of_the_modules(
+    name, tokenizer, monkeypatch
+):
+    model = make_model(tokenizer)
+    monkeypatch.setattr(nn.functional, name, Patched(getattr(nn.functional, name)))
+    check_losses(model, tokenizer)
+
+
+def test_only_a_released_model_is_exchanged_for_training(tokenizer):
+    for change in (add_hook, replace_linear, patch_forward):
+        model = make_model(tokenizer, dropout=0.3)
+        change(model)
+        kinds = [type(module) for module in model.modules()]
+        suit_processor(model, is_half=False)
+        assert [type(module) for module in model.modules()] == kinds
+    plain = make_model(tokenizer, dropout=0.3)
+    suit_processor(plain, is_half=False)
+    assert any(type(module) is CheapDropout for module in plain.modules())
+
+
+def test_a_mask_function_that_was_patched_before_the_import_is_seen(tmp_path):
+    code = """if True:
+        import transformers.masking_utils as masks
+        whole = masks.create_bidirectional_mask
+        masks.create_bidirectional_mask = lambda *args, **kwargs: whole(*args, **kwargs)
+        from vanilla_transformer import VanillaTransformerConfig
+        from vanilla_transformer import VanillaTransformerForConditionalGeneration
+        from vanilla_transformer.engine_vanilla_transformer import obstacle
+        config = VanillaTransformerConfig(vocab_size=50, d_model=16)
+        print(obstacle(VanillaTransformerForConditionalGeneration(config).eval()))
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert "create_bidirectional_mask was changed after" in done.stdout, done.stderr
 
 
 def warmer(self, x):
@@ -404,6 +632,12 @@ PATCHES = {
         "scaled_dot_product_attention",
         lambda query, key, value, **kwargs: value.mean(dim=2, keepdim=True).expand_as(query),
     ),
+    "a function that is an object": (nn.functional, "linear", Patched(nn.functional.linear)),
+    "a call of torch": (
+        nn.Linear,
+        "__call__",
+        lambda self, x: nn.Module.__call__(self, x).tanh(),
+    ),
     "a call": (
         modeling.FeedForward,
         "__call__",
@@ -428,6 +662,18 @@ def test_a_patched_class_is_what_is_searched(patch, tokenizer, monkeypatch):
             with pytest.raises(ValueError, match=r"replaced|changed after|of its own"):
                 model.generate(**inputs, **search, engine="required")
     model.generate(**inputs, engine="required")
+
+
+def test_a_search_that_the_library_was_taught_is_what_runs(tokenizer, monkeypatch):
+    def always(self, input_ids, *args, **kwargs):
+        return torch.cat((input_ids, torch.full_like(input_ids, 77)), dim=1)
+
+    model = make_model(tokenizer)
+    inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
+    monkeypatch.setattr(GenerationMixin, "_sample", always)
+    assert model.generate(**inputs, num_beams=1)[:, -1].tolist() == [77] * len(TEXTS)
+    with pytest.raises(ValueError, match=r"GenerationMixin\._sample was replaced"):
+        model.generate(**inputs, num_beams=1, engine="required")
 
 
 def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_path):

@@ -78,7 +78,11 @@ PRIVATE_NAMES = {
     "torch": ("_assert_async", "_foreach_add_", "_foreach_mul_", "_foreach_sub"),
     "torch.cpu": ("_is_vnni_supported",),
     "torch.nn.Module": ("_compiled_call_impl",),
+    "torch.Tensor": ("_backward_hooks",),
     "torch.nn.modules.module": (
+        "_backward_hooks",
+        "_backward_pre_hooks",
+        "_call_impl",
         "_forward_hooks",
         "_forward_pre_hooks",
         "_global_forward_hooks",

@@ -508,4 +508,8 @@ def test_every_flag_reaches_the_evaluation(monkeypatch):
     settings = {**data, **languages, **scoring, **search}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     assert main(["run", *flags, "--int8"]) == 0
-    assert given == [{"run": "run", **settings, "int8": True}]
+    assert main(["run", "--trust_remote_code"]) == 0
+    assert given == [
+        {"run": "run", **settings, "int8": True, "trust_remote_code": False},
+        {"run": "run", "trust_remote_code": True},
+    ]

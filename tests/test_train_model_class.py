@@ -26,6 +26,7 @@ from vanilla_transformer.train.dry_run import describe
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_class import make_config, size_of
+from vanilla_transformer.train.run_folder import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -375,6 +376,80 @@ def test_a_class_of_the_library_that_cannot_be_trained_is_refused(
     config = train_toys.toy_config(corpus, tmp_path / "run", model_class=model_class, model=model)
     with pytest.raises(ValueError, match=sentence):
         describe(config, "demo")
+
+
+@pytest.mark.parametrize("verb", ["train", "tokenize"])
+def test_a_recipe_of_others_runs_no_code(verb, corpus, tmp_path, monkeypatch, capsys, forgotten):
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "gated_evil.py").write_text("open('ran', 'w')\n" + GATED, encoding="utf-8")
+    toy = train_toys.toy_settings(corpus, "foreign", model_class="gated_evil.py:Gated")
+    train_toys.write_recipe(foreign / "recipe.yaml", toy)
+    monkeypatch.chdir(tmp_path)
+    words = [verb, "foreign/recipe.yaml"]
+    ours = ["--model_class", "gated_evil.py:Gated"]
+    for more in ([], ["--dry_run"], ["--resume"], [*ours, "--dry_run"], [*ours, "--resume"]):
+        assert main([*words, *more]) == 1
+        assert "read that file, and give --trust_remote_code to run it" in capsys.readouterr().err
+        assert not Path("ran").exists()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    shutil.copy(foreign / "gated_evil.py", tmp_path)
+    # what the user names is there
+    assert main([*words, *ours, "--dry_run"]) == 0
+    assert Path("ran").exists()
+
+
+def test_a_class_with_the_name_of_a_released_one_is_refused(corpus, tmp_path, forgotten):
+    name = "VanillaTransformerForConditionalGeneration"
+    text = GATED.replace("class Gated(", f"class {name}(").replace(
+        f"    {name},\n)", f"    {name},\n)\n"
+    )
+    (tmp_path / "gated.py").write_text(text, encoding="utf-8")
+    model_class = f"{tmp_path}/gated.py:{name}"
+    config = train_toys.toy_config(corpus, tmp_path / "run", model_class=model_class)
+    with pytest.raises(ValueError, match=f"must have a name of its own, got {name}"):
+        train(config)
+
+
+def test_an_attention_function_of_a_users_class_is_set_by_the_class(corpus, tmp_path):
+    with pytest.raises(ValueError, match="Call set_attn_implementation in the __init__"):
+        train_toys.toy_config(
+            corpus,
+            tmp_path / "run",
+            model_class="gated.py:Gated",
+            model={"attn_implementation": "eager"},
+        )
+
+
+def test_dropout_of_a_users_class_stays_the_users(corpus, tmp_path, forgotten):
+    text = GATED.replace(
+        "        self.post_init()\n",
+        "        self.drops = [it for it in self.modules() if type(it) is nn.Dropout]\n"
+        "        self.post_init()\n",
+    )
+    text += (
+        "\n    def forward(self, *args, **kwargs):\n"
+        "        for drop in self.drops:\n"
+        "            drop.p = 0.0\n"
+        "        return super().forward(*args, **kwargs)\n"
+    )
+    losses = []
+    for dropout in (0.0, 0.5):
+        name = f"gated_{int(10 * dropout)}"
+        (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
+        folder = tmp_path / name
+        train(
+            train_toys.toy_config(
+                corpus,
+                folder,
+                max_steps=3,
+                model_class=f"{tmp_path}/{name}.py:Gated",
+                model={"dropout": dropout},
+            )
+        )
+        losses.append([line["loss"] for line in read_metrics(folder) if "loss" in line])
+    # the class turns dropout off
+    assert losses[0] == losses[1]
 
 
 def test_a_model_that_cannot_translate_is_refused_before_it_is_trained(corpus, tmp_path):

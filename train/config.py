@@ -26,6 +26,7 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
+from vanilla_transformer.console import add_trust_flag
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.files import write_whole
 
@@ -291,6 +292,12 @@ class TrainConfig:
                 raise ValueError(
                     f"model_class must be FILE.py:CLASS or transformers:CLASS, got "
                     f"{self.model_class!r}."
+                )
+            if self.has_model_file and kernel is not None:
+                raise ValueError(
+                    "model must not hold attn_implementation with a model_class in a file: it is "
+                    "not saved with a model, and the class may compute another equation with it. "
+                    "Call set_attn_implementation in the __init__ of the class."
                 )
             return
         own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
@@ -567,6 +574,7 @@ def parse_arguments(
     parser.add_argument(
         "--dry_run", action="store_true", help="print settings and what to expect, and stop"
     )
+    add_trust_flag(parser)
     for known in dataclasses.fields(TrainConfig):
         # as the flag takes it
         is_empty = known.default is dataclasses.MISSING
@@ -591,9 +599,23 @@ def parse_arguments(
         if name in TrainConfig.__dataclass_fields__
     }
     config = load_config(given.recipe, overrides)
+    if config.has_model_file and not given.trust_remote_code:
+        _refuse_code_of_others(config, is_named="model_class" in overrides)
     if given.resume and "output_dir" not in overrides:
         _refuse_other_folder(Path(given.recipe), config)
     return config, given
+
+
+def _refuse_code_of_others(config: TrainConfig, is_named: bool):
+    """Refuse to run a file that the user has not named; a recipe may come from somebody else."""
+    path = Path(config.model_class.rpartition(":")[0])
+    if is_named and path.is_file():
+        return
+    found = "the recipe names it" if not is_named else f"only {config.output_dir} may have it"
+    raise ValueError(
+        f"model_class is {config.model_class}, and {found}: read that file, and give "
+        "--trust_remote_code to run it."
+    )
 
 
 def _refuse_other_folder(recipe: Path, config: TrainConfig):

@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer.identity_vanilla_transformer import computing_modules, first_difference
 from vanilla_transformer.kernels_vanilla_transformer import exp_, is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
@@ -472,12 +473,16 @@ AttentionMaskInterface.register(FLOAT32_ATTENTION, sdpa_mask)
 
 
 def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
-    """Exchange, in place, what of a model takes long to train on a processor.
+    """Exchange modules that are slow to train on a CPU, in place, in a model of this release.
+
+    A model with code of its own stays as it is: it may use the exchanged modules in another way.
 
     Args:
         model: The model.
         is_half: Whether it is trained in half precision.
     """
+    if first_difference(computing_modules(model)) is not None:
+        return
     use_cheap_dropout(model)
     if not is_half:
         use_onednn(model)

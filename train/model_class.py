@@ -14,15 +14,13 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.configuration_vanilla_transformer import (
     SEPARATE_VOCABULARY_KEYS,
     VanillaTransformerConfig,
     closest_name,
 )
 from vanilla_transformer.generation_vanilla_transformer import SearchMixin, set_paper_search
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
 from vanilla_transformer.pipeline_vanilla_transformer import evaluating
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
             folder keeps, or the class cannot be trained.
     """
     if config.model_class is None:
-        return VanillaTransformerForConditionalGeneration
+        return modeling.VanillaTransformerForConditionalGeneration
     source, _, name = config.model_class.rpartition(":")
     module = transformers
     if source != "transformers":
@@ -90,6 +88,11 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
         )
     _refuse_other_kind(model_class)
     if module is not transformers:
+        if name in modeling.__all__:
+            # the package's own class would take its place when the model is loaded
+            raise ValueError(
+                f"model_class must have a name of its own, got {name}: rename the class."
+            )
         # `save_pretrained` then writes the file beside the weights, and names it in config.json
         model_class.register_for_auto_class(AUTO_CLASS)
         if model_class.config_class.__module__ == module.__name__:

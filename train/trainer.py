@@ -56,8 +56,10 @@ class FusedTrainer(Seq2SeqTrainer):
         Returns:
             The loss, or loss and outputs.
         """
+        own = self.accelerator.unwrap_model(model)
         is_plain = (
             model.training
+            and "_loss_function" not in vars(own)
             and not return_outputs
             and takes_fused_loss(self.accelerator, model)
             and not self.is_model_parallel
@@ -72,7 +74,6 @@ class FusedTrainer(Seq2SeqTrainer):
         places = (labels.flatten() != IGNORED).nonzero().flatten()
         batch = {**inputs, "places": places}
         if "decoder_input_ids" not in batch:
-            own = self.accelerator.unwrap_model(model)
             batch["decoder_input_ids"] = own.prepare_decoder_input_ids_from_labels(labels=labels)
         smoothing = self.args.label_smoothing_factor
         loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
