@@ -86,7 +86,12 @@ def in_float32(model: nn.Module) -> nn.Module:
 
 
 def refuse_difference(
-    found: Tensor, expected: Tensor, logits: Tensor, what: str, stored: str = "float32"
+    found: Tensor,
+    expected: Tensor,
+    logits: Tensor,
+    what: str,
+    stored: str = "float32",
+    tokens: Tensor | None = None,
 ):
     """Refuse a model that computes something else than the one it was made from.
 
@@ -96,11 +101,12 @@ def refuse_difference(
         logits: Logits whose standard deviation is the unit.
         what: What differs and where, for the error.
         stored: Type in which the new model's weights are stored.
+        tokens: Token of each number, if the numbers are not of all tokens.
 
     Raises:
         ValueError: If the largest difference is beyond the tolerance of the type.
     """
-    difference = float(deviations(found, expected, logits).max())
+    difference = float(deviations(found, expected, logits, tokens).max())
     if not difference <= TOLERANCES[stored]:
         raise ValueError(
             f"{what} by up to {difference:.2g} standard deviations of the logits (allowed for "

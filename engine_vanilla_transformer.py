@@ -624,7 +624,9 @@ def _difference(found: Tensor, expected: Tensor, is_exact: bool) -> float:
     return float(apart.max() if is_exact else apart.square().mean().sqrt())
 
 
-def deviations(found: Tensor, expected: Tensor, logits: Tensor) -> Tensor:
+def deviations(
+    found: Tensor, expected: Tensor, logits: Tensor, tokens: Tensor | None = None
+) -> Tensor:
     """Return how far numbers are from the expected ones, in standard deviations of the logits.
 
     The deviation is that of a token over all positions, or of an ordinary token if that is larger,
@@ -635,9 +637,10 @@ def deviations(found: Tensor, expected: Tensor, logits: Tensor) -> Tensor:
         found: Logits or log-probabilities, [..., V].
         expected: The same, of the model to compare with, [..., V].
         logits: Logits of that model, [..., V].
+        tokens: Token of each number, if `found` and `expected` are not of all tokens.
 
     Returns:
-        Deviations, [..., V].
+        Deviations, in the shape of `found`.
     """
     rows = logits.flatten(0, -2)
     spread, size = rows.std(dim=0), rows.abs().mean(dim=0)
@@ -649,6 +652,7 @@ def deviations(found: Tensor, expected: Tensor, logits: Tensor) -> Tensor:
     unit = unit.clamp(min=torch.finfo(torch.float32).tiny)
     # scores of minus infinity have no deviation
     units = torch.maximum(unit, spread.nan_to_num(0.0))
+    units = units if tokens is None else units[tokens]
     return (found - expected).abs() / torch.maximum(units, expected.abs() / 1000)
 
 

@@ -74,7 +74,12 @@ def refuse_changed_model(model: nn.Module, engine: str):
 
 
 def refuse_other_scores(
-    found: Tensor, expected: Tensor, logits: Tensor, engine: str, stored: str = "float32"
+    found: Tensor,
+    expected: Tensor,
+    logits: Tensor,
+    engine: str,
+    stored: str = "float32",
+    tokens: Tensor | None = None,
 ):
     """Refuse an export that computes something else than its model.
 
@@ -84,12 +89,13 @@ def refuse_other_scores(
         logits: Logits of the model.
         engine: Name of the other engine, for the error.
         stored: Type in which the exported weights are stored.
+        tokens: Token of each number, if the numbers are not of all tokens.
 
     Raises:
         ValueError: If they differ.
     """
     what = f"an export must compute what its model computes, and the scores in {engine} differ"
-    refuse_difference(found, expected, logits, what, stored)
+    refuse_difference(found, expected, logits, what, stored, tokens)
 
 
 __all__ = ["finished_folder", "refuse_changed_model", "refuse_other_scores"]

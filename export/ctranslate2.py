@@ -105,9 +105,8 @@ def _check_scores(
     )
     found = torch.tensor([result.log_probs for result in results])
     is_allowed = ~torch.isin(scored, torch.tensor(forbidden, dtype=torch.long))
-    refuse_other_scores(
-        found[is_allowed], expected[is_allowed], batch.logits, "CTranslate2", quantization
-    )
+    found, expected, tokens = found[is_allowed], expected[is_allowed], scored[is_allowed]
+    refuse_other_scores(found, expected, batch.logits, "CTranslate2", quantization, tokens)
 
 
 class _Converter(ctranslate2.converters.Converter):
