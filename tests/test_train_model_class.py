@@ -80,6 +80,10 @@ T5_SIZES = {
 }
 
 
+# a recipe that names a file may come from somebody else
+TRUST = "--trust_remote_code"
+
+
 @pytest.fixture
 def forgotten():
     """Forget the modules of users' files, as a new process does."""
@@ -112,7 +116,8 @@ def settings(corpus, file):
 def run(settings, tmp_path_factory):
     """A run of that class, in a process of its own."""
     folder = tmp_path_factory.mktemp("runs") / "run"
-    train_toys.run_command(train_toys.write_recipe(folder.with_suffix(".yaml"), settings(folder)))
+    recipe = train_toys.write_recipe(folder.with_suffix(".yaml"), settings(folder))
+    train_toys.run_command(recipe, TRUST)
     return folder
 
 
@@ -197,9 +202,9 @@ def test_what_is_evaluated_is_what_the_class_computes(run, tmp_path, forgotten):
 def test_a_run_that_is_resumed_ends_as_one_that_was_not(run, settings, tmp_path):
     folder = tmp_path / "run"
     recipe = train_toys.write_recipe(tmp_path / "half.yaml", settings(folder, max_steps=6))
-    train_toys.run_command(recipe)
+    train_toys.run_command(recipe, TRUST)
     recipe = train_toys.write_recipe(tmp_path / "whole.yaml", settings(folder))
-    train_toys.run_command(recipe, "--resume")
+    train_toys.run_command(recipe, TRUST, "--resume")
     train_toys.assert_same_bits(folder, run)
     last = [checkpoints(each / "checkpoints")[-1] for each in (folder, run)]
     train_toys.assert_same_bits(*last)
@@ -233,7 +238,7 @@ def test_two_processes_train_it_as_one_does(settings, tmp_path):
         recipe = train_toys.write_recipe(
             tmp_path / f"{processes}.yaml", settings(tmp_path / str(processes), **changes)
         )
-        train_toys.run_command(recipe, processes=processes)
+        train_toys.run_command(recipe, TRUST, processes=processes)
     one, two = (train_toys.weights(tmp_path / name) for name in "02")
     for name in [name for name in one if not name.endswith("calls")]:
         torch.testing.assert_close(two[name], one[name], atol=2e-4, rtol=1e-3)
