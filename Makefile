@@ -12,7 +12,7 @@ OLDEST := .venv-oldest
 FAST := not slow and not gpu and not browser
 # the tests that use the libraries most
 LIBRARY_TESTS := $(addprefix tests/test_,$(addsuffix .py,configuration_vanilla_transformer \
-	conversion engine_vanilla_transformer export fine_tune generation_vanilla_transformer hub \
+	conversion engine_vanilla_transformer export generation_vanilla_transformer hub \
 	modeling_vanilla_transformer mutants pipeline private_names tokenization_vanilla_transformer \
 	train_trainer))
 
