@@ -106,7 +106,8 @@ def refuse_difference(
     Raises:
         ValueError: If the largest difference is beyond the tolerance of the type.
     """
-    difference = float(deviations(found, expected, logits, tokens).max())
+    is_exact = stored == "float32"
+    difference = float(deviations(found, expected, logits, tokens, is_exact).max())
     if not difference <= TOLERANCES[stored]:
         raise ValueError(
             f"{what} by up to {difference:.2g} standard deviations of the logits (allowed for "

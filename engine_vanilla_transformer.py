@@ -620,12 +620,16 @@ def _difference(found: Tensor, expected: Tensor, is_exact: bool) -> float:
     is_finite = expected.isfinite()
     if not is_finite.any() or not torch.equal(is_finite, found.isfinite()):
         return math.inf
-    apart = deviations(found, expected, expected)[is_finite]
+    apart = deviations(found, expected, expected, is_exact=is_exact)[is_finite]
     return float(apart.max() if is_exact else apart.square().mean().sqrt())
 
 
 def deviations(
-    found: Tensor, expected: Tensor, logits: Tensor, tokens: Tensor | None = None
+    found: Tensor,
+    expected: Tensor,
+    logits: Tensor,
+    tokens: Tensor | None = None,
+    is_exact: bool = True,
 ) -> Tensor:
     """Return how far numbers are from the expected ones, in standard deviations of the logits.
 
@@ -638,6 +642,7 @@ def deviations(
         expected: The same, of the model to compare with, [..., V].
         logits: Logits of that model, [..., V].
         tokens: Token of each number, if `found` and `expected` are not of all tokens.
+        is_exact: Take the deviation of all logits together if false, as rounded weights need it.
 
     Returns:
         Deviations, in the shape of `found`.
@@ -652,6 +657,8 @@ def deviations(
     unit = unit.clamp(min=torch.finfo(torch.float32).tiny)
     # scores of minus infinity have no deviation
     units = torch.maximum(unit, spread.nan_to_num(0.0))
+    if not is_exact and is_ordinary.any():
+        units = torch.full_like(units, float(rows[:, is_ordinary].std()))
     units = units if tokens is None else units[tokens]
     return (found - expected).abs() / torch.maximum(units, expected.abs() / 1000)
 
