@@ -650,15 +650,15 @@ def deviations(
     rows = logits.flatten(0, -2)
     spread, size = rows.std(dim=0), rows.abs().mean(dim=0)
     is_ordinary = spread > 1e-5 * size
-    if is_ordinary.any():
+    if not is_ordinary.any():
+        units = rows[rows.isfinite()].std().expand_as(spread)
+    elif is_exact:
         unit = torch.maximum(spread[is_ordinary].median(), size[is_ordinary].median() / 300)
+        # scores of minus infinity have no deviation
+        units = torch.maximum(unit, spread.nan_to_num(0.0))
     else:
-        unit = rows[rows.isfinite()].std()
-    unit = unit.clamp(min=torch.finfo(torch.float32).tiny)
-    # scores of minus infinity have no deviation
-    units = torch.maximum(unit, spread.nan_to_num(0.0))
-    if not is_exact and is_ordinary.any():
-        units = torch.full_like(units, float(rows[:, is_ordinary].std()))
+        units = rows[:, is_ordinary].std().expand_as(spread)
+    units = units.clamp(min=torch.finfo(torch.float32).tiny)
     units = units if tokens is None else units[tokens]
     return (found - expected).abs() / torch.maximum(units, expected.abs() / 1000)
 

@@ -732,7 +732,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "5e97d8a4703aa663",
+        "VanillaTransformerDecoder": "632ffa3bd21217e7",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
         "VanillaTransformerModel": "299dc9a12a10d66b",

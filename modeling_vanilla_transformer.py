@@ -749,7 +749,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             if CACHE_NAME == "cache" and not torch.compiler.is_compiling():
                 message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
                 warnings.warn(message, FutureWarning, stacklevel=2)
-        obstacle = cache_obstacle(self.layers)
+        is_cached = cache is not None or (use_cache and not self.training)
+        obstacle = cache_obstacle(self.layers) if is_cached else None
         if cache is not None and obstacle is not None:
             raise ValueError(
                 f"cache must be of layers that have their own indices, and {obstacle}: set "

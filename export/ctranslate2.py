@@ -9,11 +9,11 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from vanilla_transformer.comparison import batch_to_compare
+from vanilla_transformer.comparison import batch_to_compare, refuse_difference
 from vanilla_transformer.export.check import (
+    DIFFERS,
     finished_folder,
     refuse_changed_model,
-    refuse_other_scores,
 )
 from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -106,7 +106,8 @@ def _check_scores(
     found = torch.tensor([result.log_probs for result in results])
     is_allowed = ~torch.isin(scored, torch.tensor(forbidden, dtype=torch.long))
     found, expected, tokens = found[is_allowed], expected[is_allowed], scored[is_allowed]
-    refuse_other_scores(found, expected, batch.logits, "CTranslate2", quantization, tokens)
+    what = DIFFERS.format("CTranslate2")
+    refuse_difference(found, expected, batch.logits, what, quantization, tokens)
 
 
 class _Converter(ctranslate2.converters.Converter):

@@ -14,13 +14,13 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from vanilla_transformer.comparison import batch_to_compare
+from vanilla_transformer.comparison import batch_to_compare, refuse_difference
 from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.conversion.weights import BART_PARTS, SAME_FIELDS, renamed
 from vanilla_transformer.export.check import (
+    DIFFERS,
     finished_folder,
     refuse_changed_model,
-    refuse_other_scores,
 )
 from vanilla_transformer.export.parts import position_table
 from vanilla_transformer.generation_vanilla_transformer import SEARCH_FIELDS
@@ -120,7 +120,7 @@ def to_marian(
         batch = batch_to_compare(model, len(tables["model.encoder.embed_positions.weight"]))
         found = MarianMTModel.from_pretrained(unfinished, dtype=torch.float32).eval()
         found = found(**batch.inputs())
-        refuse_other_scores(found.logits, batch.logits, batch.logits, "Marian")
+        refuse_difference(found.logits, batch.logits, batch.logits, DIFFERS.format("Marian"))
 
 
 def check_marian_can(config: VanillaTransformerConfig):

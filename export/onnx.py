@@ -21,10 +21,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.comparison import batch_to_compare
+from vanilla_transformer.comparison import batch_to_compare, refuse_difference
 from vanilla_transformer.export.check import (
+    DIFFERS,
     finished_folder,
-    refuse_other_scores,
 )
 from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.modeling_vanilla_transformer import (
@@ -130,7 +130,7 @@ def _check_logits(model: VanillaTransformerForConditionalGeneration, folder: Pat
     last = {"encoder_attention_mask": mask, "input_ids": target[:, -1:]}
     next_logits, *_ = decoder_with_past.run(None, {**last, **past})
     found = torch.cat((torch.from_numpy(logits), torch.from_numpy(next_logits)), dim=1)
-    refuse_other_scores(found, batch.logits, batch.logits, "ONNX Runtime")
+    refuse_difference(found, batch.logits, batch.logits, DIFFERS.format("ONNX Runtime"))
 
 
 class EncoderGraph(nn.Module):

@@ -294,7 +294,7 @@ def try_model(model: PreTrainedModel):
             ) from error
     if logits.shape != (*ids.shape, size):
         raise ValueError(
-            f"model_class must score each of {size} tokens at each place, {(*ids.shape, size)}, "
+            f"model_class must score each of {size} tokens at each position, {(*ids.shape, size)}, "
             f"and the logits of {name} are {tuple(logits.shape)}."
         )
 
