@@ -1,6 +1,7 @@
 """Comparison of two models that must compute the same: a model and its export, or its origin."""
 
 import copy
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -41,12 +42,17 @@ class Batch(NamedTuple):
 
 
 @torch.no_grad()
-def batch_to_compare(model: nn.Module, most_tokens: int | None = None) -> Batch:
+def batch_to_compare(
+    model: nn.Module,
+    most_tokens: int | None = None,
+    source_lengths: Sequence[int] = SOURCE_LENGTHS,
+) -> Batch:
     """Score random sentences with a model, in float32 on the CPU.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
         most_tokens: Maximum number of tokens of a sentence, if there is one.
+        source_lengths: Numbers of tokens of the sources.
 
     Returns:
         The sentences and their logits.
@@ -54,8 +60,8 @@ def batch_to_compare(model: nn.Module, most_tokens: int | None = None) -> Batch:
     config, model = model.config, in_float32(model)
     limits = [] if most_tokens is None else [most_tokens]
     limits += [config.max_position_embeddings] if config.position_encoding == "learned" else []
-    longest = min([max(SOURCE_LENGTHS), *limits])
-    lengths = torch.tensor(SOURCE_LENGTHS).clamp(max=longest)[:, None]
+    longest = min([max(source_lengths), *limits])
+    lengths = torch.tensor(source_lengths).clamp(max=longest)[:, None]
     generator = torch.Generator().manual_seed(0)
     sizes = (len(lengths), longest), (len(lengths), min([TARGET_LENGTH, *limits]))
     source, target = (torch.randint(config.vocab_size, it, generator=generator) for it in sizes)
@@ -115,4 +121,4 @@ def refuse_difference(
         )
 
 
-__all__ = ["batch_to_compare", "in_float32", "refuse_difference"]
+__all__ = ["SOURCE_LENGTHS", "batch_to_compare", "in_float32", "refuse_difference"]

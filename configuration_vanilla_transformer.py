@@ -52,6 +52,17 @@ PAPER_ROWS = {
     },
 }
 
+# fields with the name and meaning that they have in Marian, BART and others
+LAYER_FIELDS = (
+    "encoder_layers",
+    "encoder_attention_heads",
+    "encoder_ffn_dim",
+    "decoder_layers",
+    "decoder_attention_heads",
+    "decoder_ffn_dim",
+)
+TOKEN_ID_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
+
 # no fields, but what the library writes into config.json or takes beside the fields
 LIBRARY_KEYS = {
     "attn_implementation",
@@ -231,12 +242,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         for name in (
             "vocab_size",
             "hidden_size",
-            "encoder_layers",
-            "encoder_attention_heads",
-            "encoder_ffn_dim",
-            "decoder_layers",
-            "decoder_attention_heads",
-            "decoder_ffn_dim",
+            *LAYER_FIELDS,
             "d_k",
             "d_v",
             "max_position_embeddings",
@@ -285,7 +291,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
                 )
 
     def _validate_token_ids(self):
-        for name in ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"):
+        for name in TOKEN_ID_FIELDS:
             ids = getattr(self, name)
             for token_id in ids if isinstance(ids, list) else [ids]:
                 if token_id is not None and not 0 <= token_id < self.vocab_size:

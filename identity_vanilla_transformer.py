@@ -392,13 +392,13 @@ def _replaced_function() -> str | None:
     if len(_functions) == len(functions) and all(map(_is_same, _functions, functions)):
         return None
     for name, function in vars(nn.functional).items():
-        if not name.startswith("_") and not _is_librarys(function):
+        if not name.startswith("_") and not _may_be_of_library(function):
             return name
     _functions[:] = functions
     return None
 
 
-def _is_librarys(value: Any) -> bool:
+def _may_be_of_library(value: Any) -> bool:
     """Return whether torch or transformers may have defined a value; what is not called may."""
     if isinstance(value, FunctionType):
         return is_of_library(value)
@@ -518,7 +518,7 @@ class ReleasedCode:
             origin = (
                 (node.module or "") if isinstance(node, ast.ImportFrom) and not node.level else ""
             )
-            is_known = not origin.startswith(("torch", "transformers")) or _is_librarys(value)
+            is_known = not origin.startswith(("torch", "transformers")) or _may_be_of_library(value)
             return is_known and value is _imported(self.module, node, name)
         if isinstance(node, ast.FunctionDef):
             return _has_code(value, codes[name])

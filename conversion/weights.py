@@ -5,7 +5,11 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
+from vanilla_transformer.configuration_vanilla_transformer import (
+    LAYER_FIELDS,
+    TOKEN_ID_FIELDS,
+    VanillaTransformerConfig,
+)
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -47,21 +51,13 @@ FOREIGN_PARTS = {
 
 # fields that have one name and meaning in our configuration and in those of Marian and FSMT
 SAME_FIELDS = (
-    "encoder_layers",
-    "encoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_layers",
-    "decoder_attention_heads",
-    "decoder_ffn_dim",
+    *LAYER_FIELDS,
     "max_position_embeddings",
     "activation_function",
     "dropout",
     "attention_dropout",
     "activation_dropout",
-    "pad_token_id",
-    "bos_token_id",
-    "eos_token_id",
-    "decoder_start_token_id",
+    *TOKEN_ID_FIELDS,
 )
 
 

@@ -570,8 +570,8 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
     module = sys.modules[f"vanilla_transformer.export.{kind}"]
     before = module.batch_to_compare
 
-    def moved(*args):
-        batch = before(*args)
+    def moved(*args, **kwargs):
+        batch = before(*args, **kwargs)
         # as if one token in one place had another score
         batch.logits[0, 1, batch.target[0, 2]] += 1.0
         return batch
@@ -586,6 +586,14 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
     with pytest.raises(ValueError, match="must compute what its model computes"):
         getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
+
+
+def test_onnx_is_compared_where_nothing_is_padded_too(tokenizer, tmp_path):
+    model = model_of(tokenizer, **ONE_LAYER)
+    causal(model)
+    with pytest.raises(ValueError, match="the scores in ONNX Runtime differ"):
+        to_onnx(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_onnx_traces_the_forward_that_a_user_wrote(tokenizer, tmp_path):

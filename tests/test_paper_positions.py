@@ -537,7 +537,7 @@ def test_a_model_without_positions_is_refused_before_anything_is_shown(
     small_model, monkeypatch, capsys, tmp_path
 ):
     model = small_model(position_encoding="none")
-    monkeypatch.setattr(positions, "load_trained", lambda run: (model, None))
+    monkeypatch.setattr(positions, "load_trained", lambda *given: (model, None))
     command = ["paper", "positions", "--no_train", "--model", "x", "--output_dir", str(tmp_path)]
     assert main(command) == 1
     shown = capsys.readouterr()

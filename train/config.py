@@ -23,6 +23,7 @@ from transformers import PreTrainedConfig
 
 from vanilla_transformer.configuration_vanilla_transformer import (
     SEPARATE_VOCABULARY_KEYS,
+    TOKEN_ID_FIELDS,
     VanillaTransformerConfig,
     closest_name,
 )
@@ -363,10 +364,7 @@ KERNELS = (
 _ELSEWHERE = {
     "vocab_size": "it is a setting of its own",
     **dict.fromkeys(("dtype", "torch_dtype"), "precision is a setting of its own"),
-    **dict.fromkeys(
-        ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-        "it is the tokenizer's",
-    ),
+    **dict.fromkeys(TOKEN_ID_FIELDS, "it is the tokenizer's"),
 }
 
 _COUNTS = (

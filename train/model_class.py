@@ -16,11 +16,14 @@ from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.configuration_vanilla_transformer import (
+    LAYER_FIELDS,
     SEPARATE_VOCABULARY_KEYS,
+    TOKEN_ID_FIELDS,
     VanillaTransformerConfig,
     closest_name,
 )
 from vanilla_transformer.generation_vanilla_transformer import SearchMixin, set_paper_search
+from vanilla_transformer.hub import AUTO_CLASS
 from vanilla_transformer.pipeline_vanilla_transformer import evaluating
 
 if TYPE_CHECKING:
@@ -29,16 +32,7 @@ if TYPE_CHECKING:
 # arguments that training gives to `forward`
 INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
 # fields that training reads of a model's configuration
-SIZES = (
-    "vocab_size",
-    "d_model",
-    "encoder_layers",
-    "encoder_attention_heads",
-    "encoder_ffn_dim",
-    "decoder_layers",
-    "decoder_attention_heads",
-    "decoder_ffn_dim",
-)
+SIZES = ("vocab_size", "d_model", *LAYER_FIELDS)
 # further fields of a row of Table 3 that other configurations have
 SHARED = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
 # names of these fields in the configurations of T5 and its relatives
@@ -51,8 +45,6 @@ OTHER_NAMES = {
     "decoder_ffn_dim": "d_ff",
     "dropout": "dropout_rate",
 }
-TOKENS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
-AUTO_CLASS = "AutoModelForSeq2SeqLM"
 # files that were loaded, as they were then
 _LOADED: dict[ModuleType, bytes] = {}
 
@@ -208,7 +200,7 @@ def make_config(
     fields = _fields_of(config_class)
     for name in given:
         # the configuration itself says best what it makes of separate vocabularies
-        known = {*fields, *TOKENS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
+        known = {*fields, *TOKEN_ID_FIELDS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
         if not {name, OTHER_NAMES.get(name)} & known:
             raise ValueError(
                 f"{name} is not a field of {config_class.__name__}."
@@ -226,7 +218,7 @@ def make_config(
         sizes |= {other: sizes[name] for name, other in OTHER_NAMES.items()}
         sizes["d_kv"] = row.d_k or row.d_model // row.encoder_attention_heads
         # the class's own token ids are those of another vocabulary
-        sizes |= dict.fromkeys(TOKENS, 0)
+        sizes |= dict.fromkeys(TOKEN_ID_FIELDS, 0)
         sizes = {name: size for name, size in sizes.items() if name in fields}
         config = config_class(**sizes | {it: given[it] for it in given if it not in shared})
     again = config_class.from_dict(json.loads(config.to_json_string(use_diff=False)))
@@ -327,7 +319,7 @@ def set_search(model: PreTrainedModel, config: "TrainConfig"):
     theirs = model.config
     longest = getattr(theirs, "max_position_embeddings", math.inf)
     model.generation_config = GenerationConfig(
-        **{name: getattr(theirs, name, None) for name in TOKENS},
+        **{name: getattr(theirs, name, None) for name in TOKEN_ID_FIELDS},
         num_beams=config.num_beams,
         # the library's penalty is length ** length_penalty: not the paper's, but of one kind
         length_penalty=config.length_penalty_alpha,
