@@ -209,13 +209,23 @@ def wmt14(validation, test, name="de-en"):
     )
 
 
+@pytest.fixture
+def on_hub(monkeypatch):
+    """Sets what the library finds on the Hub."""
+
+    def found(splits):
+        monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **options: None)
+        monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: splits)
+
+    return found
+
+
 @pytest.mark.parametrize(
     ("name", "validation", "test"),
     [("de-en", 3000, 3003), ("fr-en", 3000, 3003), ("hi-en", 520, 2507)],
 )
-def test_wmt14_with_all_its_lines_is_taken(name, validation, test, monkeypatch):
-    found = wmt14(validation, test, name)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: found)
+def test_wmt14_with_all_its_lines_is_taken(name, validation, test, on_hub):
+    on_hub(wmt14(validation, test, name))
     splits = load_translations("wmt/wmt14", name, "en", name.removesuffix("-en"))
     assert [len(rows) for rows in splits.values()] == [5, validation, test]
 
@@ -228,9 +238,8 @@ def test_wmt14_with_all_its_lines_is_taken(name, validation, test, monkeypatch):
         (3000, None, "test of wmt/wmt14 de-en must have 3,003 lines, got 0"),
     ],
 )
-def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, monkeypatch):
-    found = wmt14(validation, test)
-    monkeypatch.setattr(datasets, "load_dataset", lambda *arguments, **options: found)
+def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, on_hub):
+    on_hub(wmt14(validation, test))
     # the Hub still leads there from the name that it had before
     for dataset in ("wmt/wmt14", "wmt14"):
         with pytest.raises(ValueError, match=message):

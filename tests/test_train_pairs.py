@@ -15,6 +15,7 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train import pairs as pairing
 from vanilla_transformer.train.corpus import load_translations
 from vanilla_transformer.train.pairs import (
+    NO_TEXT,
     VERDICTS,
     counts_of,
     drop_untrainable,
@@ -40,9 +41,9 @@ def test_the_direction_is_the_one_asked_for(corpus):
 
 
 def test_a_side_of_several_references_is_named(tmp_path):
-    line = '{"translation": {"en": "ant", "de": ["bee", "cat"]}}\n'
-    (tmp_path / "train.jsonl").write_text(line, encoding="utf-8")
-    texts = load_translations(str(tmp_path), None, "en", "de")["train"]
+    pair = {"en": "ant", "de": ["bee", "cat"]}
+    datasets.Dataset.from_list([{"translation": pair}]).to_parquet(tmp_path / "texts.parquet")
+    texts = load_translations(str(tmp_path / "texts.parquet"), None, "en", "de")["train"]
     with pytest.raises(ValueError, match=r"train line 1 must have text in 'de', got \['bee', 'c"):
         encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")
 
@@ -105,6 +106,75 @@ GOOD = ("a cat", "eine Katze")
 # letters of German and French beyond ASCII, and marks of printed text
 LETTERS = [*"äöüßÄÖÜàâçéèêëîïôùûœÂÇÉÈÊÔ«»°", "\u2013", "\u2019", "\u201c", "\u2026"]
 TEXT = ["Âge, Ô, NÃO, ÅR", "AMANHÃ\u201d \u2013 5€", "l\u2019Â\u2026", "â €, 20 °C"]
+
+
+# of languages whose words in capitals end with letters of those that garbled text is full of
+SENTENCES = [
+    "Le château de la reine est à côté du théâtre, où l\u2019été dure plus longtemps.",
+    "Il a goûté la crème brûlée : « un délice » !",
+    "À la fête, les élèves étaient très fâchés ; leur maître dîna sûrement.",
+    "A irmã do capitão alemão chegou amanhã de manhã à estação.",
+    "A maçã e o pão são da avó; o avô não tem “coração”.",
+    "Não há amanhã sem hoje, disse a cidadã.",
+    "În fața mănăstirii, bătrânul își încălzește mâinile.",
+    "Pâinea și brânza costă 20 de lei… „Atât”, zâmbi țăranul.",
+    "Hà Nội là thủ đô của nước Việt Nam, cách biển hơn 100 km.",
+    "Xã hội đã thay đổi; cả nhà đều khỏe \u2013 bà và mẹ tôi cũng vậy.",
+    "Câu hỏi của thầy giáo rất khó, nhưng trò đã trả lời được.",
+]
+# what print puts behind a word
+AFTER = [
+    "»",
+    "”",
+    "\u2019",
+    "\xa0: 12",
+    "\xa0!",
+    "°",
+    "°C",
+    "§ 3",
+    "²",
+    "®",
+    "™",
+    "…",
+    "\u2013",
+    "\xad",
+    " «A»",
+]
+
+
+def test_words_in_capitals_are_not_taken_for_garbled_text():
+    texts = [sentence.upper() for sentence in SENTENCES]
+    words = sorted({word.strip(".,;:!?«»“”„…\u2013") for text in texts for word in text.split()})
+    endings = {word[-1:] for word in words}
+    assert {"Ã", "Â", "À", "Ô", "Ă"} & endings >= {"Ã", "À", "Ă"}
+    words += ["Â", "Ã", "ALEMÃ", "XÃ", "PÂ", "S\xc2", "NÃO", "Ă"]
+    texts += [f"{before}{word}{after}" for word in words for after in AFTER for before in ("", "«")]
+    wrong = [text for text in texts if NO_TEXT.search(text)]
+    assert not wrong
+
+
+def test_garbled_sentences_are_found_in_small_letters_and_mostly_in_capitals():
+    def found(texts):
+        # some bytes are nothing in Windows-1252
+        garbled = [text.encode().decode("cp1252", errors="replace") for text in texts]
+        whole = [text for text in garbled if "\ufffd" not in text]
+        return sum(bool(NO_TEXT.search(text)) for text in whole), len(whole)
+
+    words = {word.strip(".,;:!?") for sentence in SENTENCES[:6] for word in sentence.split()}
+    words = [word for word in words if word.isalpha() and not word.isascii()]
+    num_found, num_words = found(words)
+    assert num_found == num_words > 25
+    num_found, num_words = found([word.upper() for word in words])
+    assert num_found >= 0.8 * num_words > 15
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["Où ?", "N° 5", "Nº 7", "¿Qué?", "20 °C", "siehe § 3", "Il va à Paris", "à", "Óscar", "œuvre"],
+)
+def test_a_single_garbled_symbol_is_found(text):
+    assert not NO_TEXT.search(text)
+    assert NO_TEXT.search(text.encode().decode("cp1252"))
 
 
 @pytest.mark.parametrize(

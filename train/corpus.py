@@ -1,11 +1,11 @@
 """Parallel text, from files, folders or the Hub. Section 5.1."""
 
 import codecs
+import glob
 import gzip
 import hashlib
 import lzma
 import re
-import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,6 +18,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.train.files import CUT_SHORT
+from vanilla_transformer.train.json_records import is_json, read_json
 
 SPLITS = ("train", "validation", "test")
 
@@ -44,8 +46,9 @@ def load_translations(
     """Load parallel text in the translation schema: one column, a text for each language.
 
     Args:
-        dataset: "demo", a Hub name, a local folder, or a prefix of text files: `PREFIX.en`,
-            or in a folder `train.en`, `validation.en`, `test.en`; plain or .gz.
+        dataset: "demo", a Hub name, a local folder, a file of records (.jsonl, .parquet) to train
+            on, or a prefix of text files: `PREFIX.en`, or in a folder `train.en`,
+            `validation.en`, `test.en`; plain or .gz.
         name: Configuration of the dataset; text files have none.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
@@ -59,6 +62,8 @@ def load_translations(
         ValueError: If it cannot be loaded, lacks a language, or is WMT14 without all its lines.
     """
     text_files = _text_files(dataset, source_lang, target_lang)
+    # languages of each split, where its features do not say them
+    known: dict[str, list[str]] = {}
     if name is not None and (text_files or dataset == "demo"):
         raise ValueError(f"name must be null, for {dataset!r} has no configurations, got {name!r}.")
     if revision is not None and is_local(dataset, source_lang, target_lang):
@@ -78,14 +83,18 @@ def load_translations(
             for split, paths in text_files.items()
         }
     else:
+        place = {"path": dataset}
+        # one file is a split to train on
+        if Path(dataset).is_file():
+            file = Path(dataset)
+            place = {"path": str(file.parent), "data_files": {"train": glob.escape(file.name)}}
         try:
-            splits = dict(
-                datasets.load_dataset(dataset, name, revision=revision, streaming=streaming)
-            )
-            if streaming:
-                splits |= {
-                    split: _in_memory(rows) for split, rows in splits.items() if split != "train"
-                }
+            builder = datasets.load_dataset_builder(**place, name=name, revision=revision)
+            has_records = is_json(builder)
+            if not has_records:
+                splits = datasets.load_dataset(
+                    **place, name=name, revision=revision, streaming=streaming
+                )
         # a dataset that is a program is refused with a RuntimeError
         except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
             raise ValueError(
@@ -94,16 +103,23 @@ def load_translations(
                 f"{_what_is_there(dataset)}: "
                 f"{' '.join(str(error.__cause__ or error).split())}"
             ) from error
+        if has_records:
+            splits, known = read_json(builder, (source_lang, target_lang), streaming)
+        splits = dict(splits)
+        if streaming:
+            splits |= {
+                split: _in_memory(rows) for split, rows in splits.items() if split != "train"
+            }
     # the Hub leads from the name it had before to this one
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_cut_wmt14(name, splits)
     for split, rows in splits.items():
-        known = _languages(dataset, rows)
+        found = known.get(split) or _languages(dataset, rows)
         for setting, language in (("source_lang", source_lang), ("target_lang", target_lang)):
-            if language not in known:
+            if language not in found:
                 raise ValueError(
-                    f"{setting} must be one of {', '.join(known)} in split {split} of dataset "
-                    f"{dataset!r}, got {language!r}.{closest_name(language, known)}"
+                    f"{setting} must be one of {', '.join(found)} in split {split} of dataset "
+                    f"{dataset!r}, got {language!r}.{closest_name(language, found)}"
                 )
     return {split: rows.select_columns("translation") for split, rows in splits.items()}
 
@@ -180,11 +196,16 @@ def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) 
     column = (rows.features or next(iter(rows), {})).get("translation")
     if isinstance(column, datasets.Translation):
         return sorted(column.languages)
-    if isinstance(column, dict):
+    # a text of this type has quotation marks around it, a number has none
+    is_text = isinstance(column, dict) and not any(
+        type(kind).__name__ == "Json" for kind in column.values()
+    )
+    if is_text:
         return sorted(column)
+    found = f"{column}" if column else ", ".join(rows.column_names or [])
     raise ValueError(
         f"dataset {dataset!r} must have a column 'translation', a text for each language, "
-        f"got {', '.join(rows.column_names or [])}."
+        f"got {found}."
     )
 
 
@@ -280,7 +301,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+    except CUT_SHORT as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 

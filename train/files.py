@@ -1,7 +1,9 @@
 """Files that are there whole, or as they were before, and a folder for one process."""
 
 import contextlib
+import lzma
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +11,9 @@ try:
     import fcntl
 except ImportError:  # Windows has none
     fcntl = None
+
+# what reading raises where a packed file is not whole
+CUT_SHORT = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 _held: set[int] = set()
 

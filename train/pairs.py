@@ -28,14 +28,44 @@ logger = logging.getLogger(__name__)
 # what becomes of a pair: it is kept, or the first of these rules that holds leaves it out
 VERDICTS = ("kept", "wrong_encoding", "empty", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
-# what remains of text that was read with a wrong encoding: a replaced character, a control
-# character of the second kind or the half of a wider one; and letters and quotation marks whose
-# bytes in UTF-8 were taken for those of Windows-1252, the last of them for no mark that ends a word
-_LAST_BYTES = bytes(byte for byte in range(0x82, 0xC0) if byte not in b"\x8d\x8f\x90\x9d")
-_MARKS = b"\x85\x92\x93\x94\x96\x97".decode("cp1252")
+# what remains of text that was read with a wrong encoding. The second byte of a letter or a symbol
+# in UTF-8, as Windows-1252 shows it:
+_SECOND = bytes(byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d").decode(
+    "cp1252"
+)
+# of these, marks and symbols that may follow a word which ends with a capital letter, as in ALEMÃ»
+_MARKS = "\u2026\u2019\u201c\u201d\u2013\u2014"
+_SYMBOLS = "\xa0\xad«»°§®·\u00b4²³™\u2039\u203a"
+_CAPITALS, _SMALL = (
+    "".join(filter(is_of_kind, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
+    for is_of_kind in (str.isupper, str.islower)
+)
 NO_TEXT = re.compile(
-    "[\ufffd\x80-\x9f\0]|[ÂÃ](?![{marks}])[{last}]|[ÃÅ][{marks}](?=[a-zß-ÿ])|â€[{last}]".format(
-        last=re.escape(_LAST_BYTES.decode("cp1252")), marks=_MARKS
+    "|".join(
+        part.format(
+            clear=re.escape("".join(sorted({*_SECOND} - {*_MARKS, *_SYMBOLS}))),
+            second=re.escape(_SECOND),
+            marks=_MARKS,
+            symbols=_SYMBOLS,
+            capitals=_CAPITALS,
+            small=_SMALL,
+        )
+        for part in (
+            # a replaced character, a control character of the second kind, half of a wider one
+            "[\ufffd\x80-\x9f\0]",
+            "[ÂÃ][{clear}]",
+            "â€[{second}]",
+            "Å[{marks}](?=[{small}])",
+            # a letter inside a word of small letters, or at its start
+            "(?<=[{small}])Ã[{marks}{symbols}]",
+            "(?<![{capitals}])Ã[{marks}{symbols}](?=[{small}])",
+            # the word à
+            "(?<![^\\s])Ã\xa0(?![^\\s])",
+            # a symbol behind no capital letter; a text may begin with the Â itself, or be about it
+            "(?<=[^{capitals}«\u201c\u2018\u201e\"'(])Â[{symbols}]",
+            # N°
+            "(?<![^\\W\\d_])NÂ°",
+        )
     )
 )
 

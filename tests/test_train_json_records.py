@@ -1,0 +1,155 @@
+"""Parallel text in JSON files: what is no text is refused by record, and a text stays as it is."""
+
+import gzip
+import json
+import time
+
+import pytest
+
+from vanilla_transformer.train import json_records
+from vanilla_transformer.train.corpus import load_translations, texts_of
+
+GOOD = [
+    {"translation": {"en": f'say "{number}"', "de": f"sag »{number}« \\ 5"}} for number in range(60)
+]
+
+
+def write(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+
+
+def read(folder, streaming, split="train"):
+    """The texts of both sides, as training reads them."""
+    rows = load_translations(str(folder), None, "en", "de", streaming=streaming)[split]
+    sides = [[], []]
+    for table in rows.with_format("arrow").iter(1000):
+        for side, texts in zip(sides, texts_of(table, ["en", "de"], split, 1, True), strict=True):
+            side += texts
+    return sides
+
+
+@pytest.fixture(params=[False, True], ids=["stored", "streamed"])
+def streaming(request):
+    return request.param
+
+
+@pytest.fixture
+def small_chunks(monkeypatch):
+    monkeypatch.setattr(json_records, "CHUNK", 500)
+
+
+@pytest.mark.parametrize("place", [0, 30, 60])
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"translation": {"en": 5, "de": "5"}}, "a text in 'en', got number"),
+        ({"translation": {"en": "5", "de": 5.5}}, "a text in 'de', got number"),
+        ({"translation": {"en": ["a"], "de": "5"}}, "a text in 'en', got array"),
+        ({"translation": {"en": True, "de": "5"}}, "a text in 'en', got boolean"),
+        ({"translation": {"en": {"a": "b"}, "de": "5"}}, "a text in 'en', got object"),
+        ({"translation": "a"}, "an object in 'translation', got string"),
+        ({"translation": ["a", "b"]}, "an object in 'translation', got array"),
+        (5, "an object, got number"),
+        ("x", "an object, got string"),
+    ],
+    ids=repr,
+)
+def test_what_is_no_text_is_refused_with_its_file_and_record(
+    record, message, place, streaming, tmp_path
+):
+    write(tmp_path / "train.jsonl", [*GOOD[:place], record, *GOOD[place:]])
+    with pytest.raises(ValueError, match=rf"train\.jsonl record {place + 1} must have {message}"):
+        read(tmp_path, streaming)
+
+
+def test_a_number_far_behind_or_in_another_file_is_refused_too(streaming, small_chunks, tmp_path):
+    numbers = [{"translation": {"en": number, "de": number}} for number in range(60)]
+    write(tmp_path / "train-1.jsonl", [*GOOD, *GOOD, *numbers])
+    with pytest.raises(ValueError, match=r"train-1\.jsonl record 121 must have a text in"):
+        read(tmp_path, streaming)
+    write(tmp_path / "train-1.jsonl", GOOD)
+    write(tmp_path / "train-2.jsonl", numbers)
+    with pytest.raises(ValueError, match=r"train-2\.jsonl record 1 must have a text in"):
+        read(tmp_path, streaming)
+
+
+def test_blank_lines_are_no_records(streaming, small_chunks, tmp_path):
+    lines = [json.dumps(record) for record in [*GOOD, {"translation": {"en": 1, "de": "1"}}]]
+    (tmp_path / "train.jsonl").write_text("\n\n  \n".join(["", *lines]) + "\n\n")
+    with pytest.raises(
+        ValueError, match=r"train\.jsonl record 61 .*: {\"translation\": {\"en\": 1"
+    ):
+        read(tmp_path, streaming)
+
+
+def test_records_of_unequal_keys_have_empty_sides(streaming, tmp_path):
+    odd = [
+        {"translation": {"en": "left"}},
+        {"translation": {}},
+        {},
+        {"translation": None},
+        {"translation": {"en": None, "de": "right"}},
+        {"translation": {"en": "a", "de": "b", "fr": 3}, "id": 7, "notes": [1, "x", {}]},
+    ]
+    for records in (odd + GOOD, GOOD + odd):
+        write(tmp_path / "train.jsonl", records)
+        found = list(zip(*read(tmp_path, streaming), strict=True))
+        sides = [record.get("translation") or {} for record in records]
+        assert found == [(side.get("en") or "", side.get("de") or "") for side in sides]
+
+
+def test_texts_that_look_like_other_types_stay_as_they_are(streaming, small_chunks, tmp_path):
+    texts = ["5", "true", "null", "[1, 2]", '{"en": "x"}', '"quoted"', "2020-01-01T00:00:00", ""]
+    texts += ["a\\nb", "\u2028", "caf\u00e9", "\U0001f600", " \t ", "1e5"]
+    for records in ([(text, text) for text in texts], [("2020-01-01 00:00:00",) * 2] * 80):
+        pairs = [{"translation": {"en": left, "de": right}} for left, right in records]
+        write(tmp_path / "train.jsonl", pairs)
+        assert read(tmp_path, streaming) == [[left for left, _ in records]] * 2
+
+
+def test_packed_files_lists_and_single_files_are_read(streaming, tmp_path):
+    content = "\ufeff" + json.dumps(GOOD, indent=2)
+    (tmp_path / "train.json").write_text(content, encoding="utf-8")
+    expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
+    assert read(tmp_path, streaming) == expected
+    (tmp_path / "train.json").unlink()
+    with gzip.open(tmp_path / "train.jsonl.gz", "wt", encoding="utf-8") as file:
+        file.writelines(json.dumps(record) + "\n" for record in GOOD)
+    assert read(tmp_path, streaming) == expected
+    write(tmp_path / "some [1] records.jsonl", GOOD)
+    assert read(tmp_path / "some [1] records.jsonl", streaming) == expected
+    cut = (tmp_path / "train.jsonl.gz").read_bytes()[:-20]
+    (tmp_path / "train.jsonl.gz").write_bytes(cut)
+    with pytest.raises(ValueError, match=r"train\.jsonl\.gz cannot be read to its end"):
+        read(tmp_path / "train.jsonl.gz", streaming)
+
+
+def test_what_is_no_json_is_refused_with_its_record(streaming, tmp_path):
+    path = tmp_path / "train.jsonl"
+    lines = [json.dumps(record) for record in GOOD]
+    for bad, message in (
+        (lines[0][:-1], "record 8 must be a JSON record"),
+        ('{"translation": {"en": "\\ud83d", "de": "b"}}', "record 8 must be a JSON record"),
+    ):
+        path.write_text("\n".join([*lines[:7], bad, *lines]) + "\n", encoding="utf-8")
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path, streaming)
+    path.write_bytes("\n".join(lines).encode("utf-16"))
+    with pytest.raises(ValueError, match=r"train\.jsonl must be UTF-8, got UTF-16"):
+        read(tmp_path, streaming)
+
+
+def test_a_changed_file_is_read_again(tmp_path):
+    write(tmp_path / "train.jsonl", GOOD[:5])
+    assert len(read(tmp_path, False)[0]) == 5
+    time.sleep(0.01)
+    write(tmp_path / "train.jsonl", GOOD[5:10])
+    assert read(tmp_path, False)[0] == [record["translation"]["en"] for record in GOOD[5:10]]
+
+
+def test_a_language_is_looked_for_in_all_records(small_chunks, streaming, tmp_path):
+    write(tmp_path / "train.jsonl", [{"translation": {"en": "a"}}] * 99 + GOOD)
+    assert read(tmp_path, streaming)[1][99] == GOOD[0]["translation"]["de"]
+    write(tmp_path / "train.jsonl", [{"translation": {"en": "a", "cs": "b"}}] * 99)
+    with pytest.raises(ValueError, match=r"target_lang must be one of cs, en .* got 'de'"):
+        read(tmp_path, streaming)

@@ -1,0 +1,199 @@
+"""Parallel text in JSON files: a record for each pair, {"translation": {"de": ..., "en": ...}}.
+
+`datasets` guesses the types of a JSON file from its values, and turns a column of texts into
+another type where one value is a number. Here the types are given, and a value of another type is
+an error.
+"""
+
+import codecs
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import datasets
+import fsspec
+import pyarrow as pa
+import pyarrow.json
+from datasets.packaged_modules.json.json import Json
+from fsspec.utils import infer_compression
+
+from vanilla_transformer.train.files import CUT_SHORT
+
+# bytes to read at once
+CHUNK = 10 << 20
+COLUMN = "translation"
+
+
+@dataclass
+class JsonRecordsConfig(datasets.BuilderConfig):
+    """What to read of the files.
+
+    Args:
+        languages: Source and target.
+    """
+
+    languages: tuple[str, ...] = ()
+
+
+class JsonRecords(datasets.ArrowBasedBuilder):
+    """Builds a dataset from files of JSON records; anything else in a record is left out."""
+
+    BUILDER_CONFIG_CLASS = JsonRecordsConfig
+
+    def _info(self) -> datasets.DatasetInfo:
+        column = datasets.Translation(languages=list(self.config.languages))
+        return datasets.DatasetInfo(features=datasets.Features({COLUMN: column}))
+
+    def _split_generators(self, dl_manager) -> list[datasets.SplitGenerator]:
+        return [
+            datasets.SplitGenerator(
+                name=split,
+                # lists are what a stream is parted by
+                gen_kwargs={"paths": dl_manager.download(list(names)), "names": list(names)},
+            )
+            for split, names in self.config.data_files.items()
+        ]
+
+    def _generate_tables(
+        self, paths: list[str], names: list[str]
+    ) -> Iterator[tuple[tuple[int, int], pa.Table]]:
+        for file, (path, name) in enumerate(zip(paths, names, strict=True)):
+            for number, table in enumerate(_tables(path, name, self.config.languages)):
+                yield (file, number), table
+
+
+def is_json(builder: datasets.DatasetBuilder) -> bool:
+    """Return whether a dataset lies in files of JSON records.
+
+    Args:
+        builder: From `datasets.load_dataset_builder`.
+
+    Returns:
+        False for archives and for files with a field around the records, which the library reads.
+    """
+    if not isinstance(builder, Json) or builder.config.field is not None:
+        return False
+    names = [name for files in builder.config.data_files.values() for name in files]
+    return not any(infer_compression(name) == "zip" or ".tar" in name for name in names)
+
+
+def read_json(
+    builder: datasets.DatasetBuilder, languages: Sequence[str], streaming: bool
+) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
+    """Read the splits of a dataset in JSON files.
+
+    Args:
+        builder: One for which `is_json` is true.
+        languages: Source and target.
+        streaming: Read the text as it is needed.
+
+    Returns:
+        The splits, and the languages of each. A text that a record does not have is None.
+
+    Raises:
+        ValueError: If a value is not a text, there are no translations, or a file cannot be read;
+            says which record.
+    """
+    files = builder.config.data_files
+    known = {split: _languages(names, languages) for split, names in files.items()}
+    ours = JsonRecords(
+        dataset_name=builder.dataset_name,
+        base_path=builder.base_path,
+        repo_id=builder.repo_id,
+        data_files=files,
+        languages=tuple(languages),
+        hash=builder.hash,
+    )
+    if streaming:
+        return dict(ours.as_streaming_dataset()), known
+    try:
+        ours.download_and_prepare()
+    except datasets.exceptions.DatasetGenerationError as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from error
+        raise
+    return dict(ours.as_dataset()), known
+
+
+def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
+    """Look for the languages of a split until the wanted ones are found."""
+    found, fields = set(), set()
+    for name in names:
+        for chunk in _chunks(name, name):
+            for line in chunk.splitlines():
+                try:
+                    record = json.loads(line)
+                except ValueError:
+                    # reading says where
+                    continue
+                fields |= record.keys() if isinstance(record, dict) else set()
+                column = record.get(COLUMN) if isinstance(record, dict) else None
+                found |= column.keys() if isinstance(column, dict) else set()
+                if found.issuperset(wanted):
+                    return sorted(found)
+    if not found:
+        raise ValueError(
+            f"{', '.join(names)} must have a column {COLUMN!r}, a text for each language, got "
+            f"{', '.join(sorted(fields)) or 'no records'}."
+        )
+    return sorted(found)
+
+
+def _tables(path: str, name: str, languages: Sequence[str]) -> Iterator[pa.Table]:
+    schema = pa.schema([(COLUMN, pa.struct([(language, pa.string()) for language in languages]))])
+    parsing = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
+    num_read = 0
+    for chunk in _chunks(path, name):
+        if chunk.isspace():
+            continue
+        # records of several threads would have numbers of their own
+        reading = pyarrow.json.ReadOptions(block_size=len(chunk))
+        try:
+            table = pyarrow.json.read_json(io.BytesIO(chunk), reading, parsing)
+        except pa.ArrowInvalid as error:
+            raise ValueError(_what_is_wrong(error, chunk, name, num_read)) from error
+        num_read += len(table)
+        yield table
+
+
+def _chunks(path: str, name: str) -> Iterator[bytes]:
+    """Read whole lines; a list of records becomes lines."""
+    try:
+        with fsspec.open(path, "rb", compression=infer_compression(name)) as file:
+            while chunk := file.read(CHUNK):
+                if file.tell() == len(chunk):
+                    chunk = chunk.removeprefix(codecs.BOM_UTF8)
+                    if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+                        raise ValueError(f"{name} must be UTF-8, got UTF-16.")
+                    if chunk.lstrip()[:1] == b"[":
+                        records = json.loads(chunk + file.read())
+                        yield "\n".join(map(json.dumps, records)).encode()
+                        return
+                yield chunk + file.readline()
+    except CUT_SHORT as error:
+        raise ValueError(f"{name} cannot be read to its end: {error}") from error
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} must be a list of JSON records, got {error}.") from error
+
+
+def _what_is_wrong(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:
+    """Return the sentence for a record that Arrow has refused."""
+    place = re.search(r"in row (\d+)", str(error))
+    if place is None:
+        return f"{name} must hold JSON records: {error}."
+    row = int(place[1])
+    where = f"{name} record {num_read + row + 1}"
+    field = re.search(r"Column\((\S*)\) changed from (\w+) to (\w+)", str(error))
+    if field is None:
+        return f"{where} must be a JSON record: {str(error).removeprefix('JSON parse error: ')}."
+    column, expected, got = field.groups()
+    what = {"string": "a text", "object": "an object"}[expected]
+    place = f"{what} in {column.split('/')[-1]!r}" if column else f"{what}"
+    lines = [line for line in chunk.splitlines() if line.strip()]
+    record = lines[row].decode(errors="replace") if row < len(lines) else ""
+    return f"{where} must have {place}, got {got}: {record[:200]}"
+
+
+__all__ = ["JsonRecords", "is_json", "read_json"]
