@@ -117,7 +117,7 @@ def refuse_difference(
     if not difference <= TOLERANCES[stored]:
         raise ValueError(
             f"{what} by up to {difference:.2g} standard deviations of the logits (allowed for "
-            f"{stored} weights: {TOLERANCES[stored]:g}). Nothing was written."
+            f"{stored} weights: {TOLERANCES[stored]:g}). The new model was discarded."
         )
 
 

@@ -108,7 +108,7 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
         action="store_true",
         # also where a parser leaves out flags that are not given
         default=False,
-        help="run the code of a model class that lies beside the weights",
+        help="run the Python code that is saved with the model; read it first",
     )
 
 

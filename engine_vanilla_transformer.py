@@ -325,11 +325,12 @@ class EngineDecoding(Decoding):
         return stack.norm(x)
 
     def follow(self, parents: Tensor, stays: Tensor | None = None):
-        """Let each row continue one of the rows of the last step; sentences may leave the batch.
+        """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Row of its sentence that each new row continues, [B', R'].
-            stays: Indices of the sentences that stay, [B']; None if all do.
+            parents: Index of the hypothesis that each new one continues, among those of its
+                sentence, [B', R'].
+            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         if stays is not None:
             self.num_sentences = len(stays)
@@ -530,7 +531,7 @@ _engines_lock = threading.Lock()
 def engine_for(model: nn.Module, int8: bool = False) -> tuple[SearchEngine | None, str | None]:
     """Return a model's engine; it is built if the model has changed since the last call.
 
-    One engine is kept for each model: searches with and without int8 in turns build it each time.
+    One engine is kept for each model: a call that switches int8 on or off builds it again.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
@@ -571,7 +572,7 @@ def forget_engine(model: nn.Module):
 def probe(engine: SearchEngine, model: nn.Module, int8: bool = False) -> str | None:
     """Compare the logits of engine and modules on a small batch.
 
-    The batch has padding, a second beam, beams that change places, and a sentence that leaves. An
+    The batch has padding, a second beam, beams that are swapped, and a sentence that is removed. An
     engine in int8 is compared twice: with the model's own linear layers, to float32 precision, and
     with the quantized ones.
 
@@ -610,7 +611,7 @@ def probe(engine: SearchEngine, model: nn.Module, int8: bool = False) -> str | N
         if not difference <= tolerance:
             return (
                 f"the logits of the engine{name} differ from those of the model's modules by "
-                f"{difference:.2g} standard deviations"
+                f"{difference:.2g} standard deviations (allowed: {tolerance:g})"
             )
     return None
 
@@ -633,9 +634,10 @@ def deviations(
 ) -> Tensor:
     """Return how far numbers are from the expected ones, in standard deviations of the logits.
 
-    The deviation is that of a token over all positions, or of an ordinary token if that is larger,
-    so that a bias does not count. Rounding may grow with the size of the numbers: those of an
-    ordinary token, whose states may hardly vary, and the number itself, whose bias may be -1e9.
+    The unit of a token is the standard deviation of its logits over all positions, which a bias
+    does not change. The unit is at least the median of these deviations over the tokens whose
+    logits vary. Rounding errors grow with the size of the numbers, so the unit is also at least
+    1/300 of the median size of those logits, and 1/1000 of the number that is compared.
 
     Args:
         found: Logits or log-probabilities, [..., V].
@@ -693,7 +695,7 @@ def _logits_of_modules(model: nn.Module, source: Tensor, mask: Tensor, target: T
 
 
 def _changed(target: Tensor) -> Tensor:
-    """Let the beams of the probe change places after two tokens."""
+    """Swap the beams of the probe after two tokens."""
     return torch.cat((target[:, :, :2].flip(1), target[:, :, 2:]), dim=2)
 
 

@@ -386,8 +386,8 @@ def tell_of_cache(model: str, reason: str):
         reason: A clause from `cache_obstacle`.
     """
     logger.warning(
-        "%s.generate uses no cache, because %s. Give each layer of the decoder its own index, "
-        "counted from 0, to use the cache.",
+        "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... to use "
+        "the cache.",
         model,
         reason,
     )
@@ -466,11 +466,12 @@ class ModuleDecoding(Decoding):
         return forward(**self.inputs, return_dict=True)
 
     def follow(self, parents: Tensor, stays: Tensor | None = None):
-        """Let each row continue one of the rows of the last step; sentences may leave the batch.
+        """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Row of its sentence that each new row continues, [B', K].
-            stays: Indices of the sentences that stay, [B']; None if all do.
+            parents: Index of the hypothesis that each new one continues, among those of its
+                sentence, [B', K].
+            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         sentences = torch.arange(self.num_sentences, device=parents.device)
         kept = sentences if stays is None else stays

@@ -88,7 +88,7 @@ def push_to_hub(
         token: For the Hub; None takes the one that `hf auth login` left.
         commit_message: Of the one commit.
         revision: Branch to commit to, made if it does not exist; None for the main one.
-        trust_remote_code: Run the code of a model class that lies beside the weights.
+        trust_remote_code: Run the Python code that is saved with the model.
 
     Returns:
         The commit, with its address in `commit_url`.
@@ -137,7 +137,7 @@ def export_for_hub(
         run: A run folder, a model folder, a Hub name, or a pipeline with its model and tokenizer.
         folder: Where to write; made if it does not exist.
         repo_id: The name by which the model card tells to load it.
-        trust_remote_code: Run the code of a model class that lies beside the weights.
+        trust_remote_code: Run the Python code that is saved with the model.
 
     Raises:
         ValueError: If the run cannot be read, its tokenizer is not its model's, or its class has no
@@ -147,8 +147,9 @@ def export_for_hub(
     is_ours = type(model) is PUBLIC_CLASS
     if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
         raise ValueError(
-            f"{type(model).__name__} must have a configuration class with a model_type of its own "
-            "to be published: by this one the Auto classes would load the plain model."
+            f"to publish {type(model).__name__}, its configuration class must have another "
+            f"model_type than {model.config.model_type!r}, by which the Auto classes load the "
+            "released model."
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -190,7 +191,7 @@ def load_run(
     Args:
         run: A run folder, one of its checkpoints, a model folder, a Hub name, or a pipeline, whose
             own are returned.
-        trust_remote_code: Run the code of a model class that lies beside the weights.
+        trust_remote_code: Run the Python code that is saved with the model.
 
     Returns:
         Model and tokenizer.
@@ -236,12 +237,11 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
         difference = file_difference(file) if file else None
     if code and (code != _address(PUBLIC_CLASS) or difference is not None):
         if not trust_remote_code:
-            what = (
-                f", {code}" if difference is None else f" in {code.split('.')[0]}.py: {difference}"
-            )
+            file, _, class_name = code.rpartition("--")[2].partition(".")
+            what = f"class {class_name}" if difference is None else difference
             raise ValueError(
-                f"{run} has a model class of its own{what}. Read that file, and give "
-                "trust_remote_code (--trust_remote_code) to run it."
+                f"{run} has its own model code in {file}.py ({what}). Read this file, then set "
+                "trust_remote_code=True (--trust_remote_code) to run it."
             )
         model_class = get_class_from_dynamic_module(code, str(run))
         # it is saved with its file, as it was loaded
@@ -251,8 +251,9 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
     if isinstance(config, VanillaTransformerConfig):
         if name != PUBLIC_CLASS.__name__:
             raise ValueError(
-                f"{run} was saved by the class {name}, whose code is not there: load it with that "
-                "class, and give both to a TranslationPipeline."
+                f"{run} was saved by the class {name}, but holds no code of that class. Load the "
+                f"model with {name}.from_pretrained, and pass model and tokenizer to a "
+                "TranslationPipeline."
             )
         return PUBLIC_CLASS
     # a run may have trained a class of the library

@@ -197,7 +197,7 @@ def _torch_difference() -> str | None:
 
 
 def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str | None:
-    """Return an attribute of a released module that no longer is what its model gave it."""
+    """Return the first setting of a module that differs from what the configuration gives it."""
     own = vars(module)
     if own.get("max_norm") is not None:
         return "has max_norm, which changes its weights as they are read"
@@ -244,7 +244,7 @@ def _class_difference(
     kind: type, kinds: Any, files: dict["ReleasedCode", str | None]
 ) -> tuple[str | None, frozenset[str]]:
     """Return how a class differs, and the methods that none of its instances may override."""
-    where = f"is a {kind.__name__} of {kind.__module__}"
+    where = f"is of the class {kind.__module__}.{kind.__name__}"
     is_activation = kinds is ACTIVATION
     if kind is type(None):
         return "is missing", frozenset()
@@ -257,26 +257,26 @@ def _class_difference(
     ):
         is_known = kind in kinds or (is_activation and not kind.__module__.startswith("torch."))
         if not is_known:
-            return f"{where}, which has no place there in this release", frozenset()
+            return f"{where}, which the released model does not use here", frozenset()
         if not is_of_library(kind.forward):
             return f"{where}, whose forward was replaced", frozenset()
         return None, frozenset(("forward",))
     code = released_code(kind)
     if code is None or kind.__name__ not in kinds:
-        return f"{where}, which is not a released class", frozenset()
+        return f"{where}, which is not one of this release", frozenset()
     if code not in files:
         files[code] = code.difference()
     if files[code] is not None:
-        return f"{where}, where {files[code]}", frozenset()
+        return f"{where}; in its file, {files[code]}", frozenset()
     return None, frozenset().union(*(code.methods.get(base, ()) for base in kind.__mro__))
 
 
 def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str | None:
     """Return how the attributes of a module differ from those that its class gives it."""
     if not methods.isdisjoint(own):
-        return f"has a {min(methods & own.keys())} of its own"
+        return f"has its own {min(methods & own.keys())}"
     if "_call_impl" in own:
-        return "has a _call_impl of its own"
+        return "has its own _call_impl"
     if own["_forward_pre_hooks"]:
         return "has a forward pre-hook"
     for hook in own["_forward_hooks"].values():
@@ -289,7 +289,7 @@ def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str
 
 
 def stacks_difference(model: nn.Module) -> str | None:
-    """Return the first difference in what stands around a model's layers.
+    """Return the first difference in the code of a model outside its layers.
 
     Training computes the embeddings and the loss in one pass, and calls the layers as modules. It
     may do so only if head, encoder and decoder are released, whatever the layers are.
@@ -322,7 +322,8 @@ def stacks_difference(model: nn.Module) -> str | None:
             weights.append(module.weight)
     is_tied = weights[0] is weights[1] is weights[2]
     if is_tied != model.config.tie_word_embeddings:
-        return f"tie_word_embeddings is {model.config.tie_word_embeddings}, and the weights differ"
+        found = "tied" if is_tied else "not tied"
+        return f"tie_word_embeddings is {model.config.tie_word_embeddings}, but they are {found}"
     return None
 
 
@@ -399,7 +400,7 @@ def _replaced_function() -> str | None:
 
 
 def _may_be_of_library(value: Any) -> bool:
-    """Return whether torch or transformers may have defined a value; what is not called may."""
+    """Return whether torch or transformers may have defined a value; what is not called passes."""
     if isinstance(value, FunctionType):
         return is_of_library(value)
     if isinstance(value, type | ModuleType) or not callable(value):
@@ -732,11 +733,11 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "632ffa3bd21217e7",
+        "VanillaTransformerDecoder": "04bda1943426db77",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
         "VanillaTransformerModel": "299dc9a12a10d66b",
-        "VanillaTransformerPreTrainedModel": "a5dadef3e6fc3d22",
+        "VanillaTransformerPreTrainedModel": "2415d87229c4d952",
         "cache_obstacle": "482c013b910c762b",
         "cached_file": "1b93aad2d6771cb9",
         "can_return_tuple": "09ccf8253a8fa0ae",

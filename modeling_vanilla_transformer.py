@@ -517,8 +517,9 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
         if file is not None and (difference := file_difference(file)) is not None:
             logger.warning(
-                "%s holds other model code than %s, which runs: %s. A process that does not import "
-                "vanilla_transformer can run it.",
+                "%s holds other model code than %s: %s. This process runs the installed code. To "
+                "run the code in the folder, load the model in a process that does not import "
+                "vanilla_transformer.",
                 source,
                 __name__,
                 difference,
@@ -578,8 +579,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         for name in unknown:
             if name not in names:
                 raise TypeError(
-                    f"{type(self).__name__}.forward does not know the argument {name!r}, and "
-                    f"neither does its attention function.{closest_name(name, known)}"
+                    f"{type(self).__name__}.forward got the unknown argument {name!r}; its "
+                    f"attention function does not accept it either.{closest_name(name, known)}"
                 )
 
     def _final_norm(self) -> nn.Module:
@@ -753,8 +754,8 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         obstacle = cache_obstacle(self.layers) if is_cached else None
         if cache is not None and obstacle is not None:
             raise ValueError(
-                f"cache must be of layers that have their own indices, and {obstacle}: set "
-                "`layer_idx`, counted from 0, or use_cache=False."
+                f"each layer of the decoder must have its own cache index, but {obstacle}: set "
+                "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
             )
         if use_cache and cache is None and not self.training and obstacle is None:
             cache = EncoderDecoderCache(

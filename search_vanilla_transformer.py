@@ -1,12 +1,12 @@
 """Beam search and greedy search of section 6.1, over any decoder.
 
-A search reads and continues hypotheses through the methods of `Decoding`, and knows nothing else of
-the model. The model's own modules implement them (`generation_vanilla_transformer.ModuleDecoding`),
-and so does the search engine (`engine_vanilla_transformer.EngineDecoding`).
+A search accesses the model only through the methods of `Decoding`. The model's own modules
+implement them (`generation_vanilla_transformer.ModuleDecoding`), and so does the search engine
+(`engine_vanilla_transformer.EngineDecoding`).
 
-Shapes: B sentences that are still searched, K beams, R rows of a sentence (1 or K), C candidates,
-V tokens in the vocabulary, T target tokens so far, L length of the longest allowed target with its
-start token.
+Shapes: B sentences that are still searched, K beams, R hypotheses of a sentence (1 or K), C
+candidates, V tokens in the vocabulary, T target tokens so far, L length of the longest allowed
+target with its start token.
 """
 
 import math
@@ -58,11 +58,12 @@ class Decoding:
         raise NotImplementedError
 
     def follow(self, parents: Tensor, stays: Tensor | None = None):
-        """Let each row continue one of the rows of the last step; sentences may leave the batch.
+        """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Row of its sentence that each new row continues, [B', R'].
-            stays: Indices of the sentences that stay, [B']; None if all do.
+            parents: Index of the hypothesis that each new one continues, among those of its
+                sentence, [B', R'].
+            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         raise NotImplementedError
 

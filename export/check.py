@@ -66,13 +66,16 @@ def refuse_changed_model(model: nn.Module, engine: str):
         if extra or missing:
             what = f"the {kind} {extra[0]}" if extra else f"no {kind} {missing[0]}"
             raise ValueError(
-                f"{engine} has a place only for the weights of a released model, got {what}"
+                f"{engine} supports only the weights of the released model, got {what}"
                 + (f" and {len(extra) - 1} more" if len(extra) > 1 else "")
-                + "."
+                + ". Export a changed model to ONNX."
             )
     difference = first_difference(computing_modules(model))
     if difference is not None:
-        raise ValueError(f"{engine} computes only what a released model does, and {difference}.")
+        raise ValueError(
+            f"{engine} supports only the released model, and {difference}. Export a changed model "
+            "to ONNX."
+        )
 
 
 __all__ = ["DIFFERS", "finished_folder", "refuse_changed_model"]

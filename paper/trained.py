@@ -37,7 +37,7 @@ def load_trained(
 
     Args:
         run: A run folder, a model folder or a Hub name.
-        trust_remote_code: Run the code of a model class that lies beside the weights.
+        trust_remote_code: Run the Python code that is saved with the model.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.

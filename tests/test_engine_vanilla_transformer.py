@@ -312,7 +312,10 @@ def offload(model):
 
 
 OBSTACLES = [
-    (offload, "VanillaTransformerForConditionalGeneration has a forward of its own"),
+    (
+        offload,
+        "VanillaTransformerForConditionalGeneration has its own forward",
+    ),
     (lambda model: model.train(), "the model is in training mode"),
     (
         lambda model: model.model.encoder.dropout.train(),
@@ -320,9 +323,15 @@ OBSTACLES = [
     ),
     (lambda model: model.double(), "weights on cpu must be float32, got float64"),
     (add_hook, "model.decoder.layers.0 has a forward hook"),
-    (add_adapters, "model.encoder.layers.0.self_attention.v_proj is a Linear of peft"),
-    (wrap_forward, "model.encoder.layers.0.feed_forward has a forward of its own"),
-    (add_parametrization, "model.decoder.layers.0.feed_forward.fc1 is a ParametrizedLinear of"),
+    (add_adapters, "model.encoder.layers.0.self_attention.v_proj is of the class peft"),
+    (
+        wrap_forward,
+        "model.encoder.layers.0.feed_forward has its own forward",
+    ),
+    (
+        add_parametrization,
+        "model.decoder.layers.0.feed_forward.fc1 is of the class torch.nn.utils",
+    ),
 ]
 
 

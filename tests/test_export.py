@@ -547,7 +547,10 @@ def test_a_token_that_is_forbidden_hides_no_other_scores(export, tokenizer, tmp_
     ("change", "message"),
     [
         (causal, "model.encoder.layers.0.self_attention has is_causal True"),
-        (squared, "model.encoder.layers.0.feed_forward has a forward of its own"),
+        (
+            squared,
+            "model.encoder.layers.0.feed_forward has its own forward",
+        ),
         (biased, "got the weight model.decoder.layers.0.self_attention.relative_bias"),
         (buffered, "got the buffer model.encoder.slopes"),
         (gated, "got the submodule model.encoder.layers.1.gate"),
@@ -578,7 +581,7 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
 
     monkeypatch.setattr(module, "batch_to_compare", moved)
     model = model_of(tokenizer, **ONE_LAYER)
-    with pytest.raises(ValueError, match=r"must compute what its model computes.*Nothing was"):
+    with pytest.raises(ValueError, match=r"must compute what its model computes.*was discarded"):
         getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
     assert not list(tmp_path.iterdir())
     (tmp_path / "out").mkdir()

@@ -154,8 +154,8 @@ def average_run(
     config = read_recipe(folder)
     if config.has_model_file and not trust_remote_code:
         raise ValueError(
-            f"{folder} has a model class of its own, {config.model_class}. Read that file, and "
-            "give --trust_remote_code to run it."
+            f"{folder} has its own model code, {config.model_class}. Read this file, then set "
+            "trust_remote_code=True (--trust_remote_code) to run it."
         )
     target = folder if output_dir is None else output_dir
     if target.resolve() != folder.resolve():

@@ -113,8 +113,8 @@ class TrainConfig:
     model: dict = setting({}, "fields of VanillaTransformerConfig that differ from it", data=True)
     model_class: str | None = setting(
         None,
-        "class of a model to train instead: FILE.py:CLASS, kept in the run folder, or "
-        "transformers:CLASS",
+        "class of the model to train instead of the released one: FILE.py:CLASS (the run folder "
+        "keeps a copy of the file) or transformers:CLASS",
         data=True,
     )
 
@@ -283,9 +283,9 @@ class TrainConfig:
         kernel = self.model.get("attn_implementation")
         if kernel is not None and kernel not in KERNELS:
             raise ValueError(
-                f"model: attn_implementation must be one of {', '.join(KERNELS)}, got {kernel!r}: "
-                "the name of another function is not saved with a model, so that it would be "
-                "evaluated with sdpa. The __init__ of a model_class can set it."
+                f"model: attn_implementation must be one of {', '.join(KERNELS)}, got {kernel!r}. "
+                "Another name is not saved with a model, and evaluation would use sdpa. To use "
+                "another function, call set_attn_implementation in the __init__ of a model_class."
             )
         if self.model_class is not None:
             source, _, name = self.model_class.rpartition(":")
@@ -296,9 +296,9 @@ class TrainConfig:
                 )
             if self.has_model_file and kernel is not None:
                 raise ValueError(
-                    "model must not hold attn_implementation with a model_class in a file: it is "
-                    "not saved with a model, and the class may compute another equation with it. "
-                    "Call set_attn_implementation in the __init__ of the class."
+                    "model must not hold attn_implementation with a model_class in a file, because "
+                    "attn_implementation is not saved with a model. Call set_attn_implementation "
+                    "in the __init__ of the class."
                 )
             return
         own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
@@ -609,10 +609,12 @@ def _refuse_code_of_others(config: TrainConfig, is_named: bool):
     path = Path(config.model_class.rpartition(":")[0])
     if is_named and path.is_file():
         return
-    found = "the recipe names it" if not is_named else f"only {config.output_dir} may have it"
+    if is_named:
+        found = f"{path} does not exist. A copy in {config.output_dir}"
+    else:
+        found = f"the recipe names {path}. This file"
     raise ValueError(
-        f"model_class is {config.model_class}, and {found}: read that file, and give "
-        "--trust_remote_code to run it."
+        f"model_class: {found} runs only with --trust_remote_code: read the file first."
     )
 
 

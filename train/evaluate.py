@@ -136,7 +136,7 @@ def evaluate(
         comet: The model of COMET to score with as well.
         against: Another run, whose kept translations of the same split are to be compared.
         output_dir: Where to leave the results; the run folder if not given.
-        trust_remote_code: Run the code of a model class that lies beside the weights.
+        trust_remote_code: Run the Python code that is saved with the model.
         search: Settings of `generate` that differ from the model's, `num_beams` for one.
 
     Returns:

@@ -73,7 +73,7 @@ class FineTuneArguments:
     bleu_tokenizer: str = field(default="13a", metadata={"help": "of sacreBLEU"})
     trust_remote_code: bool = field(
         default=False,
-        metadata={"help": "run the code of a model class that lies beside the weights"},
+        metadata={"help": "run the Python code that is saved with the model; read it first"},
     )
 
 

@@ -94,8 +94,9 @@ def _search_text(folder: Path, config: TrainConfig) -> str:
     search = GenerationConfig.from_pretrained(folder)
     if getattr(search, "length_penalty_alpha", None) is None:
         return (
-            f"It searches by the library's beam search: beam {search.num_beams}, length penalty "
-            f"length^{search.length_penalty}, at most {search.max_length} tokens.\n"
+            "The model is searched with the beam search of transformers: "
+            f"{search.num_beams} beams, length penalty length^{search.length_penalty}, "
+            f"at most {search.max_length} tokens.\n"
         )
     return (
         f"It searches as the paper does, section 6.1: beam {config.num_beams}, length penalty "

@@ -104,7 +104,7 @@ def _module_of(path: Path, kept: Path | None) -> ModuleType:
             "Give another output_dir to train another model."
         )
     if not path.is_file() and not has_copy:
-        raise ValueError(f"model_class must be FILE.py:CLASS, got no file {path}.")
+        raise ValueError(f"model_class must be FILE.py:CLASS, and the file {path} does not exist.")
     path = (path if path.is_file() else kept).resolve()
     known, code = sys.modules.get(path.stem), path.read_bytes()
     if known is not None:
@@ -249,15 +249,15 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
     for embedding in (model.get_input_embeddings(), model.get_output_embeddings()):
         if len(embedding.weight) != size:
             raise ValueError(
-                f"model_class must have embeddings of vocab_size {size} tokens, and "
-                f"{type(model).__name__} has {len(embedding.weight)}: set its own fields for that "
-                "with model."
+                f"{type(model).__name__} must have embeddings for vocab_size={size} tokens, got "
+                f"{len(embedding.weight)}: set the field of {type(model_config).__name__} that "
+                "sizes the embeddings with --model."
             )
     return model
 
 
 def try_model(model: PreTrainedModel):
-    """Compute a batch and a translation, so that a model that cannot fails before its training.
+    """Run `forward` and `generate` once, so that a broken model fails before training.
 
     Args:
         model: New model on the CPU.
@@ -281,13 +281,13 @@ def try_model(model: PreTrainedModel):
             model.generate(**inputs, **search)
         except Exception as error:
             raise RuntimeError(
-                f"model_class must compute and translate, and {name} fails on a batch of two "
+                f"{name} must run `forward` and `generate`, but failed on a batch of two "
                 f"sentences: {type(error).__name__}: {error}"
             ) from error
     if logits.shape != (*ids.shape, size):
         raise ValueError(
-            f"model_class must score each of {size} tokens at each position, {(*ids.shape, size)}, "
-            f"and the logits of {name} are {tuple(logits.shape)}."
+            f"the logits of {name} must have the shape {(*ids.shape, size)}, got "
+            f"{tuple(logits.shape)}."
         )
 
 

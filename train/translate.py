@@ -37,7 +37,7 @@ def load_model(
     Args:
         run: A run folder, a model folder or a Hub name.
         device: Device of the model; the GPU, if there is one, if not given.
-        trust_remote_code: Run the code of a model class that lies beside the weights.
+        trust_remote_code: Run the Python code that is saved with the model.
 
     Returns:
         The model, ready to translate, and its tokenizer.
@@ -156,8 +156,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=ENGINES,
         default=argparse.SUPPRESS,
-        help="auto uses the search engine if it computes what the model's modules compute, off "
-        "never uses it, required refuses a model that it cannot run (auto)",
+        help="auto: use the search engine if it can run the model, else the model's modules; off: "
+        "always use the modules; required: stop with an error if the engine cannot run (auto)",
     )
 
 

@@ -1,4 +1,4 @@
-"""Cost of the checks before a search: identity, content of the weights, packing, probe. Base model, one source."""
+"""Cost of the checks before a search, for the base model and one source: costs.py THREADS"""
 
 import statistics
 import sys
