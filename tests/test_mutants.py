@@ -354,7 +354,7 @@ CHANGES = {
     normalize_weight: "model.decoder.layers.0.feed_forward.fc2 has a forward pre-hook",
     replace_linear: f"encoder.layers.0.self_attention.v_proj is of the class {__name__}.Gated",
     replace_norm: "model.encoder.layers.1.feed_forward_norm is of the class torch.nn.modules",
-    put_a_norm_in_place_of_dropout: "model.decoder.layers.0.dropout is of the class torch.nn.modules",
+    put_a_norm_in_place_of_dropout: "decoder.layers.0.dropout is of the class torch.nn.modules",
     replace_positions: f"model.encoder.positions is of the class {__name__}.Alibi",
     register_attention: "the attention function 'warm'",
     quantize: "v_proj is of the class torch.ao.nn.quantized.dynamic",
