@@ -181,9 +181,7 @@ def _space(arguments: argparse.Namespace, rest: list[str]):
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
-        raise ValueError(
-            "the page needs gradio, got none: pip install 'vanilla_transformer[space]'."
-        ) from error
+        raise ValueError("the page needs gradio, got none: pip install gradio.") from error
     run(rest, "vanilla-transformer space")
 
 

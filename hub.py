@@ -11,8 +11,14 @@ from typing import Any
 
 import torch
 import transformers
-from huggingface_hub import CommitInfo, HfApi, ModelCard
-from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
+from huggingface_hub import CommitInfo, HfApi, ModelCard, constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
+from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from transformers import (
@@ -60,6 +66,10 @@ RUN_FILES = (
     "hypotheses",
     "pictures",
 )
+# base of the errors of the Hub's HTTP client, whichever that is
+HTTP_ERROR = HfHubHTTPError.__bases__[0]
+# seconds that the Hub has to say whether it has a model
+HUB_TIMEOUT = 10
 # what a run may be, for errors
 RUN = "run must be a run folder, a model folder or a Hub name"
 # a push replaces what an earlier one left, however many weight files or modules that had
@@ -121,6 +131,10 @@ def push_to_hub(
                     f"got {repo_id!r}: {error.server_message or 'no valid token'}."
                 ) from error
             raise
+        except (HTTP_ERROR, ConnectionError) as error:
+            raise ValueError(
+                f"the Hub at {api.endpoint} cannot be reached ({error}): nothing was published."
+            ) from error
 
 
 def export_for_hub(
@@ -346,21 +360,47 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
 
 
 def check_local(source: str | Path, rule: str):
-    """Refuse what can only be a folder here and is not, before the Hub is asked for it.
+    """Refuse what is neither a folder here nor a model on the Hub, before anything is loaded.
 
     Args:
         source: A folder or a Hub name.
         rule: What it must be, for the error.
 
     Raises:
-        ValueError: If there is no such folder, though the one that it would be in is there, or it
-            is no name that the Hub could have.
+        ValueError: If there is no such folder, and no such model on the Hub, or the Hub cannot be
+            reached. The Hub is not asked if the folder that it would be in is there, or the name is
+            not one that the Hub could have.
     """
-    path = Path(source)
-    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", str(source)) and not str(source).startswith(".")
+    path, name = Path(source), str(source)
+    if path.is_dir():
+        return
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     is_beside = path.parent != Path() and path.parent.is_dir()
-    if not path.is_dir() and (not is_name or is_beside):
-        raise ValueError(f"{rule}, got {str(source)!r}: no such folder.")
+    if not is_name or is_beside:
+        raise ValueError(f"{rule}, got {name!r}: no such folder.")
+    # what was loaded before serves without a network
+    if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+        return
+    api = HfApi()
+    try:
+        # the library asks again and again for each file
+        api.model_info(name, timeout=HUB_TIMEOUT)
+    except GatedRepoError:
+        return
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{rule}, got {name!r}: no such folder, and no such model on the Hub, or none that "
+            "your token may read."
+        ) from error
+    except HfHubHTTPError:
+        # the library says what else the Hub answers
+        return
+    except (HTTP_ERROR, ConnectionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{rule}, got {name!r}: no such folder, and the Hub at {api.endpoint} cannot be "
+            f"reached ({reason})."
+        ) from error
 
 
 def _address(public: type) -> str:

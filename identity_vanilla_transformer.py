@@ -736,7 +736,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "VanillaTransformerDecoder": "04bda1943426db77",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "2a0668ea0c6c58ba",
-        "VanillaTransformerModel": "299dc9a12a10d66b",
+        "VanillaTransformerModel": "afd7e59010aa0cd7",
         "VanillaTransformerPreTrainedModel": "2415d87229c4d952",
         "cache_obstacle": "482c013b910c762b",
         "cached_file": "1b93aad2d6771cb9",

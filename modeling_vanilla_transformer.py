@@ -857,7 +857,17 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 
         Raises:
             TypeError: If an argument is unknown.
+            ValueError: If not exactly one of the arguments with the target is given.
         """
+        if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            raise ValueError(
+                "Exactly one of decoder_input_ids and decoder_inputs_embeds must be given, got "
+                + (
+                    "neither. A model with a head also makes decoder_input_ids from labels."
+                    if decoder_input_ids is None
+                    else "both."
+                )
+            )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
                 input_ids=input_ids,

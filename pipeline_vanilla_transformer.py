@@ -206,8 +206,11 @@ class TranslationPipeline(Pipeline):
         filled = [index for index, text in enumerate(texts) if text.strip()]
         lengths = {index: len(ids[index]) for index in filled}
         for batch in batches_by_length(lengths, **batching):
+            # the first token of a source must have the first position
             inputs = self.tokenizer.pad(
-                {"input_ids": [ids[index] for index in batch]}, return_tensors="pt"
+                {"input_ids": [ids[index] for index in batch]},
+                padding_side="right",
+                return_tensors="pt",
             )
             inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             translations = self.postprocess(self.forward(inputs, **search))

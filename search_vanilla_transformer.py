@@ -261,6 +261,9 @@ class PaperBeamSearch:
         Returns:
             The best hypotheses in the order of the batch, [sentences * num_return_sequences, T], or
             the library's output if `return_dict_in_generate` is set.
+
+        Raises:
+            ValueError: If a sentence has fewer allowed hypotheses than are to be returned.
         """
         step, is_finished = 0, False
         while not is_finished:
@@ -404,7 +407,23 @@ class PaperBeamSearch:
             self.has_result = [self.has_result[row] for row in stays]
         self.decoding.follow(self.chosen_beams, kept)
 
+    def _refuse_forbidden(self):
+        """Refuse to return a hypothesis with a token that a processor has forbidden."""
+        is_allowed = self.results.scores[:, : self.num_returned] != -torch.inf
+        counts = is_allowed.sum(dim=1).tolist()
+        if min(counts) < self.num_returned:
+            sentence = counts.index(min(counts))
+            raise ValueError(
+                f"num_return_sequences must be at most {min(counts)}, got {self.num_returned}: the "
+                f"settings of the search allow no more translations of sentence {sentence} of the "
+                "batch (counted from 0)."
+                if min(counts)
+                else f"the settings of the search must allow a translation, but forbid every one "
+                f"of sentence {sentence} of the batch (counted from 0)."
+            )
+
     def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
+        self._refuse_forbidden()
         ids = self.results.ids[:, : self.num_returned].flatten(0, 1)
         origins = self.results.origins[:, : self.num_returned].flatten(0, 1)
         longest = int((origins >= 0).sum(dim=1).max())

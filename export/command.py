@@ -6,6 +6,9 @@ from importlib import import_module
 from vanilla_transformer.console import add_trust_flag, empty_folder
 from vanilla_transformer.hub import load_run
 
+# that an export needs
+PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxscript onnxruntime"}
+
 
 def run(argv: list[str], prog: str) -> str:
     """Export as a command line says.
@@ -28,7 +31,7 @@ def run(argv: list[str], prog: str) -> str:
         write = getattr(import_module(f"vanilla_transformer.export.{kind}"), f"to_{kind}")
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"this export needs {error.name}, got none: pip install 'vanilla_transformer[{kind}]'."
+            f"this export needs {error.name}, got none: pip install {PACKAGES[kind]}."
         ) from error
     model, tokenizer = load_run(source, settings.pop("trust_remote_code"))
     write(model.eval(), tokenizer, folder, **settings)

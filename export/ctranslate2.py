@@ -1,5 +1,6 @@
 """To CTranslate2, an engine in C++: one file of weights, the vocabulary, and the tokenizer."""
 
+import logging
 from pathlib import Path
 
 import ctranslate2
@@ -26,6 +27,8 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 
+logger = logging.getLogger(__name__)
+
 ACTIVATIONS = {
     "relu": common_spec.Activation.RELU,
     "gelu": common_spec.Activation.GELU,
@@ -34,6 +37,21 @@ ACTIVATIONS = {
     "swish": common_spec.Activation.SWISH,
 }
 QUANTIZATIONS = ("float32", "float16", "int8")
+# settings of a search that the engine does not keep, and the option of each call in their place
+OPTIONS = {
+    "forced_bos_token_id": "target_prefix",
+    "forced_eos_token_id": None,
+    "min_length": "min_decoding_length",
+    "min_new_tokens": "min_decoding_length",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+    "repetition_penalty": "repetition_penalty",
+    "bad_words_ids": "suppress_sequences",
+    "begin_suppress_tokens": None,
+    "encoder_no_repeat_ngram_size": None,
+    "encoder_repetition_penalty": None,
+    "exponential_decay_length_penalty": None,
+    "sequence_bias": None,
+}
 # of a token that is never written; float16 has it too
 LOWEST_BIAS = -65504.0
 
@@ -67,11 +85,27 @@ def to_ctranslate2(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}."
         )
     refuse_changed_model(model, "CTranslate2")
+    _tell_of_lost_settings(model.generation_config, vocabulary(model, tokenizer))
     converter = _Converter(_specification(model, tokenizer, num_positions))
     with finished_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
         tokenizer.save_pretrained(unfinished)
         _check_scores(model, tokenizer, unfinished, quantization, num_positions)
+
+
+def _tell_of_lost_settings(search: GenerationConfig, tokens: list[str]):
+    """Warn of settings that the engine does not keep, with the option of a call in their place."""
+    for name, option in OPTIONS.items():
+        value = getattr(search, name, None)
+        if name == "bad_words_ids":
+            # those of one token are forbidden by the bias
+            value = [ids for ids in value or [] if len(ids) > 1]
+        if value in (None, [], {}, 0, 1.0):
+            continue
+        if name == "forced_bos_token_id":
+            option = f'{option}=[["{tokens[value]}"]]'
+        advice = f"give {option} to translate_batch" if option else "it has no such option"
+        logger.warning("CTranslate2 does not keep %s %s: %s.", name, value, advice)
 
 
 def _check_scores(

@@ -189,12 +189,13 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
         tokenizer.save_pretrained(folder)
         return
     plain = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_tokenizer,
+        tokenizer_object=tokenizer.backend_for_others(),
         pad_token=tokenizer.pad_token,
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
         unk_token=tokenizer.unk_token,
-        split_special_tokens=tokenizer.split_special_tokens,
+        # this class finds tokens that a user has added only if it splits none of them
+        split_special_tokens=tokenizer.split_special_tokens and not tokenizer.extra_special_tokens,
         extra_special_tokens=tokenizer.extra_special_tokens,
     )
     plain.save_pretrained(folder)

@@ -1,5 +1,6 @@
 """Exported models: in each engine the same probabilities, and the same translations."""
 
+import copy
 import json
 import sys
 
@@ -589,6 +590,38 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
     with pytest.raises(ValueError, match="must compute what its model computes"):
         getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
+
+
+def test_settings_of_the_search_that_ctranslate2_does_not_keep_are_told(
+    tokenizer, tmp_path, caplog
+):
+    model = model_of(tokenizer, **ONE_LAYER)
+    to_ctranslate2(model, tokenizer, tmp_path / "plain")
+    assert "does not keep" not in caplog.text
+    model.generation_config.forced_bos_token_id = 7
+    model.generation_config.no_repeat_ngram_size = 3
+    model.generation_config.sequence_bias = {(5,): -1.0}
+    model.generation_config.bad_words_ids = [[5], [5, 6]]
+    to_ctranslate2(model, tokenizer, tmp_path / "forced")
+    token = tokenizer.convert_ids_to_tokens(7)
+    for sentence in (
+        f'forced_bos_token_id 7: give target_prefix=[["{token}"]] to translate_batch',
+        "no_repeat_ngram_size 3: give no_repeat_ngram_size to",
+        "sequence_bias {(5,): -1.0}: it has no such option",
+        "bad_words_ids [[5, 6]]: give suppress_sequences",
+    ):
+        assert f"CTranslate2 does not keep {sentence}" in caplog.text
+
+
+def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_path):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    to_marian(model_of(tokenizer, **ONE_LAYER), tokenizer, tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    ids = tokenizer("<2de> the cat")["input_ids"]
+    assert len(tokenizer) - 1 in ids
+    assert theirs("<2de> the cat")["input_ids"] == ids
+    assert theirs.decode(ids, skip_special_tokens=True) == "the cat"
 
 
 def test_onnx_is_compared_where_nothing_is_padded_too(tokenizer, tmp_path):

@@ -435,6 +435,38 @@ def test_a_prefix_function_is_shown_real_hypotheses_only(model, source):
     assert max(lengths) > 6
 
 
+FEW = {
+    "two tokens": ({"suppress_tokens": [0, 1, *range(4, 23)], "max_new_tokens": 1}, 2),
+    "one sentence": (
+        {
+            "prefix_allowed_tokens_fn": lambda row, ids: [[5, 6, 2][min(len(ids) - 1, 2)]],
+            "max_new_tokens": 5,
+        },
+        1,
+    ),
+    "words": ({"bad_words_ids": [[token] for token in range(23) if token != 2]}, 1),
+    "nothing": ({"suppress_tokens": list(range(23)), "max_new_tokens": 3}, 0),
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "off"])
+@pytest.mark.parametrize("constraint", FEW)
+def test_forbidden_text_is_never_returned(model, source, constraint, engine):
+    settings, allowed = FEW[constraint]
+    search = {**PAPER, **settings, "engine": engine, "num_beams": 4}
+    for count in range(1, 5):
+        if count <= allowed:
+            found = model.generate(**source, **search, num_return_sequences=count)
+            assert len(found) == 4 * count
+            rows = without_padding(found)
+            assert all(len({*map(tuple, rows[i : i + count])}) == count for i in range(0, 4, count))
+            continue
+        message = f"num_return_sequences must be at most {allowed}, got {count}"
+        message = message if allowed else "must allow a translation, but forbid every one"
+        with pytest.raises(ValueError, match=message):
+            model.generate(**source, **search, num_return_sequences=count)
+
+
 def test_a_stopping_criterion_ends_a_hypothesis(model, source):
     def is_four_long(input_ids, scores, **kwargs):
         return torch.full((input_ids.shape[0],), input_ids.shape[1] >= 4)

@@ -6,6 +6,7 @@ differ for source and target.
 
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -434,6 +435,61 @@ def test_publishing_leaves_no_trace_in_the_classes(run_folder, tmp_path):
     for name in ("config.json", "tokenizer_config.json"):
         assert "auto_map" in json.loads((tmp_path / "export" / name).read_text())
         assert "auto_map" not in json.loads((tmp_path / "later" / name).read_text())
+
+
+@pytest.mark.parametrize("name", ["runz/demo", "demo"])
+def test_a_name_that_is_nowhere_is_refused_at_once(name, tmp_path):
+    program = """
+import sys, time
+from vanilla_transformer.hub import load_run
+started = time.monotonic()
+try:
+    load_run(sys.argv[1])
+except ValueError as error:
+    print(error)
+print(time.monotonic() - started < 9)
+"""
+
+    def said(environment):
+        done = subprocess.run(
+            [sys.executable, "-c", program, name],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=tmp_path,
+        )
+        assert done.returncode == 0, done.stderr
+        sentence, is_quick = done.stdout.splitlines()
+        assert is_quick == "True"
+        assert f"got '{name}': no such folder, and " in sentence
+        return sentence
+
+    with running_hub() as hub:
+        online = hub.environment(tmp_path / "home")
+        if "/" in name:
+            assert "no such model on the Hub" in said(online)
+    assert "cannot be reached" in said(online)
+    assert "cannot be reached" in said({**online, "HF_HUB_OFFLINE": "1"})
+
+
+def test_a_push_without_a_network_is_one_sentence(tmp_path):
+    with running_hub() as hub:
+        environment = hub.environment(tmp_path / "home")
+    tokenizer = make_tokenizer()
+    make_model(tokenizer).save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    program = "import sys; from vanilla_transformer.cli import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "push", str(tmp_path / "model"), "me/model"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    line = done.stderr.splitlines()[-1]
+    assert re.fullmatch(r"error: the Hub at http://\S+ cannot be reached \(.*\): nothing .*", line)
 
 
 def test_a_second_push_replaces_the_weights_and_keeps_foreign_files(hub, run_folder, monkeypatch):

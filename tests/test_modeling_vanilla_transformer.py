@@ -338,6 +338,16 @@ def test_embeddings_in_place_of_ids_are_scaled_alike(small_model, batch):
         model.get_encoder()(batch["input_ids"], inputs_embeds=table(batch["input_ids"]))
 
 
+def test_a_target_that_is_missing_or_given_twice_is_named(small_model, batch):
+    target, source = batch["decoder_input_ids"], batch["input_ids"]
+    for model in (small_model(), small_model().model):
+        with pytest.raises(ValueError, match=r"decoder_input_ids and .* neither.* from labels"):
+            model(input_ids=source)
+        embedded = model.get_input_embeddings()(target)
+        with pytest.raises(ValueError, match=r"decoder_inputs_embeds must be given, got both"):
+            model(input_ids=source, decoder_input_ids=target, decoder_inputs_embeds=embedded)
+
+
 @pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])
 @pytest.mark.parametrize("options", [{}, {"d_k": 4, "d_v": 8}])
 def test_every_attention_is_the_papers(small_model, batch, attention, options):

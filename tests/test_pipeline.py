@@ -293,6 +293,14 @@ def test_a_model_in_training_translates_without_dropout_and_trains_on(tokenizer)
     assert [module.training for module in model.modules()] == frozen
 
 
+def test_a_tokenizer_that_pads_on_the_left_changes_no_translation(translate, model, tokenizer):
+    left = copy.deepcopy(tokenizer)
+    left.padding_side = "left"
+    texts = [text for text in TEXTS if text]
+    assert TranslationPipeline(model, left)(texts) == translate(texts)
+    assert left.padding_side == "left"
+
+
 def test_the_library_builds_it_under_the_name_it_had_removed(model, tokenizer, translate, tmp_path):
     built = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
     assert type(built) is TranslationPipeline

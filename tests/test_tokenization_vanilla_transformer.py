@@ -1,12 +1,18 @@
 """The tokenizer of section 5.1: what it promises about any text, and that the promise is saved."""
 
+import copy
 import inspect
 import json
+import multiprocessing
+import pickle
 import subprocess
 import sys
 import unicodedata
 from pathlib import Path
+from random import Random
 
+import datasets
+import dill
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -191,6 +197,116 @@ def test_a_token_that_a_user_adds_is_found_and_keeps_the_text_around_it(folder, 
         assert made.decode(ids) == text + "</s>"
         assert made.decode(ids, skip_special_tokens=True) == "the cat  a <ent>b</s>"
         assert made.tokenize("<2de> the") == ["<2de>", *made.tokenize("the")]
+
+
+def in_another_process(tokenizer, text):
+    return tokenizer(text)["input_ids"], tokenizer.decode(tokenizer(text)["input_ids"])
+
+
+def mapped(tokenizer, text):
+    rows = datasets.Dataset.from_dict({"text": [text] * 4})
+    return rows.map(lambda row: tokenizer(row["text"]), num_proc=2)["input_ids"][3]
+
+
+COPIES = {
+    "copy": copy.copy,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda tokenizer: pickle.loads(pickle.dumps(tokenizer)),
+    "dill": lambda tokenizer: dill.loads(dill.dumps(tokenizer)),
+    "a copy of a copy": lambda tokenizer: copy.deepcopy(pickle.loads(pickle.dumps(tokenizer))),
+}
+
+
+@pytest.fixture(scope="module")
+def with_added(folder):
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(folder)
+    tokenizer.add_special_tokens({"extra_special_tokens": ["<2de>"]})
+    tokenizer.add_tokens(["Zürich"])
+    return tokenizer
+
+
+@pytest.mark.parametrize("way", COPIES)
+def test_a_copy_of_a_tokenizer_reads_and_writes_what_it_does(way, with_added):
+    text = "<2de> <s> In Zürich</s> the<pad>"
+    ids = with_added(text)["input_ids"]
+    made = COPIES[way](with_added)
+    assert made(text)["input_ids"] == ids
+    assert made.decode(ids) == with_added.decode(ids) == text + "</s>"
+    assert made.decode(ids, True) == "<s> In Zürich</s> the<pad>"
+    found = COPIES[way](VanillaTransformerTokenizer(split_special_tokens=False))("a</s>")
+    assert found["input_ids"][-2:] == [2, 2]
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_tokenizer_in_another_process_is_the_same(method, with_added):
+    text = "<2de> <s> In Zürich</s> the<pad>"
+    with multiprocessing.get_context(method).Pool(1) as pool:
+        ids, decoded = pool.apply(in_another_process, (with_added, text))
+    assert (ids, decoded) == in_another_process(with_added, text)
+
+
+def test_a_tokenizer_in_the_processes_of_datasets_is_the_same(with_added):
+    text = "<2de> <s> In Zürich</s> the<pad>"
+    assert mapped(with_added, text) == with_added(text)["input_ids"]
+
+
+ADDED = [
+    "Zürich",
+    "<2de>",
+    "ĠX",
+    "naïve",
+    "Łódź",
+    "ß²",
+    "東京",
+    "e\u0301a",
+    "a b",
+    "x\ny",
+    "🙂",
+    "^$",
+]
+ADDED += ["a|b", "the", " foo", "ñ.", "Ünï"]
+
+
+@pytest.mark.parametrize("special", [False, True])
+def test_any_added_token_comes_back(special, folder, tmp_path):
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(folder)
+    tokenizer.add_tokens(ADDED, special_tokens=special)
+    tokenizer.save_pretrained(tmp_path)
+    saved = VanillaTransformerTokenizer.from_pretrained(tmp_path)
+    file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    random = Random(0)
+    pieces = [*ADDED, " ", "香港", "é", "the cat", "ü", "größer"]
+    for _ in range(300):
+        text = "".join(random.choices(pieces, k=random.randint(1, 6)))
+        ids = tokenizer(text)["input_ids"]
+        assert saved(text)["input_ids"] == ids
+        expected = nfc(text) + "</s>"
+        for made in (tokenizer, saved):
+            assert nfc(made.decode(ids)) == expected
+        assert nfc(file.decode(ids, skip_special_tokens=False)) == expected
+        assert nfc("".join(saved.batch_decode([ids]))) == expected
+
+
+def test_a_token_that_is_the_symbol_of_a_byte_is_refused(folder):
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(folder)
+    with pytest.raises(ValueError, match="token 'é' cannot be added"):
+        tokenizer.add_tokens(["é"])
+
+
+def test_other_readers_find_and_leave_out_a_special_token_of_the_user(with_added, tmp_path):
+    with_added.save_pretrained(tmp_path)
+    text = "<2de> the cat in Zürich"
+    ids = with_added(text)["input_ids"]
+    file = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    plain = TokenizersBackend.from_pretrained(tmp_path)
+    ours = VanillaTransformerTokenizer.from_pretrained(tmp_path)
+    assert file.encode(text).ids == plain(text)["input_ids"] == ours(text)["input_ids"] == ids
+    for decode in (file.decode, *(one.decode for one in (plain, ours))):
+        assert decode(ids, skip_special_tokens=True) == "the cat in Zürich"
+    # this class still takes the text of the named ones for text
+    assert ours("the </s>")["input_ids"] == with_added("the </s>")["input_ids"]
+    found = VanillaTransformerTokenizer.from_pretrained(tmp_path, split_special_tokens=False)
+    assert found("the</s>")["input_ids"][-2:] == [2, 2]
 
 
 def test_a_special_token_that_was_replaced_stays_text(folder, tmp_path):

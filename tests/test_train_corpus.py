@@ -257,6 +257,22 @@ def test_a_folder_may_be_called_like_a_dataset_of_the_hub(tmp_path, monkeypatch)
     assert {split: len(rows) for split, rows in splits.items()} == {"train": 1, "validation": 1}
 
 
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_file_whose_lines_end_with_carriage_returns_is_named(split, tmp_path):
+    write_pair(tmp_path, b"a\nb\n", b"a\nb\n")
+    (tmp_path / f"{split}.en").write_bytes(b"a\rb\r")
+    (tmp_path / f"{split}.de").write_bytes(b"a\nb\n")
+    for end in (b"a\nb\n", b"a\rb\r"):
+        (tmp_path / f"{split}.de").write_bytes(end)
+        with pytest.raises(ValueError, match=r"\.en must end its lines with line feeds, got none"):
+            load_translations(str(tmp_path), None, "en", "de")
+    write_pair(tmp_path, b"a\r\nb\r\n", b"a\nb\r")
+    (tmp_path / f"{split}.de").write_bytes(b"a\rc\nb")
+    (tmp_path / f"{split}.en").write_bytes(b"a\r\nb\r\n")
+    rows = load_translations(str(tmp_path), None, "en", "de")[split]
+    assert rows["translation"][0] == {"en": "a", "de": "a\rc"}
+
+
 def test_a_dataset_is_taken_at_its_revision_and_its_commit_is_known(tmp_path):
     code = """
 import sys

@@ -18,7 +18,14 @@ import equations
 import pytest
 import torch
 import train_toys
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer, ByT5Tokenizer, GenerationConfig
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import (
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    ByT5Tokenizer,
+    GenerationConfig,
+    PreTrainedTokenizerFast,
+)
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.hub import load_run
@@ -685,6 +692,38 @@ def test_what_ends_a_worker_is_said_as_it_was_found(corpus, tmp_path, monkeypatc
     config = train_toys.toy_config(corpus, tmp_path / "run", num_workers=num_workers)
     with pytest.raises(ValueError, match=r"^no text: line 1 column 1 \(char 0\)$"):
         train(config)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+@pytest.mark.parametrize("unknown", ["en", "de"])
+def test_a_tokenizer_that_does_not_know_the_text_is_refused(unknown, streaming, tmp_path):
+    words = {"en": ["ant", "bee", "cat"], "de": ["\u043c\u0438\u0440", "\u0434\u043e\u043c"]}
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for language, known in words.items():
+        lines = [f"{known[number % len(known)]} {known[0]}\n" for number in range(50)]
+        (corpus / f"train.{language}").write_text("".join(lines), encoding="utf-8")
+    other = next(language for language in words if language != unknown)
+
+    def save(known, folder):
+        vocab = {token: i for i, token in enumerate(["<pad>", "</s>", "<unk>", *known])}
+        backend = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+        backend.post_processor = processors.TemplateProcessing(
+            single="$A </s>", special_tokens=[("</s>", 1)]
+        )
+        PreTrainedTokenizerFast(
+            tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", unk_token="<unk>"
+        ).save_pretrained(folder)
+        return {"tokenizer": str(folder), "streaming": streaming}
+
+    known = save(words[other] + words[unknown][:1], tmp_path / "most")
+    assert len(prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "good", **known))) > 5
+    known = save(words[other], tmp_path / "some")
+    message = f"must know the text in '{unknown}', but 100 of the 100 tokens of 50 sentences"
+    with pytest.raises(ValueError, match=message):
+        prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "run", **known))
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):

@@ -13,6 +13,8 @@ import pytest
 import train_toys
 from sacrebleu.metrics import BLEU
 
+from vanilla_transformer.train import config
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.scoring import (
     comet_score,
     compare_translations,
@@ -36,6 +38,50 @@ def test_text_that_is_tokenized_already_can_be_left_so():
     assert "tok:none" in scores["bleu_signature"]
     with pytest.raises(ValueError, match="bleu_tokenizer must be one of"):
         score_translations(["a"], ["a"], bleu_tokenizer="13b")
+
+
+CHINESE = ["今天天气很好\uff0c我们去公园。", "火车十点离开柏林。", "他昨天没有来上班。"]
+NEARLY = ["今天天气很好\uff0c我们去公园玩。", "火车十点离开柏林。", "他昨天没来上班。"]
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer"),
+    [
+        ("zh", "zh"),
+        ("zh-Hant", "zh"),
+        ("zho_Hans", "zh"),
+        ("cmn", "zh"),
+        ("ja", "char"),
+        ("ko-KR", "char"),
+        ("th", "char"),
+        ("de", "13a"),
+        ("cs_CZ", "13a"),
+        (None, "13a"),
+    ],
+)
+def test_a_language_has_the_tokenizer_that_finds_its_words(language, tokenizer, monkeypatch):
+    # what Japanese and Korean need is not everywhere
+    monkeypatch.setattr(config, "BLEU_MODULES", {"ja-mecab": ("none",), "ko-mecab": ("none",)})
+    scores = score_translations(NEARLY, CHINESE, target_lang=language)
+    assert f"|tok:{tokenizer}|" in scores["bleu_signature"]
+    expected = BLEU(tokenize=tokenizer).corpus_score(NEARLY, [CHINESE]).score
+    assert scores["bleu"] == expected
+    assert (expected > 60) == (tokenizer != "13a")
+    assert ("compound_bleu" in scores) == (language == "de")
+    if language is not None:
+        assert TrainConfig(dataset="x", target_lang=language).bleu_tokenizer == tokenizer
+
+
+def test_japanese_and_korean_have_their_words_where_what_they_need_is_installed(monkeypatch):
+    monkeypatch.setattr(config, "BLEU_MODULES", {"ja-mecab": ("json",), "ko-mecab": ("json",)})
+    assert config.bleu_tokenizer_of("ja") == "ja-mecab"
+    assert config.bleu_tokenizer_of("kor") == "ko-mecab"
+
+
+def test_a_tokenizer_that_finds_no_words_is_told(caplog):
+    scores = score_translations(NEARLY, CHINESE, "13a", "zh")
+    assert "|tok:13a|" in scores["bleu_signature"]
+    assert "takes whole sentences of zh for words: give --bleu_tokenizer zh" in caplog.text
 
 
 @pytest.mark.parametrize(

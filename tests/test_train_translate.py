@@ -8,14 +8,17 @@ import sys
 import threading
 
 import pytest
+import torch
 import train_toys
 
+from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
-from vanilla_transformer.train import translate
+from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import read_recipe
 from vanilla_transformer.train.translate import lines_as_they_come, translate_lines
 
 
@@ -53,6 +56,53 @@ def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
     lines = list(translate.run([str(run), str(tmp_path / "lines.txt"), *flags], "translate"))
     assert len(lines) == 1
     assert kinds == [Int8Product if flags else FloatProduct]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_int8_takes_weights_in_half_precision(run, tmp_path, dtype):
+    model, tokenizer = load_run(run)
+    for name, kind in (("half", dtype), ("whole", torch.float32)):
+        model.to(dtype).to(kind).save_pretrained(tmp_path / name)
+        tokenizer.save_pretrained(tmp_path / name)
+    (tmp_path / "lines.txt").write_text("ant bee cat\ndog elk\n")
+    half, whole = (
+        list(
+            translate.run(
+                [str(tmp_path / name), str(tmp_path / "lines.txt"), "--int8"], "translate"
+            )
+        )
+        for name in ("half", "whole")
+    )
+    assert half == whole
+    flags = ["--dataset", str(read_recipe(run).dataset), "--source_lang", "en"]
+    flags += ["--target_lang", "de", "--int8", "--engine", "required"]
+    assert evaluate.main([str(tmp_path / "half"), *flags]) == 0
+
+
+@pytest.mark.parametrize("end", list("\n\r\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"))
+def test_a_translation_is_one_line_for_every_reader(end, run, tmp_path, monkeypatch):
+    postprocess = TranslationPipeline.postprocess
+
+    def broken(self, outputs):
+        return [{"translation_text": f"a{end}b"} for _ in postprocess(self, outputs)]
+
+    monkeypatch.setattr(TranslationPipeline, "postprocess", broken)
+    (tmp_path / "lines.txt").write_text("ant bee cat\ndog elk\n")
+    assert list(translate.run([str(run), str(tmp_path / "lines.txt")], "translate")) == ["a b"] * 2
+    evaluate.evaluate(str(run), output_dir=str(tmp_path / "scores"))
+    (file,) = (tmp_path / "scores" / "hypotheses").glob("*.translation.txt")
+    assert file.read_text(encoding="utf-8").splitlines() == ["a b"] * 7
+
+
+def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
+    path = tmp_path / "old.txt"
+    for content in (b"ant bee\rcat\rdog\r", b"ant\rbee"):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=r"old.txt must end its lines with line feeds"):
+            list(translate.run([str(run), str(path)], "translate"))
+    for content in (b"ant bee\r", b"ant\r\nbee\r\n", b"ant\rbee\ncat"):
+        path.write_bytes(content)
+        assert list(translate.run([str(run), str(path)], "translate"))
 
 
 def test_lines_are_read_as_they_come():

@@ -3,13 +3,18 @@
 This file travels to the Hub without the package and imports nothing from it.
 """
 
+import json
 import re
+import unicodedata
+from os import PathLike
+from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import TokenizersBackend
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
+BYTE_SYMBOLS = frozenset(pre_tokenizers.ByteLevel.alphabet())
 # how ByteLevel parts a text
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
@@ -56,7 +61,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         symbols: list[str] | None = None,
         **kwargs,
     ):
-        alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+        alphabet = sorted(BYTE_SYMBOLS)
         symbol_tokens = [symbol_token(symbol) for symbol in symbols or []]
         if vocab is None:
             path = kwargs.get("name_or_path")
@@ -84,9 +89,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=not symbols),
             ]
         )
-        self._tokenizer.decoder = decoders.Sequence(
-            [decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
-        )
+        self._set_decoder()
         # makes the post-processor, which is what the library saves of it
         kwargs.setdefault("add_eos_token", True)
         super().__init__(
@@ -140,7 +143,66 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             tokens.append(AddedToken(**state | {"special": is_named, "normalized": not is_named}))
             if special_tokens and not is_named and str(token) not in self.extra_special_tokens:
                 self._extra_special_tokens.append(tokens[-1])
-        return self._tokenizer.add_tokens(tokens)
+        self._refuse_byte_symbols(tokens)
+        num_added = self._tokenizer.add_tokens(tokens)
+        self._set_decoder()
+        return num_added
+
+    def _refuse_byte_symbols(self, tokens: list[AddedToken]):
+        vocab = self._tokenizer.get_vocab(with_added_tokens=False)
+        for token in (unicodedata.normalize("NFC", str(token)) for token in tokens):
+            if _is_of_byte_symbols(token) and token in vocab:
+                text = self._tokenizer.decode([vocab[token]])
+                raise ValueError(
+                    f"token {token!r} cannot be added: the vocabulary has the same token for "
+                    f"{text!r}. Add it with a character before or after it."
+                )
+
+    def _set_decoder(self):
+        # ByteLevel would take a token that a user has added, Zürich, for the symbols of bytes
+        added = {
+            unicodedata.normalize("NFC", str(token))
+            for token in self._tokenizer.get_added_tokens_decoder().values()
+        }
+        spelled = [
+            decoders.Replace(Regex(f"^{re.escape(token)}$"), _byte_symbols(token))
+            for token in sorted(added)
+            if _is_of_byte_symbols(token)
+        ]
+        self._tokenizer.decoder = decoders.Sequence(
+            [*spelled, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
+        )
+
+    def __setstate__(self, state: dict):
+        self.__dict__.update(state)
+        # the backend does not keep it in its own state
+        self._tokenizer.encode_special_tokens = self.split_special_tokens
+
+    def backend_for_others(self) -> Tokenizer:
+        """Return the backend for readers that do not know this class.
+
+        Returns:
+            A copy whose special tokens are all marked as such, those that a user has added too:
+            `decode` then leaves them out.
+        """
+        content = json.loads(self._tokenizer.to_str())
+        special = {str(token) for token in self._extra_special_tokens}
+        for token in content["added_tokens"]:
+            token["special"] |= token["content"] in special
+        return Tokenizer.from_str(json.dumps(content))
+
+    def _save_pretrained(self, save_directory: str | PathLike, *args, **kwargs) -> tuple[str, ...]:
+        names = super()._save_pretrained(save_directory, *args, **kwargs)
+        if self._extra_special_tokens:
+            self.backend_for_others().save(names[-1])
+            # other classes find special tokens in a text only if they do not split them
+            path = Path(save_directory, "tokenizer_config.json")
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            if settings.get("split_special_tokens"):
+                del settings["split_special_tokens"]
+                text = json.dumps(settings, indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+                path.write_text(text, encoding="utf-8")
+        return names
 
     def _decode(
         self, token_ids: int | list[int], skip_special_tokens: bool = False, **kwargs
@@ -166,8 +228,18 @@ def symbol_token(symbol: str) -> str:
     """
     if not isinstance(symbol, str) or not re.fullmatch(r"\S+", symbol):
         raise ValueError(f"symbols must be words without a space, got {symbol!r}.")
+    return _byte_symbols(f" {symbol}")
+
+
+def _byte_symbols(text: str) -> str:
+    """Spell a text in the symbols of its bytes."""
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return spelled.pre_tokenize_str(f" {symbol}")[0][0]
+    return spelled.pre_tokenize_str(text)[0][0]
+
+
+def _is_of_byte_symbols(token: str) -> bool:
+    """Return whether the symbols of a token are those of other bytes than its own."""
+    return not token.isascii() and BYTE_SYMBOLS.issuperset(token)
 
 
 def _parts_before_bytes(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:

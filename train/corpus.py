@@ -267,12 +267,24 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
         The lines, without their ends.
 
     Raises:
-        ValueError: If a line is not UTF-8 and not to be repaired; says which.
+        ValueError: If a line is not UTF-8 and not to be repaired, and says which; or if carriage
+            returns end the lines.
     """
     for number, line in enumerate(lines, start=1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
+            if not line.endswith(b"\n"):
+                _refuse_carriage_returns(line.count(b"\r", 0, -1), name)
         yield _decoded(line, f"{name} line {number}", repair).rstrip("\r\n")
+
+
+def _refuse_carriage_returns(count: int, name: str):
+    """Refuse a file without a line feed in which something else ends the lines."""
+    if count:
+        raise ValueError(
+            f"{name} must end its lines with line feeds, got none and {count:,} carriage returns, "
+            f"as files of old Macs have: `tr '\\r' '\\n'` converts them."
+        )
 
 
 def _decoded(line: bytes, name: str, repair: bool) -> str:
@@ -306,7 +318,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _count_lines(path: Path) -> int:
-    count, last = 0, b"\n"
+    count, num_returns, last = 0, 0, b"\n"
     with opened(path) as file:
         while part := file.read(1 << 20):
             if count == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
@@ -314,7 +326,10 @@ def _count_lines(path: Path) -> int:
             if count == 0 and part.startswith(GZIP):
                 raise ValueError(f"{path} must be text, or be called .gz, got a gzip file.")
             count += part.count(b"\n")
+            num_returns += part.count(b"\r")
             last = part[-1:]
+    if count == 0:
+        _refuse_carriage_returns(num_returns - (last == b"\r"), str(path))
     return count + (last != b"\n")
 
 

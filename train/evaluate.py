@@ -22,7 +22,7 @@ from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import add_trust_flag, run_command
 from vanilla_transformer.hub import check_local
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
-from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.config import TrainConfig, bleu_tokenizer_of
 from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.fused import block_bytes
@@ -53,6 +53,7 @@ from vanilla_transformer.train.translate import (
     SEARCH,
     add_search,
     load_model,
+    one_line,
     translate_lines,
 )
 
@@ -132,7 +133,7 @@ def evaluate(
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
-        bleu_tokenizer: Of sacreBLEU; the run's own if not given.
+        bleu_tokenizer: Of sacreBLEU; that of the run, or of the language, if not given.
         comet: The model of COMET to score with as well.
         against: Another run, whose kept translations of the same split are to be compared.
         output_dir: Where to leave the results; the run folder if not given.
@@ -170,7 +171,8 @@ def evaluate(
         recipe.target_lang,
         recipe.revision,
     )
-    own_tokenizer = recipe.bleu_tokenizer if is_run else TrainConfig.bleu_tokenizer
+    is_of_recipe = is_run and target_lang == recipe.target_lang
+    own_tokenizer = recipe.bleu_tokenizer if is_of_recipe else bleu_tokenizer_of(target_lang)
     bleu_tokenizer = bleu_tokenizer or own_tokenizer
     # a slip is found before a long translation, not after
     together(lambda: score_translations(["a"], ["a"], bleu_tokenizer))
@@ -180,7 +182,8 @@ def evaluate(
     sources, references = main_process_first(
         lambda: _load_split(split, *data, revision=revision, streaming=streaming)
     )
-    model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code))
+    int8 = bool(search.get("int8"))
+    model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code, int8))
     data_key = (
         [split]
         if is_own
@@ -209,7 +212,7 @@ def evaluate(
         return None
     # whatever becomes of the scores
     kept = {
-        path: "".join(f"{line}\n" for line in _flat(lines))
+        path: "".join(f"{line}\n" for line in map(one_line, lines))
         for path, lines in zip(
             _kept_files(folder, key), (sources, references, translations), strict=True
         )
@@ -341,8 +344,11 @@ def _kept_translations(
     for key in keys:
         sides = _kept_files(folder, key)
         if all(path.is_file() for path in sides):
-            kept = [path.read_bytes().decode().split("\n")[:-1] for path in sides]
-            if kept[:2] == [_flat(sources), _flat(references)]:
+            kept = [
+                [one_line(line) for line in path.read_bytes().decode().split("\n")[:-1]]
+                for path in sides
+            ]
+            if kept[:2] == [list(map(one_line, side)) for side in (sources, references)]:
                 if len(kept[2]) != len(sources):
                     raise ValueError(
                         f"{sides[2]} must have {len(sources):,} lines, one for each sentence, got "
@@ -413,11 +419,6 @@ def _refuse_unwritable(folder: Path, key: str):
         ) from error
 
 
-def _flat(texts: Iterable[str]) -> list[str]:
-    # a text with an end of line in it would put the files out of step
-    return [re.sub(r"[\r\n]", " ", text) for text in texts]
-
-
 def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> str | None:
     """Evaluate as a command line says.
 
@@ -444,7 +445,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
     parser.add_argument("--source_lang", help="language to translate from")
     parser.add_argument("--target_lang", help="language to translate into")
-    parser.add_argument("--bleu_tokenizer", help="of sacreBLEU; the run's own if not given")
+    parser.add_argument(
+        "--bleu_tokenizer", help="of sacreBLEU; that of the run, or of the language, if not given"
+    )
     parser.add_argument(
         "--comet", metavar="MODEL", nargs="?", const=COMET_MODEL, help="and COMET (%(const)s)"
     )

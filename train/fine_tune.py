@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
@@ -34,6 +35,7 @@ from vanilla_transformer.console import run_command
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.train.config import bleu_tokenizer_of
 from vanilla_transformer.train.corpus import is_on_hub, load_translations
 from vanilla_transformer.train.layout import (
     is_launched_on_cpu,
@@ -70,7 +72,9 @@ class FineTuneArguments:
         default=0,
         metadata={"help": "train low-rank adapters only, of this rank; 0 for all weights"},
     )
-    bleu_tokenizer: str = field(default="13a", metadata={"help": "of sacreBLEU"})
+    bleu_tokenizer: str | None = field(
+        default=None, metadata={"help": "of sacreBLEU; that of the target language if not given"}
+    )
     trust_remote_code: bool = field(
         default=False,
         metadata={"help": "run the Python code that is saved with the model; read it first"},
@@ -141,9 +145,7 @@ def add_adapters(model: PreTrainedModel, rank: int) -> PreTrainedModel:
     try:
         from peft import LoraConfig, TaskType, get_peft_model
     except ImportError as error:
-        raise ValueError(
-            "lora_rank needs peft, got none: pip install 'vanilla_transformer[lora]'."
-        ) from error
+        raise ValueError("lora_rank needs peft, got none: pip install peft.") from error
     config = LoraConfig(
         task_type=TaskType.SEQ_2_SEQ_LM,
         r=rank,
@@ -186,8 +188,9 @@ def load_rows(
 def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
     """Train a model further, save it, and evaluate and publish it where asked for.
 
-    The result in `output_dir` loads as a model. With adapters it has them merged into its weights;
-    they alone are in its subfolder `adapter`, for peft.
+    The result in `output_dir` loads as a model, with weights of the type that they had before. With
+    adapters it has them merged into its weights; they alone are in its subfolder `adapter`, for
+    peft.
 
     Args:
         ours: Model and text.
@@ -204,6 +207,11 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
     # new adapters are random, and made before the trainer sets its seed
     set_seed(args.seed)
     model, tokenizer = together(lambda: _load_model(ours))
+    dtype = model.dtype
+    if not ours.lora_rank and dtype != torch.float32:
+        # a step is smaller than the distance of two numbers in half precision
+        model.float()
+        logger.info("the weights are trained in float32, and saved in %s", dtype)
     longest = max_source_tokens(model.config)
     # a model saved by other tools may not know how long a translation can get
     if getattr(model.generation_config, "length_penalty_alpha", None) is None:
@@ -219,12 +227,15 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
 
     # the library would publish every checkpoint, and without the code that loads it
     is_published, args.push_to_hub = args.push_to_hub, False
+    # the first token of a sentence must have the first position
+    padding = copy.copy(tokenizer)
+    padding.padding_side = "right"
     trainer = FusedTrainer(
         model=add_adapters(model, ours.lora_rank) if ours.lora_rank else model,
         args=args,
         # with label smoothing the trainer hides the labels from the model; a collator that knows
         # the model makes the decoder_input_ids which it then needs
-        data_collator=DataCollatorForSeq2Seq(tokenizer, model=model),
+        data_collator=DataCollatorForSeq2Seq(padding, model=model),
         train_dataset=rows["train"],
         eval_dataset=rows.get("validation"),
         processing_class=tokenizer,
@@ -232,7 +243,7 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
             compute_metrics,
             tokenizer=tokenizer,
             num_sentences=len(rows["validation"]),
-            bleu_tokenizer=ours.bleu_tokenizer,
+            bleu_tokenizer=ours.bleu_tokenizer or bleu_tokenizer_of(ours.target_lang),
         )
         if args.predict_with_generate
         else None,
@@ -249,6 +260,8 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
             raise OSError(f"{args.output_dir} cannot be written: {error}") from error
         raise
     trainer.save_state()
+    if model.dtype != dtype:
+        _round_weights(model, dtype)
     trainer.save_model(str(Path(args.output_dir, ADAPTER_FOLDER)) if ours.lora_rank else None)
     if ours.lora_rank:
         # before an evaluation in half precision, which rounds the weights in place
@@ -256,6 +269,10 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
         if trainer.is_world_process_zero():
             merged.save_pretrained(args.output_dir)
             tokenizer.save_pretrained(args.output_dir)
+
+    elif model.dtype != dtype and trainer.is_world_process_zero():
+        saved = type(model).from_pretrained(args.output_dir, dtype=dtype)
+        saved.save_pretrained(args.output_dir)
 
     scores = trainer.evaluate() if is_evaluated else {}
     if scores:
@@ -272,6 +289,13 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
             )
             logger.info("published: %s", commit.commit_url)
     return scores
+
+
+@torch.no_grad()
+def _round_weights(model: PreTrainedModel, dtype: torch.dtype):
+    """Give weights in float32 the values that they are saved with."""
+    for weight in model.parameters():
+        weight.copy_(weight.to(dtype))
 
 
 def last_checkpoint(folder: Path) -> Path:

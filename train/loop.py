@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -92,6 +93,9 @@ from vanilla_transformer.train.streaming import StreamedSteps
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
 # settings that each machine may have its own of
 OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir")
+# of a tokenizer that was brought along: sentences to try it on, and the largest share of unknown
+# tokens
+SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
 # beside a vocabulary, what it was learned from
 TEXT_FILE = "text_sha256.txt"
 SHARED_FOLDER = ", as in a folder that all machines share"
@@ -126,6 +130,8 @@ def prepare_tokenizer(
     # the run's copy serves, even where what was brought along is gone
     if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
         tokenizer = load_tokenizer(config.tokenizer)
+        texts = texts or load_texts(config)
+        _refuse_unknown_text(tokenizer, config, texts)
         if own.is_dir() and tokenizer_hash(load_tokenizer(str(own))) != tokenizer_hash(tokenizer):
             raise ValueError(
                 f"output_dir must be new, or its vocabulary be that of tokenizer "
@@ -149,6 +155,23 @@ def prepare_tokenizer(
         save_config(config, folder / RECIPE_FILE)
         unfinished.rename(own)
     return tokenizer
+
+
+def _refuse_unknown_text(tokenizer: PreTrainedTokenizerBase, config: TrainConfig, texts: Texts):
+    """Refuse a tokenizer that does not know most of the text of a language."""
+    if tokenizer.unk_token_id is None:
+        return
+    for language in (config.source_lang, config.target_lang):
+        sample = list(islice(vocabulary_texts(texts, [language], config.seed), SAMPLED_SENTENCES))
+        # the last token of a sentence is its end
+        tokens = [token for ids in tokenizer(sample).input_ids for token in ids[:-1]]
+        num_unknown = tokens.count(tokenizer.unk_token_id)
+        if num_unknown > MOST_UNKNOWN * len(tokens):
+            raise ValueError(
+                f"tokenizer {config.tokenizer!r} must know the text in {language!r}, but "
+                f"{num_unknown:,} of the {len(tokens):,} tokens of {len(sample):,} sentences are "
+                f"{tokenizer.unk_token!r}."
+            )
 
 
 def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):

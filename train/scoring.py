@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import json
+import logging
 import re
 import shutil
 import subprocess
@@ -17,9 +18,14 @@ from sacrebleu.significance import PairedTest
 from sacremoses.corpus import NonbreakingPrefixes
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.train.config import bleu_tokenizer_of
+
+logger = logging.getLogger(__name__)
 
 COMET_PROGRAM = "comet-score"
 COMET_MODEL = "Unbabel/wmt22-comet-da"
+# for languages whose words spaces part
+DEFAULT = "13a"
 # text that is already tokenized is compared as it is
 NOT_TOKENIZED_AGAIN = "none"
 # bytes, as in the script, where the half of a letter can be all that stands between two hyphens
@@ -29,7 +35,7 @@ HYPHEN = re.compile(rb"(\S)-(\S)")
 def score_translations(
     translations: Sequence[str],
     references: Sequence[str],
-    bleu_tokenizer: str = "13a",
+    bleu_tokenizer: str | None = None,
     target_lang: str | None = None,
 ) -> dict[str, Any]:
     """Compare translations with references, by sacreBLEU.
@@ -37,8 +43,10 @@ def score_translations(
     Args:
         translations: What the model said.
         references: What a person said.
-        bleu_tokenizer: Of sacreBLEU: "none" for text that is already tokenized.
-        target_lang: Their language, to count `compound_bleu` as well where Moses knows it.
+        bleu_tokenizer: Of sacreBLEU: "none" for text that is already tokenized; that of
+            `target_lang` if not given.
+        target_lang: Their language, to count `compound_bleu` as well where Moses knows it and
+            spaces part its words.
 
     Returns:
         `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, and `sentences`.
@@ -52,7 +60,18 @@ def score_translations(
             "there must be one translation for each of one or more references, "
             f"got {len(translations)} for {len(references)}."
         )
+    own_tokenizer = bleu_tokenizer_of(target_lang)
+    bleu_tokenizer = bleu_tokenizer or own_tokenizer
     refuse_bleu_tokenizer(bleu_tokenizer)
+    has_words = own_tokenizer == DEFAULT
+    if bleu_tokenizer == DEFAULT and not has_words:
+        logger.warning(
+            "BLEU with the tokenizer %s takes whole sentences of %s for words: give "
+            "--bleu_tokenizer %s.",
+            DEFAULT,
+            target_lang,
+            own_tokenizer,
+        )
     scores: dict[str, Any] = {"sentences": len(references)}
     for name, metric in _metrics(bleu_tokenizer).items():
         scores[name] = metric.corpus_score(translations, [references]).score
@@ -60,7 +79,7 @@ def score_translations(
     matches = sum(map(str.__eq__, translations, references))
     scores["exact_match"] = matches / len(references)
     known = NonbreakingPrefixes().available_langs.values()
-    if target_lang in known and bleu_tokenizer != NOT_TOKENIZED_AGAIN:
+    if has_words and target_lang in known and bleu_tokenizer != NOT_TOKENIZED_AGAIN:
         score, signature = compound_bleu(translations, references, target_lang)
         scores |= {"compound_bleu": score, "compound_bleu_signature": signature}
     return scores

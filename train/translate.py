@@ -1,6 +1,7 @@
 """Translate lines as they come: `vanilla-transformer translate RUN [FILE]`."""
 
 import argparse
+import re
 import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -25,12 +26,17 @@ SEARCH = {
     "length_penalty_alpha": (float, "length penalty, section 6.1"),
     "max_extra_tokens": (int, "longest output beyond the source"),
 }
+# where `str.splitlines` ends a line
+LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 # what a pipe holds
 MOST_BYTES = 65536
 
 
 def load_model(
-    run: str, device: torch.device | str | None = None, trust_remote_code: bool = False
+    run: str,
+    device: torch.device | str | None = None,
+    trust_remote_code: bool = False,
+    int8: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load what translates.
 
@@ -38,6 +44,7 @@ def load_model(
         run: A run folder, a model folder or a Hub name.
         device: Device of the model; the GPU, if there is one, if not given.
         trust_remote_code: Run the Python code that is saved with the model.
+        int8: The model is to be quantized, which needs weights in float32.
 
     Returns:
         The model, ready to translate, and its tokenizer.
@@ -48,7 +55,7 @@ def load_model(
     model, tokenizer = load_run(run, trust_remote_code)
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.eval().to(device), tokenizer
+    return model.eval().to(device, torch.float32 if int8 else None), tokenizer
 
 
 def translate_lines(
@@ -89,12 +96,13 @@ def one_line(text: str) -> str:
     """A translation as a line of a file.
 
     Args:
-        text: With or without line feeds.
+        text: With or without characters that end a line for some reader: what `str.splitlines`
+            splits at.
 
     Returns:
         A space for each of them.
     """
-    return text.replace("\n", " ")
+    return LINE_ENDS.sub(" ", text)
 
 
 def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
@@ -119,7 +127,7 @@ def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
             *lines, rest = (rest + arrived).split(b"\n")
             if lines:
                 counts.append(len(lines))
-                yield from lines
+                yield from (line + b"\n" for line in lines)
         if rest:
             counts.append(1)
             yield rest
@@ -203,7 +211,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     # a file that cannot be read is known before a model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
-        model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust)
+        int8 = search.get("int8", False)
+        model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust, int8=int8)
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             for lines in lines_as_they_come(file, path or "stdin"):
                 for line in translate_lines(model, tokenizer, lines, **search):
