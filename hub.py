@@ -359,15 +359,16 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
     return model
 
 
-def check_local(source: str | Path, rule: str):
-    """Refuse what is neither a folder here nor a model on the Hub, before anything is loaded.
+def check_local(source: str | Path, rule: str, kind: str = "model"):
+    """Refuse what is neither a folder here nor on the Hub, before anything is loaded.
 
     Args:
         source: A folder or a Hub name.
         rule: What it must be, for the error.
+        kind: "model" or "dataset".
 
     Raises:
-        ValueError: If there is no such folder, and no such model on the Hub, or the Hub cannot be
+        ValueError: If there is no such folder, and nothing of this name on the Hub, or it cannot be
             reached. The Hub is not asked if the folder that it would be in is there, or the name is
             not one that the Hub could have.
     """
@@ -379,17 +380,17 @@ def check_local(source: str | Path, rule: str):
     if not is_name or is_beside:
         raise ValueError(f"{rule}, got {name!r}: no such folder.")
     # what was loaded before serves without a network
-    if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type="model")).is_dir():
+    if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).is_dir():
         return
     api = HfApi()
     try:
         # the library asks again and again for each file
-        api.model_info(name, timeout=HUB_TIMEOUT)
+        api.repo_info(name, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:
         return
     except RepositoryNotFoundError as error:
         raise ValueError(
-            f"{rule}, got {name!r}: no such folder, and no such model on the Hub, or none that "
+            f"{rule}, got {name!r}: no such folder, and no such {kind} on the Hub, or none that "
             "your token may read."
         ) from error
     except HfHubHTTPError:

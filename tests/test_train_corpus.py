@@ -13,6 +13,7 @@ import pytest
 import train_toys
 from hub_stand_in import StoredFile, running_hub
 
+from vanilla_transformer.train import corpus as corpora
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import (
     is_local,
@@ -112,8 +113,17 @@ def test_a_language_without_its_file_is_named(corpus):
 
 
 def test_a_dataset_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(ValueError, match="cannot be loaded"):
-        load_translations(str(tmp_path / "nothing"), None, "en", "de")
+    (tmp_path / "notes.txt").touch()
+    for name, sentence in (
+        ("nothing", "dataset must be a file, a folder or a Hub name, got .*: no such folder"),
+        ("nothing.jsonl", "dataset must be a file that exists, got"),
+        (
+            "notes.txt",
+            "must be a file of records .*, or what two files of text have before .en and",
+        ),
+    ):
+        with pytest.raises(ValueError, match=sentence):
+            load_translations(str(tmp_path / name), None, "en", "de")
 
 
 def test_a_dataset_that_is_a_program_is_refused(tmp_path):
@@ -214,6 +224,7 @@ def on_hub(monkeypatch):
     """Sets what the library finds on the Hub."""
 
     def found(splits):
+        monkeypatch.setattr(corpora, "check_local", lambda *args: None)
         monkeypatch.setattr(datasets, "load_dataset_builder", lambda *args, **options: None)
         monkeypatch.setattr(datasets, "load_dataset", lambda *args, **options: splits)
 

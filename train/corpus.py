@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.hub import check_local
 from vanilla_transformer.train.files import CUT_SHORT
 from vanilla_transformer.train.json_records import is_json, read_json
 
@@ -31,6 +32,8 @@ WMT14_LINES = {
 }
 # of a text file, after its language
 PACKINGS = ("", ".gz")
+# files of records
+RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
 # what gzip's files begin with
 GZIP = b"\x1f\x8b"
 
@@ -83,6 +86,7 @@ def load_translations(
             for split, paths in text_files.items()
         }
     else:
+        _refuse_absent(dataset, source_lang, target_lang)
         place = {"path": dataset}
         # one file is a split to train on
         if Path(dataset).is_file():
@@ -122,6 +126,23 @@ def load_translations(
                     f"{dataset!r}, got {language!r}.{closest_name(language, found)}"
                 )
     return {split: rows.select_columns("translation") for split, rows in splits.items()}
+
+
+def _refuse_absent(dataset: str, *languages: str):
+    """Refuse a file that holds no records, and what is neither here nor on the Hub."""
+    path = Path(dataset)
+    is_of_records = RECORDS.search(path.name)
+    if is_of_records and not path.exists():
+        raise ValueError(f"dataset must be a file that exists, got {dataset!r}.")
+    if path.is_file() and not is_of_records:
+        raise ValueError(
+            "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), or what two "
+            f"files of text have before .{languages[0]} and .{languages[1]}, got {dataset!r}."
+        )
+    # what was prepared before serves without a network
+    prepared = Path(datasets.config.HF_DATASETS_CACHE, dataset.replace("/", "___"))
+    if not path.exists() and not prepared.is_dir():
+        check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
 
 
 def _in_memory(rows: datasets.IterableDataset) -> datasets.Dataset:
