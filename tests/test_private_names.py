@@ -73,8 +73,13 @@ PRIVATE_NAMES = {
     # of Accelerator.prepare, which wraps the forward of a model
     "accelerate.accelerator": ("_original_forward",),
     "transformers.tokenization_utils_base": ("_extra_special_tokens", "_special_tokens_map"),
-    "transformers.tokenization_utils_base.PreTrainedTokenizerBase": ("_add_tokens", "_decode"),
+    "transformers.tokenization_utils_base.PreTrainedTokenizerBase": (
+        "_add_tokens",
+        "_decode",
+        "_save_pretrained",
+    ),
     "datasets.arrow_dataset": ("_fingerprint",),
+    "datasets.builder": ("_generate_tables", "_info", "_split_generators"),
     "torch": ("_assert_async", "_foreach_add_", "_foreach_mul_", "_foreach_sub"),
     "torch.cpu": ("_is_vnni_supported",),
     "torch.nn.Module": ("_compiled_call_impl",),

@@ -366,7 +366,7 @@ def test_a_class_that_cannot_be_trained_is_refused(kind, corpus, tmp_path, forgo
         ("transformers:MarianModel", {}, "with a language model head, got MarianModel"),
         ("transformers:MarianForCausalLM", {}, "forward has no decoder_input_ids"),
         ("transformers:EncoderDecoderModel", {}, "EncoderDecoderConfig has none"),
-        ("transformers:FSMTForConditionalGeneration", {}, "embeddings of vocab_size 290"),
+        ("transformers:FSMTForConditionalGeneration", {}, "embeddings for vocab_size=290 tokens"),
         ("transformers:MarianMTModel", {"d_modle": 8}, "d_modle is not a field of MarianConfig"),
         (
             "transformers:MarianMTModel",
@@ -395,7 +395,7 @@ def test_a_recipe_of_others_runs_no_code(verb, corpus, tmp_path, monkeypatch, ca
     ours = ["--model_class", "gated_evil.py:Gated"]
     for more in ([], ["--dry_run"], ["--resume"], [*ours, "--dry_run"], [*ours, "--resume"]):
         assert main([*words, *more]) == 1
-        assert "read that file, and give --trust_remote_code to run it" in capsys.readouterr().err
+        assert "runs only with --trust_remote_code: read the file first" in capsys.readouterr().err
         assert not Path("ran").exists()
     monkeypatch.setattr(sys, "path", [*sys.path])
     shutil.copy(foreign / "gated_evil.py", tmp_path)
@@ -463,7 +463,7 @@ def test_a_model_that_cannot_translate_is_refused_before_it_is_trained(corpus, t
     toy = train_toys.toy_settings(
         corpus, tmp_path / "run", model_class="transformers:T5ForConditionalGeneration"
     )
-    with pytest.raises(RuntimeError, match=r"fails on a batch of two sentences: IndexError: list"):
+    with pytest.raises(RuntimeError, match=r"failed on a batch of two sentences: IndexError: list"):
         train(TrainConfig(**toy | {"model": sizes}))
     assert not (tmp_path / "run" / "checkpoints").exists()
 
