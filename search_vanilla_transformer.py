@@ -31,8 +31,6 @@ from .kernels_vanilla_transformer import likeliest
 
 # share of the sentences that must be finished before the others are copied without them
 SHARE_THAT_LEAVES = 0.1
-# where a processor leaves no token; completed with the sentence
-FORBIDDEN = "the settings of the search must allow a translation, but forbid every one"
 
 
 class Decoding:
@@ -420,7 +418,8 @@ class PaperBeamSearch:
                 f"settings of the search allow no more translations of sentence {sentence} of the "
                 "batch (counted from 0)."
                 if min(counts)
-                else f"{FORBIDDEN} of sentence {sentence} of the batch (counted from 0)."
+                else "the settings of the search must allow a translation, but forbid every one "
+                f"of sentence {sentence} of the batch (counted from 0)."
             )
 
     def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
@@ -459,9 +458,6 @@ def greedy_search(
 
     Returns:
         Prompts and translations, [B, T].
-
-    Raises:
-        ValueError: If every token after a hypothesis is forbidden.
     """
     num_sentences, length = input_ids.shape
     pad = int(config._pad_token_tensor)
@@ -470,8 +466,6 @@ def greedy_search(
     # index of each sentence that is still searched in the original batch
     sentences = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(sentences, dtype=torch.bool)
-    # of the best logits of all steps
-    lowest = torch.zeros((), device=ids.device)
     suppression = Suppression.of(logits_processor)
     # of the sentences that are still searched, in the memory of the host
     done = [False] * num_sentences
@@ -484,9 +478,7 @@ def greedy_search(
             logits = logits_processor(ids[:, :length], whole)[sentences]
         elif suppressed := suppression.at(length, logits.shape[1]):
             logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
-        best, tokens = logits.max(dim=-1)
-        lowest = torch.minimum(lowest, best.masked_fill_(is_done[sentences], 0.0).min())
-        ids[sentences, length] = tokens.masked_fill_(is_done[sentences], pad)
+        ids[sentences, length] = logits.argmax(dim=-1).masked_fill_(is_done[sentences], pad)
         length += 1
         is_done |= stopping_criteria(ids[:, :length], None)
         done = is_done[sentences].tolist()
@@ -496,8 +488,6 @@ def greedy_search(
             sentences, done = sentences[stays], [False] * len(stays)
         decoding.follow(torch.zeros_like(sentences)[:, None], stays)
     decoding.finish()
-    if lowest == -torch.inf:
-        raise ValueError(f"{FORBIDDEN} of a sentence of the batch.")
     return ids[:, :length]
 
 
