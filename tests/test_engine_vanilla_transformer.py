@@ -172,9 +172,9 @@ def test_what_the_encoder_gave_is_taken(lively_model, source, searched):
 def train_a_step(model):
     model.train()
     source = torch.tensor([[5, 6, 2]])
-    torch.optim.SGD(model.parameters(), lr=3.0).zero_grad()
+    torch.optim.SGD(model.parameters(), lr=0.5).zero_grad()
     model(input_ids=source, labels=source).loss.backward()
-    torch.optim.SGD(model.parameters(), lr=3.0).step()
+    torch.optim.SGD(model.parameters(), lr=0.5).step()
     model.eval()
 
 
