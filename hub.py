@@ -15,6 +15,7 @@ from huggingface_hub import CommitInfo, HfApi, ModelCard, constants
 from huggingface_hub.errors import (
     GatedRepoError,
     HfHubHTTPError,
+    HFValidationError,
     RepositoryNotFoundError,
     StrictDataclassError,
 )
@@ -376,7 +377,13 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     if path.is_dir():
         return
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    is_beside = path.parent != Path() and path.parent.is_dir()
+    # a folder here may be called like a user of datasets
+    is_beside = kind == "model" and path.parent != Path() and path.parent.is_dir()
+    if is_name:
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            is_name = False
     if not is_name or is_beside:
         raise ValueError(f"{rule}, got {name!r}: no such folder.")
     # what was loaded before serves without a network

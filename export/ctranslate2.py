@@ -52,6 +52,15 @@ OPTIONS = {
     "exponential_decay_length_penalty": None,
     "sequence_bias": None,
 }
+# values that change nothing
+NEUTRAL = {
+    "min_length": 0,
+    "min_new_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "repetition_penalty": 1.0,
+    "encoder_repetition_penalty": 1.0,
+}
 # of a token that is never written; float16 has it too
 LOWEST_BIAS = -65504.0
 
@@ -100,9 +109,9 @@ def _tell_of_lost_settings(search: GenerationConfig, tokens: list[str]):
         if name == "bad_words_ids":
             # those of one token are forbidden by the bias
             value = [ids for ids in value or [] if len(ids) > 1]
-        if value in (None, [], {}, 0, 1.0):
+        if value in (None, [], {}) or value == NEUTRAL.get(name):
             continue
-        if name == "forced_bos_token_id":
+        if name == "forced_bos_token_id" and isinstance(value, int):
             option = f'{option}=[["{tokens[value]}"]]'
         advice = f"give {option} to translate_batch" if option else "it has no such option"
         logger.warning("CTranslate2 does not keep %s %s: %s.", name, value, advice)

@@ -291,9 +291,16 @@ def test_a_token_that_is_the_symbol_of_a_byte_is_refused(folder):
     tokenizer = VanillaTransformerTokenizer.from_pretrained(folder)
     with pytest.raises(ValueError, match="token 'é' cannot be added"):
         tokenizer.add_tokens(["é"])
+    # the names of special tokens are the caller's own
+    vocab = tokenizer.get_vocab()
+    vocab["«pad»"] = vocab.pop("<pad>")
+    named = VanillaTransformerTokenizer(vocab, [], pad_token="«pad»")
+    assert named.pad_token_id == 0
+    assert named.decode(named("香 é")["input_ids"], skip_special_tokens=True) == "香 é"
 
 
 def test_other_readers_find_and_leave_out_a_special_token_of_the_user(with_added, tmp_path):
+    with_added.save_pretrained(tmp_path / "prefixed", filename_prefix="x")
     with_added.save_pretrained(tmp_path)
     text = "<2de> the cat in Zürich"
     ids = with_added(text)["input_ids"]

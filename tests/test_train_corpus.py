@@ -114,6 +114,8 @@ def test_a_language_without_its_file_is_named(corpus):
 
 def test_a_dataset_that_is_not_there_is_refused(tmp_path):
     (tmp_path / "notes.txt").touch()
+    with pytest.raises(ValueError, match=r"Hub name, got 'a--b/c': no such folder"):
+        load_translations("a--b/c", None, "en", "de")
     for name, sentence in (
         ("nothing", "dataset must be a file, a folder or a Hub name, got .*: no such folder"),
         ("nothing.jsonl", "dataset must be a file that exists, got"),
@@ -317,6 +319,33 @@ print(len(list(streamed)), streamed.num_shards)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines == [f"4 {new}", f"3 {old}", f"3 {old}", "3 1"]
+
+
+def test_records_of_the_hub_serve_without_a_network_once_they_were_read(tmp_path):
+    code = """
+from vanilla_transformer.train.corpus import load_translations
+for pair in (("en", "de"), ("fr", "de")):
+    print(load_translations("some/MyCorpus", None, *pair)["train"]["translation"][:])
+"""
+    records = '{"translation": {"en": "a", "de": "b", "fr": "c"}}\n'
+    (tmp_path / "corpus").mkdir()
+    (tmp_path / "corpus/train.jsonl").write_text(records, encoding="utf-8")
+
+    def read(**environment):
+        return subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, **hub.environment(tmp_path / "home"), **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    with running_hub() as hub:
+        hub.add_folder("some/MyCorpus", tmp_path / "corpus", "datasets")
+        done = read()
+        assert done.returncode == 0, done.stderr
+        assert done.stdout == "[{'de': 'b', 'en': 'a'}]\n[{'de': 'b', 'fr': 'c'}]\n"
+    assert read(HF_HUB_OFFLINE="1").stdout == done.stdout
 
 
 def test_a_file_that_is_no_text_does_not_make_a_dataset_local(tmp_path):

@@ -3,7 +3,9 @@
 import gzip
 import json
 import time
+from pathlib import Path
 
+import datasets
 import pytest
 
 from vanilla_transformer.train import json_records
@@ -122,6 +124,40 @@ def test_packed_files_lists_and_single_files_are_read(streaming, tmp_path):
     (tmp_path / "train.jsonl.gz").write_bytes(cut)
     with pytest.raises(ValueError, match=r"train\.jsonl\.gz cannot be read to its end"):
         read(tmp_path / "train.jsonl.gz", streaming)
+
+
+@pytest.mark.parametrize("folder", [".", "b[1]", "m.py"])
+def test_a_file_is_read_wherever_it_lies(folder, streaming, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(folder).mkdir(exist_ok=True)
+    write(Path(folder, "x.jsonl"), GOOD)
+    expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
+    assert read(Path(folder, "x.jsonl"), streaming) == expected
+    rows = [record["translation"] for record in GOOD]
+    datasets.Dataset.from_list([{"translation": row} for row in rows]).to_parquet("p.parquet")
+    assert read("p.parquet", streaming) == expected
+
+
+def test_records_need_no_lines_of_their_own(streaming, tmp_path):
+    expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
+    for content in (
+        "\n".join(json.dumps(record, indent=1) for record in GOOD),
+        " ".join(json.dumps(record) for record in GOOD),
+    ):
+        (tmp_path / "train.json").write_text(content, encoding="utf-8")
+        assert read(tmp_path, streaming) == expected
+    (tmp_path / "train.json").unlink()
+    # a name that does not say how the file is packed
+    packed = gzip.compress("".join(json.dumps(record) + "\n" for record in GOOD).encode())
+    (tmp_path / "train.jsonl").write_bytes(packed)
+    assert read(tmp_path, streaming) == expected
+
+
+def test_another_encoding_is_named(streaming, tmp_path):
+    content = json.dumps([{"translation": {"en": "a", "de": "\xe4"}}], ensure_ascii=False)
+    (tmp_path / "train.json").write_bytes(content.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"train\.json must be UTF-8, got invalid continuation"):
+        read(tmp_path, streaming)
 
 
 def test_what_is_no_json_is_refused_with_its_record(streaming, tmp_path):

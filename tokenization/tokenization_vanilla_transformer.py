@@ -143,7 +143,9 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             tokens.append(AddedToken(**state | {"special": is_named, "normalized": not is_named}))
             if special_tokens and not is_named and str(token) not in self.extra_special_tokens:
                 self._extra_special_tokens.append(tokens[-1])
-        self._refuse_byte_symbols(tokens)
+        # a saved tokenizer is taken as it is
+        if hasattr(self, "symbols"):
+            self._refuse_byte_symbols([token for token in tokens if str(token) not in named])
         num_added = self._tokenizer.add_tokens(tokens)
         self._set_decoder()
         return num_added
@@ -160,6 +162,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
     def _set_decoder(self):
         # ByteLevel would take a token that a user has added, Zürich, for the symbols of bytes
+        vocab = self._tokenizer.get_vocab(with_added_tokens=False)
         added = {
             unicodedata.normalize("NFC", str(token))
             for token in self._tokenizer.get_added_tokens_decoder().values()
@@ -167,7 +170,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         spelled = [
             decoders.Replace(Regex(f"^{re.escape(token)}$"), _byte_symbols(token))
             for token in sorted(added)
-            if _is_of_byte_symbols(token)
+            if _is_of_byte_symbols(token) and token not in vocab
         ]
         self._tokenizer.decoder = decoders.Sequence(
             [*spelled, decoders.ByteLevel(), decoders.Strip(" ", left=1, right=0)]
@@ -196,7 +199,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         if self._extra_special_tokens:
             self.backend_for_others().save(names[-1])
             # other classes find special tokens in a text only if they do not split them
-            path = Path(save_directory, "tokenizer_config.json")
+            prefix = Path(names[-1]).name.removesuffix("tokenizer.json")
+            path = Path(save_directory, f"{prefix}tokenizer_config.json")
             settings = json.loads(path.read_text(encoding="utf-8"))
             if settings.get("split_special_tokens"):
                 del settings["split_special_tokens"]

@@ -5,6 +5,7 @@ import glob
 import gzip
 import hashlib
 import lzma
+import os
 import re
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,10 +17,11 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets.naming import camelcase_to_snakecase
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.hub import check_local
-from vanilla_transformer.train.files import CUT_SHORT
+from vanilla_transformer.train.files import CUT_SHORT, GZIP
 from vanilla_transformer.train.json_records import is_json, read_json
 
 SPLITS = ("train", "validation", "test")
@@ -33,9 +35,8 @@ WMT14_LINES = {
 # of a text file, after its language
 PACKINGS = ("", ".gz")
 # files of records
+BUILDERS = {"parquet": "parquet", "arrow": "arrow"}
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
-# what gzip's files begin with
-GZIP = b"\x1f\x8b"
 
 
 def load_translations(
@@ -90,8 +91,9 @@ def load_translations(
         place = {"path": dataset}
         # one file is a split to train on
         if Path(dataset).is_file():
-            file = Path(dataset)
-            place = {"path": str(file.parent), "data_files": {"train": glob.escape(file.name)}}
+            kind = RECORDS.search(dataset)[1]
+            file = glob.escape(str(Path(dataset).resolve()))
+            place = {"path": BUILDERS.get(kind, "json"), "data_files": {"train": file}}
         try:
             builder = datasets.load_dataset_builder(**place, name=name, revision=revision)
             has_records = is_json(builder)
@@ -140,8 +142,15 @@ def _refuse_absent(dataset: str, *languages: str):
             f"files of text have before .{languages[0]} and .{languages[1]}, got {dataset!r}."
         )
     # what was prepared before serves without a network
-    prepared = Path(datasets.config.HF_DATASETS_CACHE, dataset.replace("/", "___"))
-    if not path.exists() and not prepared.is_dir():
+    *user, name = dataset.split("/")
+    folder = "___".join([*user, camelcase_to_snakecase(name)])
+    prepared = Path(datasets.config.HF_DATASETS_CACHE, folder)
+    # without a network the library takes what was prepared last
+    source_lang, target_lang = languages
+    for records in prepared.glob(f"*/*/*-{glob.escape(source_lang)}-{glob.escape(target_lang)}"):
+        os.utime(records)
+    is_address = "://" in dataset or dataset.startswith("buckets/")
+    if not (path.exists() or prepared.is_dir() or is_address):
         check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
 
 

@@ -12,6 +12,8 @@ try:
 except ImportError:  # Windows has none
     fcntl = None
 
+# what gzip's files begin with
+GZIP = b"\x1f\x8b"
 # what reading raises where a packed file is not whole
 CUT_SHORT = (OSError, EOFError, zlib.error, lzma.LZMAError)
 

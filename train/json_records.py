@@ -11,15 +11,18 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import datasets
 import fsspec
 import pyarrow as pa
 import pyarrow.json
 from datasets.packaged_modules.json.json import Json
+from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
-from vanilla_transformer.train.files import CUT_SHORT
+from vanilla_transformer.train.files import CUT_SHORT, GZIP
 
 # bytes to read at once
 CHUNK = 10 << 20
@@ -71,9 +74,12 @@ def is_json(builder: datasets.DatasetBuilder) -> bool:
         builder: From `datasets.load_dataset_builder`.
 
     Returns:
-        False for archives and for files with a field around the records, which the library reads.
+        False for archives, for another encoding than UTF-8 and for a field around the records,
+        which the library reads.
     """
     if not isinstance(builder, Json) or builder.config.field is not None:
+        return False
+    if builder.config.encoding.lower() not in ("utf-8", "utf8"):
         return False
     names = [name for files in builder.config.data_files.values() for name in files]
     return not any(infer_compression(name) == "zip" or ".tar" in name for name in names)
@@ -98,13 +104,19 @@ def read_json(
     """
     files = builder.config.data_files
     known = {split: _languages(names, languages) for split, names in files.items()}
+    place = {"hash": builder.hash}
+    if builder.repo_id is not None:
+        # without a network the library finds what was prepared by the name of the configuration
+        name = builder.config.name
+        place = {"config_name": name, "config_id": name}
+        place["hash"] = "-".join([builder.hash, *languages])
     ours = JsonRecords(
         dataset_name=builder.dataset_name,
         base_path=builder.base_path,
         repo_id=builder.repo_id,
         data_files=files,
         languages=tuple(languages),
-        hash=builder.hash,
+        **place,
     )
     if streaming:
         return dict(ours.as_streaming_dataset()), known
@@ -122,12 +134,7 @@ def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     found, fields = set(), set()
     for name in names:
         for chunk in _chunks(name, name):
-            for line in chunk.splitlines():
-                try:
-                    record = json.loads(line)
-                except ValueError:
-                    # reading says where
-                    continue
+            for record in _records(chunk.decode(errors="replace")):
                 fields |= record.keys() if isinstance(record, dict) else set()
                 column = record.get(COLUMN) if isinstance(record, dict) else None
                 found |= column.keys() if isinstance(column, dict) else set()
@@ -139,6 +146,18 @@ def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
             f"{', '.join(sorted(fields)) or 'no records'}."
         )
     return sorted(found)
+
+
+def _records(text: str) -> Iterator[Any]:
+    """Parse records that follow each other, on lines or not, up to what is none."""
+    decoder, place = json.JSONDecoder(), 0
+    while match := re.compile(r"\S").search(text, place):
+        try:
+            record, place = decoder.raw_decode(text, match.start())
+        except ValueError:
+            # reading says what is wrong
+            return
+        yield record
 
 
 def _tables(path: str, name: str, languages: Sequence[str]) -> Iterator[pa.Table]:
@@ -161,7 +180,7 @@ def _tables(path: str, name: str, languages: Sequence[str]) -> Iterator[pa.Table
 def _chunks(path: str, name: str) -> Iterator[bytes]:
     """Read whole lines; a list of records becomes lines."""
     try:
-        with fsspec.open(path, "rb", compression=infer_compression(name)) as file:
+        with fsspec.open(path, "rb", compression=_packing(path, name)) as file:
             while chunk := file.read(CHUNK):
                 if file.tell() == len(chunk):
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
@@ -174,8 +193,20 @@ def _chunks(path: str, name: str) -> Iterator[bytes]:
                 yield chunk + file.readline()
     except CUT_SHORT as error:
         raise ValueError(f"{name} cannot be read to its end: {error}") from error
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{name} must be UTF-8, got {error.reason}.") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{name} must be a list of JSON records, got {error}.") from error
+
+
+def _packing(path: str, name: str) -> str | None:
+    """Return how a file is packed, by its name or by what it begins with."""
+    if name.endswith(".zst") and "zstd" not in available_compressions():
+        raise ValueError(f"{name} needs zstandard, got none: pip install zstandard.")
+    if infer_compression(name) is None and Path(path).is_file():
+        with Path(path).open("rb") as file:
+            return "gzip" if file.read(2) == GZIP else None
+    return infer_compression(name)
 
 
 def _what_is_wrong(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:

@@ -92,7 +92,7 @@ from vanilla_transformer.train.streaming import StreamedSteps
 # no space, more than the user's share, and a file as large as one may be
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
 # settings that each machine may have its own of
-OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir")
+OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")
 # of a tokenizer that was brought along: sentences to try it on, and the largest share of unknown
 # tokens
 SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
