@@ -436,7 +436,7 @@ def _run(command, hub, home, token=TOKEN) -> str:
     ("settings", "sentence"),
     [
         ({"target_lang": "fr"}, "train.fr must exist beside"),
-        ({"dataset": "nowhere/nothing"}, "dataset 'nowhere/nothing'"),
+        ({"dataset": "nowhere/nothing"}, "got 'nowhere/nothing': no such folder"),
         ({"max_length": 1}, "train must have a pair that is fit to be used"),
         ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),
         ({"bleu_tokenizer": "14a"}, "bleu_tokenizer must be one of"),
