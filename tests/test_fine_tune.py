@@ -290,6 +290,18 @@ def test_weights_in_half_precision_are_trained_in_float32(dtype, base, corpus, t
     assert all(torch.equal(weight, found[name]) for name, weight in weights(half).items())
 
 
+def test_a_tokenizer_that_pads_on_the_left_trains_the_same(base, corpus, tmp_path):
+    left = Path(shutil.copytree(base, tmp_path / "left"))
+    AutoTokenizer.from_pretrained(base, padding_side="left").save_pretrained(left)
+    assert AutoTokenizer.from_pretrained(left).padding_side == "left"
+    found, expected = (
+        weights(tuned(run, corpus, tmp_path / name, max_steps=3))
+        for run, name in ((left, "a"), (base, "b"))
+    )
+    assert all(torch.equal(weight, expected[name]) for name, weight in found.items())
+    assert AutoTokenizer.from_pretrained(tmp_path / "a").padding_side == "left"
+
+
 def test_adapters_are_all_that_lora_trains_and_peft_loads_them(
     base, corpus, translations, tmp_path
 ):
