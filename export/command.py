@@ -6,7 +6,7 @@ from importlib import import_module
 from vanilla_transformer.console import add_trust_flag, empty_folder
 from vanilla_transformer.hub import load_run
 
-# that an export needs
+# packages that an export needs
 PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxscript onnxruntime"}
 
 
@@ -30,8 +30,9 @@ def run(argv: list[str], prog: str) -> str:
     try:
         write = getattr(import_module(f"vanilla_transformer.export.{kind}"), f"to_{kind}")
     except ModuleNotFoundError as error:
+        packages = PACKAGES.get(kind, error.name)
         raise ValueError(
-            f"this export needs {error.name}, got none: pip install {PACKAGES[kind]}."
+            f"this export needs {error.name}, got none: pip install {packages}."
         ) from error
     model, tokenizer = load_run(source, settings.pop("trust_remote_code"))
     write(model.eval(), tokenizer, folder, **settings)

@@ -279,7 +279,7 @@ def test_weights_in_half_precision_are_trained_in_float32(dtype, base, corpus, t
     assert {weight.dtype for weight in found.values()} == {dtype}
     assert all(torch.equal(weight, expected[name].to(dtype)) for name, weight in found.items())
     assert load_run(half)[0].dtype == dtype
-    # a checkpoint has what the training goes on with, and none of its small steps is lost
+    # a checkpoint keeps the float32 weights, and so the small steps
     kept = weights(half / "checkpoint-3")
     assert {weight.dtype for weight in kept.values()} == {torch.float32}
     moved = [kept[name] != before[name].float() for name in kept]

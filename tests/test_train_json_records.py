@@ -163,6 +163,9 @@ def test_another_encoding_is_named(streaming, tmp_path):
 def test_what_is_no_json_is_refused_with_its_record(streaming, tmp_path):
     path = tmp_path / "train.jsonl"
     lines = [json.dumps(record) for record in GOOD]
+    path.write_text("\n".join([lines[0][:-1], *lines]) + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="record 1 must be a JSON record"):
+        read(tmp_path, streaming)
     for bad, message in (
         (lines[0][:-1], "record 8 must be a JSON record"),
         ('{"translation": {"en": "\\ud83d", "de": "b"}}', "record 8 must be a JSON record"),

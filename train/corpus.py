@@ -35,7 +35,6 @@ WMT14_LINES = {
 # of a text file, after its language
 PACKINGS = ("", ".gz")
 # files of records
-BUILDERS = {"parquet": "parquet", "arrow": "arrow"}
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
 
 
@@ -93,7 +92,12 @@ def load_translations(
         if Path(dataset).is_file():
             kind = RECORDS.search(dataset)[1]
             file = glob.escape(str(Path(dataset).resolve()))
-            place = {"path": BUILDERS.get(kind, "json"), "data_files": {"train": file}}
+            reader = kind if kind in ("parquet", "arrow") else "json"
+            place = {"path": reader, "data_files": {"train": file}}
+        # without a network the library takes what was prepared last
+        pair = f"{glob.escape(source_lang)}-{glob.escape(target_lang)}"
+        for records in _prepared(dataset).glob(f"*/*/*-{pair}"):
+            os.utime(records)
         try:
             builder = datasets.load_dataset_builder(**place, name=name, revision=revision)
             has_records = is_json(builder)
@@ -142,16 +146,16 @@ def _refuse_absent(dataset: str, *languages: str):
             f"files of text have before .{languages[0]} and .{languages[1]}, got {dataset!r}."
         )
     # what was prepared before serves without a network
+    is_address = "://" in dataset or dataset.startswith("buckets/")
+    if not (path.exists() or _prepared(dataset).is_dir() or is_address):
+        check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
+
+
+def _prepared(dataset: str) -> Path:
+    """Return the folder in which the library keeps a dataset of the Hub."""
     *user, name = dataset.split("/")
     folder = "___".join([*user, camelcase_to_snakecase(name)])
-    prepared = Path(datasets.config.HF_DATASETS_CACHE, folder)
-    # without a network the library takes what was prepared last
-    source_lang, target_lang = languages
-    for records in prepared.glob(f"*/*/*-{glob.escape(source_lang)}-{glob.escape(target_lang)}"):
-        os.utime(records)
-    is_address = "://" in dataset or dataset.startswith("buckets/")
-    if not (path.exists() or prepared.is_dir() or is_address):
-        check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
+    return Path(datasets.config.HF_DATASETS_CACHE, folder)
 
 
 def _in_memory(rows: datasets.IterableDataset) -> datasets.Dataset:

@@ -133,7 +133,7 @@ def evaluate(
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
-        bleu_tokenizer: Of sacreBLEU; that of the run, or of the language, if not given.
+        bleu_tokenizer: Tokenizer of sacreBLEU; by default that of the run or the language.
         comet: The model of COMET to score with as well.
         against: Another run, whose kept translations of the same split are to be compared.
         output_dir: Where to leave the results; the run folder if not given.
@@ -446,7 +446,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--source_lang", help="language to translate from")
     parser.add_argument("--target_lang", help="language to translate into")
     parser.add_argument(
-        "--bleu_tokenizer", help="of sacreBLEU; that of the run, or of the language, if not given"
+        "--bleu_tokenizer", help="tokenizer of sacreBLEU (that of the run, or of the language)"
     )
     parser.add_argument(
         "--comet", metavar="MODEL", nargs="?", const=COMET_MODEL, help="and COMET (%(const)s)"

@@ -27,11 +27,12 @@ from vanilla_transformer.train.files import CUT_SHORT, GZIP
 # bytes to read at once
 CHUNK = 10 << 20
 COLUMN = "translation"
+NO_SPACE = re.compile(r"\S")
 
 
 @dataclass
 class JsonRecordsConfig(datasets.BuilderConfig):
-    """What to read of the files.
+    """Settings of the reader.
 
     Args:
         languages: Source and target.
@@ -149,14 +150,15 @@ def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
 
 
 def _records(text: str) -> Iterator[Any]:
-    """Parse records that follow each other, on lines or not, up to what is none."""
+    """Parse records that follow each other, on lines or not."""
     decoder, place = json.JSONDecoder(), 0
-    while match := re.compile(r"\S").search(text, place):
+    while match := NO_SPACE.search(text, place):
         try:
             record, place = decoder.raw_decode(text, match.start())
         except ValueError:
-            # reading says what is wrong
-            return
+            # reading says what is wrong; the next line may be a record
+            place = text.find("\n", match.start()) + 1 or len(text)
+            continue
         yield record
 
 
@@ -211,20 +213,20 @@ def _packing(path: str, name: str) -> str | None:
 
 def _what_is_wrong(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:
     """Return the sentence for a record that Arrow has refused."""
-    place = re.search(r"in row (\d+)", str(error))
-    if place is None:
+    found = re.search(r"in row (\d+)", str(error))
+    if found is None:
         return f"{name} must hold JSON records: {error}."
-    row = int(place[1])
+    row = int(found[1])
     where = f"{name} record {num_read + row + 1}"
     field = re.search(r"Column\((\S*)\) changed from (\w+) to (\w+)", str(error))
     if field is None:
         return f"{where} must be a JSON record: {str(error).removeprefix('JSON parse error: ')}."
     column, expected, got = field.groups()
     what = {"string": "a text", "object": "an object"}[expected]
-    place = f"{what} in {column.split('/')[-1]!r}" if column else f"{what}"
+    what += f" in {column.split('/')[-1]!r}" if column else ""
     lines = [line for line in chunk.splitlines() if line.strip()]
     record = lines[row].decode(errors="replace") if row < len(lines) else ""
-    return f"{where} must have {place}, got {got}: {record[:200]}"
+    return f"{where} must have {what}, got {got}: {record[:200]}"
 
 
 __all__ = ["JsonRecords", "is_json", "read_json"]

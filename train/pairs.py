@@ -40,31 +40,34 @@ _CAPITALS, _SMALL = (
     "".join(filter(is_of_kind, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
     for is_of_kind in (str.isupper, str.islower)
 )
+# every alternative looks back at the first character: a search skips to one of these at once
 NO_TEXT = re.compile(
-    "|".join(
-        part.format(
-            clear=re.escape("".join(sorted({*_SECOND} - {*_MARKS, *_SYMBOLS}))),
-            second=re.escape(_SECOND),
-            marks=_MARKS,
-            symbols=_SYMBOLS,
-            capitals=_CAPITALS,
-            small=_SMALL,
-        )
-        for part in (
-            # a replaced character, a control character of the second kind, half of a wider one
-            "[\ufffd\x80-\x9f\0]",
-            "[ÂÃ][{clear}]",
-            "â€[{second}]",
-            "Å[{marks}](?=[{small}])",
-            # a letter inside a word of small letters, or at its start
-            "(?<=[{small}])Ã[{marks}{symbols}]",
-            "(?<![{capitals}])Ã[{marks}{symbols}](?=[{small}])",
-            # the word à
-            "(?<![^\\s])Ã\xa0(?![^\\s])",
-            # a symbol behind no capital letter; a text may begin with the Â itself, or be about it
-            "(?<=[^{capitals}«\u201c\u2018\u201e\"'(])Â[{symbols}]",
-            # N°
-            "(?<![^\\W\\d_])NÂ°",
+    "[\ufffd\x80-\x9f\0ÂÃÅâ](?:{})".format(
+        "|".join(
+            part.format(
+                clear=re.escape("".join(sorted({*_SECOND} - {*_MARKS, *_SYMBOLS}))),
+                second=re.escape(_SECOND),
+                marks=_MARKS,
+                symbols=_SYMBOLS,
+                capitals=_CAPITALS,
+                small=_SMALL,
+            )
+            for part in (
+                # a replaced character, a control character of the second kind, half of a wider one
+                "(?<=[\ufffd\x80-\x9f\0])",
+                "(?<=[ÂÃ])[{clear}]",
+                "(?<=â)€[{second}]",
+                "(?<=Å)[{marks}](?=[{small}])",
+                # a letter inside a word of small letters, or at its start
+                "(?<=[{small}]Ã)[{marks}{symbols}]",
+                "(?<=Ã)(?<![{capitals}]Ã)[{marks}{symbols}](?=[{small}])",
+                # the word à
+                "(?<=Ã)(?<!\\SÃ)\xa0(?!\\S)",
+                # a symbol behind no capital letter; a text may begin with the Â, or be about it
+                "(?<=[^{capitals}«\u201c\u2018\u201e\"'(]Â)[{symbols}]",
+                # N°
+                "(?<=NÂ)(?<![^\\W\\d_]NÂ)°",
+            )
         )
     )
 )

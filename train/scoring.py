@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 COMET_PROGRAM = "comet-score"
 COMET_MODEL = "Unbabel/wmt22-comet-da"
-# for languages whose words spaces part
+# for languages that separate words by spaces
 DEFAULT = "13a"
 # text that is already tokenized is compared as it is
 NOT_TOKENIZED_AGAIN = "none"
@@ -43,10 +43,10 @@ def score_translations(
     Args:
         translations: What the model said.
         references: What a person said.
-        bleu_tokenizer: Of sacreBLEU: "none" for text that is already tokenized; that of
-            `target_lang` if not given.
+        bleu_tokenizer: Tokenizer of sacreBLEU, "none" for text that is already tokenized; by
+            default the one for `target_lang`.
         target_lang: Their language, to count `compound_bleu` as well where Moses knows it and
-            spaces part its words.
+            spaces separate its words.
 
     Returns:
         `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, and `sentences`.
