@@ -4,6 +4,7 @@ import argparse
 import io
 import os
 import sys
+from pathlib import Path
 from typing import Any
 
 from vanilla_transformer.console import add_trust_flag, run_command
@@ -120,11 +121,13 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
         return
     from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
     from vanilla_transformer.train.loop import prepare_tokenizer
+    from vanilla_transformer.train.run_folder import hold_run
 
     refuse_small_vocabulary(config.vocab_size)
     # what train would refuse
     config.model_config(config.vocab_size)
-    tokenizer = prepare_tokenizer(config)
+    with hold_run(Path(config.output_dir)):
+        tokenizer = prepare_tokenizer(config)
     print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 
 
@@ -135,8 +138,6 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _average(arguments: argparse.Namespace, rest: list[str]):
-    from pathlib import Path
-
     from vanilla_transformer.train.averaging import average_run
 
     target = Path(arguments.output_dir or arguments.run_folder)

@@ -3,11 +3,25 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
-EXIT_INTERRUPTED = 130
+# what a shell says of a command that a signal ended, beyond the number of the signal
+EXIT_SIGNAL = 128
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal has asked the command to end.
+
+    Args:
+        number: Number of the signal.
+    """
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        self.number = number
 
 
 def run_command(command: Callable[[], int | None], logs: bool = True) -> int:
@@ -18,7 +32,8 @@ def run_command(command: Callable[[], int | None], logs: bool = True) -> int:
         logs: Whether it logs; one that does not need not wait for the library.
 
     Returns:
-        The exit status: the command's own, 1 after a sentence, 130 if the user stopped it.
+        The exit status: the command's own, 1 after a sentence, 128 and the number of the signal
+        where one stopped it.
     """
     if logs:
         _log_to_stderr()
@@ -27,8 +42,8 @@ def run_command(command: Callable[[], int | None], logs: bool = True) -> int:
             return command() or 0
         finally:
             _flush_output()
-    except KeyboardInterrupt:
-        return EXIT_INTERRUPTED
+    except KeyboardInterrupt as error:
+        return EXIT_SIGNAL + getattr(error, "number", signal.SIGINT)
     except BrokenPipeError:
         # whoever read the output has had enough of it
         return 0

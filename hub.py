@@ -1,6 +1,7 @@
 """Publish a model so that it loads by name, with and without this package installed."""
 
 import json
+import os
 import pickle
 import re
 import shutil
@@ -37,6 +38,7 @@ from transformers.dynamic_module_utils import (
 from transformers.utils import cached_file
 
 from vanilla_transformer.console import sentence_of
+from vanilla_transformer.files import whole_folder
 from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
 from vanilla_transformer.registration import (
@@ -166,14 +168,40 @@ def export_for_hub(
             f"model_type than {model.config.model_type!r}, by which the Auto classes load the "
             "released model."
         )
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    if isinstance(run, str | Path):
+        _refuse_foreign_links(Path(run))
+    with whole_folder(folder) as unfinished:
+        _write_files(run, model, tokenizer, unfinished, repo_id)
+
+
+def _refuse_foreign_links(run: Path):
+    """Refuse links that lead out of a folder that is published."""
+    home = run.resolve()
+    # the Hub's cache keeps the files of its snapshots beside them
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    for parent, folders, files in os.walk(run):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink() and not any(map(path.resolve().is_relative_to, homes)):
+                raise ValueError(
+                    f"{path} is a link to {os.readlink(path)}, outside of {run}, and would be "
+                    "published. Remove the link, or replace it by the file."
+                )
+
+
+def _write_files(
+    run: str | Path | TranslationPipeline,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    repo_id: str,
+):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     # the classes are not registered for this, as every later save of the process would then ask to
     # trust its code; the copies are flat, relative imports included
     addresses = {}
-    if is_ours:
+    if type(model) is PUBLIC_CLASS:
         custom_object_save(PUBLIC_CLASS, folder)
         addresses["auto_map"] = {
             "AutoConfig": _address(VanillaTransformerConfig),

@@ -1,8 +1,11 @@
 """Pictures without a window system."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from vanilla_transformer.files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -54,5 +57,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
         figure: The picture.
         path: A .png file.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=DOTS_PER_INCH)
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=DOTS_PER_INCH, format=path.suffix.removeprefix("."))
+    make_folder(path.parent)
+    write_whole(path, drawn.getvalue())

@@ -15,6 +15,7 @@ from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairs
 from vanilla_transformer.conversion.fsmt import from_fsmt
 from vanilla_transformer.conversion.marian import from_marian
 from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
+from vanilla_transformer.files import whole_folder
 from vanilla_transformer.hub import check_local, load_whole, read_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -64,8 +65,10 @@ def run(argv: list[str], prog: str) -> str:
         tokenizer, sentence = opennmt_tokenizer(source)
     if tokenizer is not None:
         check_tokenizer(model, tokenizer)
-        tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
+    with whole_folder(folder) as unfinished:
+        if tokenizer is not None:
+            tokenizer.save_pretrained(unfinished)
+        model.save_pretrained(unfinished)
     return f"{model.num_parameters():,} parameters in {folder}\n{sentence}"
 
 

@@ -1,10 +1,5 @@
 """Checks of an export: no part of the model is lost, and the exported model has its logits."""
 
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-
 import torch
 from torch import nn
 
@@ -13,33 +8,6 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 
 # completed with the name of the other engine
 DIFFERS = "an export must compute what its model computes, and the scores in {} differ"
-
-
-@contextmanager
-def finished_folder(folder: str | Path) -> Iterator[Path]:
-    """Give an empty folder to write to; its files go to `folder` if nothing was raised.
-
-    Args:
-        folder: Folder of the export; made if it does not exist.
-
-    Yields:
-        The folder to write to.
-    """
-    folder = Path(folder)
-    is_new = not folder.exists()
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        with tempfile.TemporaryDirectory(
-            dir=folder.parent, prefix=f".{folder.name}."
-        ) as unfinished:
-            yield Path(unfinished)
-            for path in sorted(Path(unfinished).iterdir()):
-                path.replace(folder / path.name)
-    except BaseException:
-        if is_new:
-            with suppress(OSError):
-                folder.rmdir()
-        raise
 
 
 def refuse_changed_model(model: nn.Module, engine: str):
@@ -78,4 +46,4 @@ def refuse_changed_model(model: nn.Module, engine: str):
         )
 
 
-__all__ = ["DIFFERS", "finished_folder", "refuse_changed_model"]
+__all__ = ["DIFFERS", "refuse_changed_model"]

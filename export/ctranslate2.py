@@ -13,10 +13,10 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from vanilla_transformer.comparison import batch_to_compare, refuse_difference
 from vanilla_transformer.export.check import (
     DIFFERS,
-    finished_folder,
     refuse_changed_model,
 )
 from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
+from vanilla_transformer.files import whole_folder
 from vanilla_transformer.modeling_vanilla_transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -96,7 +96,7 @@ def to_ctranslate2(
     refuse_changed_model(model, "CTranslate2")
     _tell_of_lost_settings(model.generation_config, vocabulary(model, tokenizer))
     converter = _Converter(_specification(model, tokenizer, num_positions))
-    with finished_folder(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
         tokenizer.save_pretrained(unfinished)
         _check_scores(model, tokenizer, unfinished, quantization, num_positions)

@@ -19,10 +19,10 @@ from vanilla_transformer.configuration_vanilla_transformer import VanillaTransfo
 from vanilla_transformer.conversion.weights import BART_PARTS, SAME_FIELDS, renamed
 from vanilla_transformer.export.check import (
     DIFFERS,
-    finished_folder,
     refuse_changed_model,
 )
 from vanilla_transformer.export.parts import position_table
+from vanilla_transformer.files import whole_folder
 from vanilla_transformer.generation_vanilla_transformer import SEARCH_FIELDS
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -110,7 +110,7 @@ def to_marian(
         strict=False,
     )
     theirs.generation_config = _generation_config(model.generation_config, config)
-    with finished_folder(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         theirs.save_pretrained(unfinished)
         if not makes_own:
             # the library leaves them out, since it makes them anew where they are not in the file

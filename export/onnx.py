@@ -24,8 +24,8 @@ from transformers import (
 from vanilla_transformer.comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from vanilla_transformer.export.check import (
     DIFFERS,
-    finished_folder,
 )
+from vanilla_transformer.files import whole_folder
 from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
@@ -62,7 +62,7 @@ def to_onnx(
         ValueError: If the graphs compute other logits than the model.
     """
     model = copy.deepcopy(model).eval().float().cpu()
-    with finished_folder(folder) as unfinished:
+    with whole_folder(folder) as unfinished:
         _write_graphs(model, unfinished)
         model.config.save_pretrained(unfinished)
         model.generation_config.save_pretrained(unfinished)

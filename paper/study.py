@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vanilla_transformer.files import held, make_folder, write_whole
 from vanilla_transformer.pictures import save_figure
 
 if TYPE_CHECKING:
@@ -121,7 +122,7 @@ def write_study(
         sections: What it shows.
         environment: What it ran on, by name.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     page = [f"# {title}", f"```text\n{environment['command']}\n```"]
     numbers = {}
     for section in sections:
@@ -139,10 +140,10 @@ def write_study(
             "rows": [list(row) for row in section.rows],
             **section.numbers,
         }
-    (folder / PAGE).write_text("\n\n".join(page) + "\n", encoding="utf-8")
+    write_whole(folder / PAGE, "\n\n".join(page) + "\n")
     content = {"title": title, "environment": dict(environment), "sections": _finite(numbers)}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    (folder / NUMBERS).write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / NUMBERS, text + "\n")
 
 
 def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
@@ -163,15 +164,16 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
     if not nearest.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {nearest}.")
     done = []
-    try:
-        for section in sections:
-            done.append(section)
-            sys.stdout.write(f"{section.text()}\n")
-            sys.stdout.flush()
-    finally:
-        # what was found before an error or the user stopped it is kept
-        if done:
-            write_study(folder, title, done, environment_facts())
+    with held(folder):
+        try:
+            for section in sections:
+                done.append(section)
+                sys.stdout.write(f"{section.text()}\n")
+                sys.stdout.flush()
+        finally:
+            # what was found before an error or the user stopped it is kept
+            if done:
+                write_study(folder, title, done, environment_facts())
     has_pictures = any(section.figure is not None for section in done)
     what = "the pictures" if has_pictures else "the same as a page"
     sys.stdout.write(f"{folder / PAGE} has {what}\n")

@@ -13,6 +13,7 @@ from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
+    hold_run,
     perplexity,
     read_average,
     read_metrics,
@@ -90,7 +91,8 @@ def _is_finished(row: str, config: TrainConfig) -> bool:
 def _learn_vocabulary(config: TrainConfig, folder: Path) -> str:
     if SPLIT not in load_main_corpus(config):
         raise ValueError(f"dataset must have a split {SPLIT!r}, got {config.dataset!r} without.")
-    prepare_tokenizer(dataclasses.replace(config, output_dir=str(folder)))
+    with hold_run(folder):
+        prepare_tokenizer(dataclasses.replace(config, output_dir=str(folder)))
     return str(folder / "tokenizer")
 
 

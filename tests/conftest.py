@@ -1,6 +1,10 @@
 """Small models with sizes that are all different, for every test file."""
 
+import contextlib
+import subprocess
+
 import datasets
+import psutil
 import pytest
 import torch
 import train_toys
@@ -68,6 +72,35 @@ def new_process():
     yield
     # what serves several tests is made before the next of them is a new process
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture
+def start():
+    """A function from a recipe and flags to a process that does not outlive its test."""
+    started = []
+
+    def begin(recipe, *flags, processes=0):
+        # a process and its data workers are a group that one signal reaches
+        process = subprocess.Popen(
+            train_toys.command(recipe, *flags, processes=processes),
+            env=train_toys.environment(),
+            stderr=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        if process.poll() is None:
+            # a launcher gives each of its processes a group of its own
+            family = psutil.Process(process.pid)
+            for member in (*family.children(recursive=True), family):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    member.kill()
+            process.communicate()
 
 
 @pytest.fixture

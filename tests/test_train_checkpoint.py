@@ -12,15 +12,18 @@ import train_toys
 
 from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
+    files,
 )
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train.checkpoint import (
     checkpoints,
     load_weights,
     make_regular,
+    newest_intact,
     read_optimizer,
     read_state,
     read_weights,
+    refuse_not_finite,
     regular_checkpoints,
     save_checkpoint,
 )
@@ -104,18 +107,18 @@ class Killed(BaseException):
     """What a test throws in place of a SIGKILL."""
 
 
-@pytest.mark.parametrize("writes", range(6))
+@pytest.mark.parametrize("writes", range(7))
 def test_a_save_that_was_killed_leaves_the_last_checkpoint(tmp_path, monkeypatch, writes):
     save(tmp_path, 4)
     left = writes
 
-    def fsync(path):
+    def fsync(descriptor):
         nonlocal left
         left -= 1
         if left < 0:
             raise Killed
 
-    monkeypatch.setattr(checkpointing, "_to_disk", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     try:
         save(tmp_path, 5, seed=1)
     except Killed:
@@ -158,14 +161,15 @@ def test_a_checkpoint_is_written_where_only_files_open_to_write_can_be_flushed(
         return descriptor
 
     def fsync_as_windows(descriptor):
-        name, is_writable = opened[descriptor]
+        # the state is written through a file object
+        name, is_writable = opened.pop(descriptor, ("state.json", True))
         if not is_writable:
             raise OSError(9, "Bad file descriptor")
         flushed.add(name)
 
     windows = {"name": "nt", "open": open_as_windows, "fsync": fsync_as_windows}
     own = {name: getattr(os, name) for name in ("close", "O_RDONLY", "O_RDWR")}
-    monkeypatch.setattr(checkpointing, "os", SimpleNamespace(**own, **windows))
+    monkeypatch.setattr(files, "os", SimpleNamespace(**own, **windows))
     save(tmp_path, 4)
     assert names(checkpoints(tmp_path)) == ["step-4"]
     assert flushed == {path.name for path in (tmp_path / "step-4").iterdir()}
@@ -206,7 +210,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, monkeypatc
             VanillaTransformerForConditionalGeneration, "save_pretrained", full_disk
         )
     else:
-        monkeypatch.setattr(Path, "write_text", full_disk)
+        monkeypatch.setattr(checkpointing, "write_whole", full_disk)
     with pytest.raises(
         OSError,
         match=r"step-5 cannot be written with .* kB free, .*step-4 is intact.*No space left",
@@ -235,3 +239,66 @@ def test_weights_of_another_model_are_refused(tmp_path):
         load_weights(make_model(hidden_size=4), read_weights(tmp_path / "step-1"))
     with pytest.raises(ValueError, match="got without"):
         load_weights(make_model(), {})
+
+
+def flip_a_bit(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 16
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "optimizer.pt", "state.json"])
+def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_taken(tmp_path, name):
+    save(tmp_path, 4)
+    save(tmp_path, 5)
+    assert newest_intact(tmp_path) == (tmp_path / "step-5", [])
+    flip_a_bit(tmp_path / "step-5" / name)
+    newest, passed_over = newest_intact(tmp_path)
+    assert (newest.name, passed_over) == ("step-4", [(tmp_path / "step-5", name)])
+    shutil.rmtree(tmp_path / "step-4")
+    assert newest_intact(tmp_path)[0] is None
+
+
+def test_a_number_that_was_changed_in_a_state_is_noticed(tmp_path):
+    save(tmp_path, 4)
+    path = tmp_path / "step-4/state.json"
+    path.write_text(path.read_text().replace('"step": 4', '"step": 7'))
+    with pytest.raises(ValueError, match=r"state\.json must be as it was saved, and was changed"):
+        read_state(tmp_path / "step-4")
+    assert newest_intact(tmp_path) == (None, [(tmp_path / "step-4", "state.json")])
+
+
+def test_a_checkpoint_that_made_regular_keeps_its_checksums(tmp_path):
+    save(tmp_path, 7, is_stop=True)
+    make_regular(tmp_path / "step-7")
+    assert newest_intact(tmp_path) == (tmp_path / "step-7", [])
+
+
+@pytest.mark.parametrize("cannot", ["rename", "rmtree"])
+def test_a_checkpoint_that_cannot_be_removed_does_not_block_the_saves_that_follow(
+    tmp_path, monkeypatch, caplog, cannot
+):
+    real = {"rename": Path.rename, "rmtree": shutil.rmtree}
+
+    def refuse(path, *args, **options):
+        if "step-4" not in path.name:
+            return real[cannot](path, *args, **options)
+        if not options.get("ignore_errors"):
+            raise PermissionError(1, "Operation not permitted")
+        return None
+
+    save(tmp_path, 4, keep=1)
+    monkeypatch.setattr(*((Path, "rename") if cannot == "rename" else (shutil, "rmtree")), refuse)
+    for step in (5, 6, 7):
+        save(tmp_path, step, keep=1)
+    assert "step-4 cannot be removed" in caplog.text
+    assert checkpoints(tmp_path)[-1].name == "step-7"
+    assert not (tmp_path / "step-5").exists()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name(value):
+    weights = {"a": torch.zeros(3), "b": torch.tensor([0.0, value]), "c": torch.zeros(0)}
+    with pytest.raises(FloatingPointError, match="the weights must be finite, got b with"):
+        refuse_not_finite(weights, "the weights")
+    refuse_not_finite({"a": torch.tensor([3e38, -3e38])}, "the weights")

@@ -28,6 +28,7 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerTokenizer
+from vanilla_transformer.files import held
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
@@ -36,7 +37,6 @@ from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.batches import TrainingSteps
 from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.config import save_config
-from vanilla_transformer.train.files import held
 from vanilla_transformer.train.loop import prepare_tokenizer, train
 from vanilla_transformer.train.run_folder import (
     draw_attention,
@@ -313,12 +313,12 @@ def test_a_save_killed_in_the_middle_costs_nothing_but_time(
             raise Killed
 
     config = train_toys.toy_config(corpus, tmp_path / "run")
-    monkeypatch.setattr(checkpointing, "_to_disk", killed_at_step_8)
+    monkeypatch.setattr(checkpointing, "to_disk", killed_at_step_8)
     with pytest.raises(Killed):
         train(config)
     monkeypatch.undo()
     folder = tmp_path / "run/checkpoints"
-    assert (folder / ".step-8.unfinished/model.safetensors").is_file()
+    assert list(folder.glob(".step-8.*.unfinished/model.safetensors"))
     assert [path.name for path in checkpoints(folder)] == ["step-4"]
     assert train(config, resume=True)
     train_toys.assert_same_bits(tmp_path / "run", whole_run)
@@ -417,7 +417,7 @@ def test_two_do_not_train_in_one_folder(corpus, tmp_path):
     config = train_toys.toy_config(corpus, tmp_path, max_steps=1)
     with (
         held(tmp_path),
-        pytest.raises(ValueError, match=f"no running training, got {tmp_path}, in which another"),
+        pytest.raises(ValueError, match=f"{tmp_path} is in use by another command"),
     ):
         train(config)
     assert train(config)
@@ -427,7 +427,7 @@ def test_two_do_not_train_in_one_folder(corpus, tmp_path):
 def test_a_folder_is_free_once_its_holder_is_killed_though_its_child_lives(tmp_path):
     holder = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from vanilla_transformer.train.files import held\n"
+        "from vanilla_transformer.files import held\n"
         "with held(Path(sys.argv[1])):\n"
         "    if os.fork() == 0:\n"
         "        print(os.getpid(), flush=True)\n"
@@ -441,7 +441,7 @@ def test_a_folder_is_free_once_its_holder_is_killed_though_its_child_lives(tmp_p
     )
     child = int(process.stdout.readline())
     try:
-        with pytest.raises(ValueError, match="in which another process trains"), held(tmp_path):
+        with pytest.raises(ValueError, match="is in use by another command"), held(tmp_path):
             pass
         process.kill()
         process.wait()
@@ -470,7 +470,7 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     run = Path(shutil.copytree(whole_run, tmp_path / "run"))
     for path in checkpoints(run / "checkpoints"):
         (path / "optimizer.pt").unlink()
-    with pytest.raises(ValueError, match=r"whole checkpoint, got step-12 with optimizer\.pt"):
+    with pytest.raises(ValueError, match=r"whole checkpoint, got step-12, whose optimizer\.pt"):
         train(train_toys.toy_config(corpus, run), resume=resume)
     assert curve(run) == curve(whole_run)
 
@@ -503,8 +503,8 @@ def test_a_checkpoint_that_is_passed_over_is_named(corpus, tmp_path, caplog):
     (tmp_path / "run/checkpoints/step-8/optimizer.pt").unlink()
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
-    said = "step-8 is passed over, its optimizer.pt is missing or cut off: the run goes on from st"
-    assert f"{said}ep-4." in caplog.text
+    said = "step-8, whose optimizer.pt is missing, cut off or changed: passed over."
+    assert f"{said} The run resumes from step-4." in caplog.text
 
 
 def test_a_copy_of_the_tokenizer_serves_where_it_lies(corpus, whole_run, tmp_path):
@@ -812,7 +812,7 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     recipe = train_toys.write_recipe(
         tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
     )
-    monkeypatch.setattr(checkpointing, "_to_disk", full_disk)
+    monkeypatch.setattr(checkpointing, "to_disk", full_disk)
     assert main([str(recipe)]) == 1
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert re.match(

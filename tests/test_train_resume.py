@@ -10,7 +10,6 @@ import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 import train_toys
 from accelerate.state import AcceleratorState
@@ -22,35 +21,6 @@ from vanilla_transformer.train.run_folder import read_metrics
 pytestmark = pytest.mark.usefixtures("new_process")
 
 FOREVER = 50_000
-
-
-@pytest.fixture
-def start():
-    """A function from a recipe and flags to a process that does not outlive its test."""
-    started = []
-
-    def begin(recipe, *flags, processes=0):
-        # a process and its data workers are a group that one signal reaches
-        process = subprocess.Popen(
-            train_toys.command(recipe, *flags, processes=processes),
-            env=train_toys.environment(),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-        )
-        started.append(process)
-        return process
-
-    yield begin
-    for process in started:
-        if process.poll() is None:
-            # a launcher gives each of its processes a group of its own
-            family = psutil.Process(process.pid)
-            for member in (*family.children(recursive=True), family):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    member.kill()
-            process.communicate()
 
 
 def wait_until(happened, process, seconds=120):
@@ -164,7 +134,7 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, start, num_wor
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     (saved,) = checkpoints(folder / "checkpoints")
-    assert f"saved {saved.name.replace('-', ' ')}, go on with --resume" in stderr
+    assert f"SIGTERM: {saved.name.replace('-', ' ')} is saved. Resume with --resume." in stderr
     assert not (folder / "model.safetensors").exists()
 
 
@@ -184,7 +154,10 @@ def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_pat
     assert process.returncode != 0
     (saved,) = checkpoints(folder / "checkpoints")
     step = int(saved.name.split("-")[1])
-    assert f"saved step {step}, go on with --resume" in stderr
+    # after the traceback of the launcher
+    assert (
+        stderr.strip().splitlines()[-1] == f"SIGTERM: step {step} is saved. Resume with --resume."
+    )
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     if not goes_on:

@@ -2,10 +2,8 @@
 
 import sys
 
-from vanilla_transformer.console import run_command
+from vanilla_transformer.console import EXIT_SIGNAL, run_command
 from vanilla_transformer.train.config import parse_arguments
-
-EXIT_TERMINATED = 143
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
@@ -16,7 +14,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
         prog: Name of the command, for its help.
 
     Returns:
-        0 if the run is finished, 143 if it was asked to end before.
+        0 if the run is finished; 128 and the number of the signal that asked it to end.
 
     Raises:
         ValueError: If a setting, the data or the folder does not fit.
@@ -30,9 +28,10 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
 
         sys.stdout.write(describe(config, switches.recipe) + "\n")
         return 0
-    from vanilla_transformer.train.loop import train
+    from vanilla_transformer.train.loop import train_until_asked
 
-    return 0 if train(config, resume=switches.resume) else EXIT_TERMINATED
+    number = train_until_asked(config, resume=switches.resume)
+    return 0 if number is None else EXIT_SIGNAL + number
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -42,7 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: The arguments; the process's own if not given.
 
     Returns:
-        0 if the run is finished, 1 if it was refused, 143 if it was asked to end before.
+        0 if the run is finished, 1 if it was refused, 128 and the number of the signal that asked
+        it to end.
     """
     return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
 

@@ -1,25 +1,28 @@
 """The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
 
 import logging
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.files import whole_folder, write_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.checkpoint import (
+    BAD_FILE,
     EMA_FILE,
     OPTIMIZER_FILE,
+    changed_file,
     checkpoints,
+    cut_checkpoints,
     load_weights,
     of_the_last,
     read_state,
     read_weights,
-    refuse_damaged,
+    refuse_not_finite,
     regular_checkpoints,
 )
 from vanilla_transformer.train.config import TrainConfig
@@ -35,6 +38,7 @@ from vanilla_transformer.train.run_folder import (
     describe_average,
     draw_attention,
     draw_loss_curve,
+    hold_run,
     load_tokenizer,
     read_recipe,
     refuse_other_files,
@@ -55,13 +59,15 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
         Tensors by name, in float32.
 
     Raises:
-        ValueError: If there is no checkpoint, or they are of different models.
+        ValueError: If there is no checkpoint, they are of different models, or a weight is not
+            finite.
     """
     if not folders:
         raise ValueError("an average must have at least one checkpoint, got none.")
     total: dict[str, Tensor] = {}
     for folder in folders:
         weights = {name: tensor.float() for name, tensor in read_weights(folder).items()}
+        refuse_not_finite(weights, f"the weights of {folder}")
         if not total:
             total = weights
             continue
@@ -151,37 +157,67 @@ def average_run(
             other than an average would be replaced.
         OSError: If the model cannot be written.
     """
+    target = folder if output_dir is None else output_dir
+    with hold_run(target):
+        return average_held_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
+
+
+def average_held_run(
+    folder: Path,
+    num_checkpoints: int | None = None,
+    minutes: float | None = None,
+    ema: bool = False,
+    target: Path | None = None,
+    trust_remote_code: bool = False,
+) -> str:
+    """Average a run as `average_run` does, in a process that holds the folder of the model.
+
+    Args:
+        folder: As in `average_run`.
+        num_checkpoints: As in `average_run`.
+        minutes: As in `average_run`.
+        ema: As in `average_run`.
+        target: Folder for the model; the run folder if not given.
+        trust_remote_code: As in `average_run`.
+
+    Returns:
+        What was averaged.
+
+    Raises:
+        ValueError: As in `average_run`.
+        OSError: As in `average_run`.
+    """
     config = read_recipe(folder)
     if config.has_model_file and not trust_remote_code:
         raise ValueError(
             f"{folder} has its own model code, {config.model_class}. Read this file, then set "
             "trust_remote_code=True (--trust_remote_code) to run it."
         )
-    target = folder if output_dir is None else output_dir
-    if target.resolve() != folder.resolve():
+    target = target or folder
+    is_elsewhere = target.resolve() != folder.resolve()
+    if is_elsewhere:
         if (target / "checkpoints").exists():
             raise ValueError(f"output_dir must not be another run's folder, got {target}.")
         # one average may take another's place
         if not (target / AVERAGE_FILE).is_file():
             refuse_other_files(target, "output_dir must be new, or have an average in it")
-    averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema)
     own = folder / "tokenizer"
     # a run of an earlier version has no copy of one that it was given
-    is_elsewhere = config.tokenizer is not None and not own.is_dir()
-    tokenizer = load_tokenizer(config.tokenizer if is_elsewhere else str(own))
-    model_class = model_class_of(config, folder)
-    model = model_class.from_pretrained(averaged[-1], dtype=torch.float32).eval()
-    load_weights(
-        model, read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
-    )
+    is_given = config.tokenizer is not None and not own.is_dir()
+    tokenizer = load_tokenizer(config.tokenizer if is_given else str(own))
+    model, states, is_ema = _averaged_model(folder, config, num_checkpoints, minutes, ema)
     set_search(model, config)
     source = _a_sentence(config, tokenizer, max_source_tokens(model.config))
-    target.mkdir(parents=True, exist_ok=True)
+    copied = {
+        name: (folder / name).read_bytes()
+        for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE)
+        if is_elsewhere and (folder / name).is_file()
+    }
+    # until all of the new model is there, nothing says what the weights are the average of
+    (target / AVERAGE_FILE).unlink(missing_ok=True)
     _put_model(target, model, tokenizer)
-    for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE):
-        if target.resolve() != folder.resolve() and (folder / name).is_file():
-            shutil.copyfile(folder / name, target / name)
-    states = [read_state(path) for path in averaged]
+    for name, content in copied.items():
+        write_whole(target / name, content)
     steps, seconds = [state["step"] for state in states], states[-1].get("seconds")
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     draw_loss_curve(target)
@@ -199,8 +235,44 @@ def average_run(
     return describe_average(target)
 
 
-def _to_average(
+def _averaged_model(
     folder: Path, config: TrainConfig, num_checkpoints: int | None, minutes: float | None, ema: bool
+) -> tuple[PreTrainedModel, list[dict[str, Any]], bool]:
+    """Load the averaged model, the states of its checkpoints, and whether it is the last's EMA."""
+    changed: dict[Path, str] = {}
+    while True:
+        averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema, changed)
+        try:
+            found = {path: changed_file(path, _spared(is_ema)) for path in averaged}
+            if not any(found.values()):
+                model_class = model_class_of(config, folder)
+                model = model_class.from_pretrained(averaged[-1], dtype=torch.float32).eval()
+                weights = (
+                    read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
+                )
+                refuse_not_finite(weights, f"the average of {averaged[-1]}")
+                load_weights(model, weights)
+                return model, [read_state(path) for path in averaged], is_ema
+        except (OSError, ValueError):
+            # a training that goes on removes checkpoints
+            if all(path.is_dir() for path in averaged):
+                raise
+            continue
+        changed |= {path: name for path, name in found.items() if name is not None}
+
+
+def _spared(is_ema: bool) -> list[str]:
+    # one without its optimizer can still be averaged
+    return [OPTIMIZER_FILE] if is_ema else [OPTIMIZER_FILE, EMA_FILE]
+
+
+def _to_average(
+    folder: Path,
+    config: TrainConfig,
+    num_checkpoints: int | None,
+    minutes: float | None,
+    ema: bool,
+    changed: Mapping[Path, str],
 ) -> tuple[list[Path], bool]:
     """The checkpoints to average, and whether instead to take what the last says is the average."""
     given = {"num_checkpoints": num_checkpoints, "minutes": minutes, "ema": ema or None}
@@ -212,14 +284,16 @@ def _to_average(
         )
     if not given:
         ema, minutes = config.ema_decay is not None, config.averaged_minutes
-    # one without its optimizer can still be averaged
-    spared = [OPTIMIZER_FILE] if ema else [OPTIMIZER_FILE, EMA_FILE]
-    found = regular_checkpoints(folder / "checkpoints", spared)
+    places = folder / "checkpoints"
+    bad = {**cut_checkpoints(places, _spared(ema)), **changed}
+    said = "; ".join(f"{path.name}, whose {name} is {BAD_FILE}" for path, name in bad.items())
+    found = [path for path in regular_checkpoints(places, _spared(ema)) if path not in bad]
     if not found:
-        refuse_damaged(folder / "checkpoints", spared)
-        raise ValueError(f"{folder} must have a checkpoint to average, got none.")
+        raise ValueError(f"{folder} must have a checkpoint to average, got {said or 'none'}.")
+    if said:
+        logger.warning("%s: passed over.", said)
     if ema:
-        last = checkpoints(folder / "checkpoints", spared)[-1]
+        last = [path for path in checkpoints(places, _spared(ema)) if path not in bad][-1]
         if not (last / EMA_FILE).is_file():
             raise ValueError(
                 f"{folder} must have been trained with ema_decay to have a moving average, "
@@ -238,27 +312,15 @@ def _to_average(
 
 
 def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
-    unfinished = folder / ".model.unfinished"
-    shutil.rmtree(unfinished, ignore_errors=True)
-    try:
+    with whole_folder(folder) as unfinished:
         model.save_pretrained(unfinished, max_shard_size="1TB")
         save_tokenizer(tokenizer, unfinished)
-    except (OSError, SafetensorError) as error:
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise OSError(
-            f"the model cannot be written to {folder}, its checkpoints are intact: "
-            f"{' '.join(str(error).split())}"
-        ) from error
-    reloaded = type(model).from_pretrained(unfinished)
-    for (name, tensor), other in zip(
-        model.state_dict().items(), reloaded.state_dict().values(), strict=True
-    ):
-        if not torch.equal(tensor, other):
-            raise OSError(f"{folder}: {name} is not on disk what it was in memory.")
-    # the weights come last: without them the folder does not load
-    for path in sorted(unfinished.iterdir(), key=lambda path: path.suffix == ".safetensors"):
-        path.replace(folder / path.name)
-    unfinished.rmdir()
+        reloaded = type(model).from_pretrained(unfinished)
+        for (name, tensor), other in zip(
+            model.state_dict().items(), reloaded.state_dict().values(), strict=True
+        ):
+            if not torch.equal(tensor, other):
+                raise OSError(f"{folder}: {name} is not on disk what it was in memory.")
 
 
 def _a_sentence(

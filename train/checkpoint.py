@@ -1,10 +1,13 @@
 """Checkpoints that are whole or not there."""
 
+import hashlib
 import json
-import os
+import logging
 import re
+import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +17,19 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from vanilla_transformer.files import free_space, make_folder, to_disk, write_whole
 from vanilla_transformer.hub import UNREADABLE
-from vanilla_transformer.train.files import write_whole
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
+# name in the state of the SHA-256 of all else in it
+OWN_HASH = "state_sha256"
+BAD_FILE = "missing, cut off or changed"
 DAMAGED = "a run goes on from the checkpoint before where this one's folder is removed"
+
+logger = logging.getLogger(__name__)
 
 
 def save_checkpoint(
@@ -63,10 +71,11 @@ def save_checkpoint(
         OSError: If it cannot be written, for want of space for one; the last one is untouched.
     """
     final = folder / f"step-{step}"
-    unfinished = folder / f".step-{step}.unfinished"
+    unfinished = folder / f".step-{step}.{secrets.token_hex(4)}.unfinished"
     try:
+        make_folder(folder)
         remove_unfinished(folder)
-        unfinished.mkdir(parents=True)
+        unfinished.mkdir()
         model.save_pretrained(unfinished, state_dict=dict(weights), max_shard_size="1TB")
         if moving_average is not None:
             save_file(dict(moving_average), unfinished / EMA_FILE, metadata={"format": "pt"})
@@ -74,16 +83,19 @@ def save_checkpoint(
         if scaler is not None:
             tensors["scaler"] = scaler.state_dict()
         torch.save(tensors, unfinished / OPTIMIZER_FILE)
-        sizes = {path.name: path.stat().st_size for path in unfinished.iterdir()}
-        notes = {"step": step, "is_stop": is_stop, **state, "sizes": sizes}
-        text = json.dumps(notes, indent=1)
-        (unfinished / STATE_FILE).write_text(text, encoding="utf-8")
-        for path in (*unfinished.iterdir(), unfinished):
-            _to_disk(path)
+        files = sorted(unfinished.iterdir())
+        # to hash takes no longer where the disk is waited for anyway
+        with ThreadPoolExecutor() as threads:
+            hashes = threads.map(_sha256, files)
+            list(threads.map(to_disk, files))
+            sha256 = {path.name: found for path, found in zip(files, hashes, strict=True)}
+        sizes = {path.name: path.stat().st_size for path in files}
+        notes = {"step": step, "is_stop": is_stop, **state, "sizes": sizes, "sha256": sha256}
+        write_whole(unfinished / STATE_FILE, _state_text(notes))
         if final.exists():
             _remove(final)
         unfinished.rename(final)
-        _to_disk(folder)
+        to_disk(folder)
     # the writers of safetensors and torch have their own names for a full disk
     except (OSError, SafetensorError, RuntimeError) as error:
         free = free_space(folder)
@@ -103,37 +115,28 @@ def save_checkpoint(
     return final
 
 
-def free_space(folder: Path) -> str:
-    """How much can still be written.
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
-    Args:
-        folder: Where to; it may not be there yet.
 
-    Returns:
-        A number of kB, in words.
-    """
-    while not folder.exists():
-        folder = folder.parent
-    return f"{shutil.disk_usage(folder).free // 1000:,} kB free"
+def _state_text(notes: Mapping[str, Any]) -> str:
+    notes = {name: note for name, note in notes.items() if name != OWN_HASH}
+    return json.dumps({**notes, OWN_HASH: _hash_of(notes)}, indent=1)
+
+
+def _hash_of(notes: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(notes).encode()).hexdigest()
 
 
 def _remove(path: Path):
     # what is half removed has no longer the name of a checkpoint
-    doomed = path.with_name(f".{path.name}.removed.unfinished")
-    path.rename(doomed)
-    shutil.rmtree(doomed)
-
-
-def _to_disk(path: Path):
-    is_folder = path.is_dir()
-    # Windows has no descriptors of folders, and flushes those that can be written alone
-    if is_folder and os.name == "nt":
-        return
-    descriptor = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        path.rename(doomed)
+        shutil.rmtree(doomed)
+    except OSError as error:
+        logger.warning("%s cannot be removed, and stays: %s", path, error)
 
 
 def remove_unfinished(folder: Path) -> None:
@@ -143,7 +146,7 @@ def remove_unfinished(folder: Path) -> None:
         folder: Of all checkpoints.
     """
     for path in folder.glob(".step-*.unfinished"):
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
@@ -159,37 +162,54 @@ def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
     return [path for path in _named(folder) if _damaged_file(path, spared) is None]
 
 
-def damaged(folder: Path, after: Path) -> list[tuple[Path, str]]:
-    """The checkpoints that are passed over though they are newer than one that is whole.
+def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """Find the newest checkpoint of which every file is as it was saved.
 
     Args:
-        folder: Of all checkpoints.
-        after: The one that is whole.
+        folder: Folder of all checkpoints.
 
     Returns:
-        Each with the first file that it lacks.
+        The checkpoint, or None; and the newer ones, each with the first file that is missing, cut
+        off or changed.
     """
-    named = _named(folder)
-    newer = named[named.index(after) + 1 :]
-    return [(path, file) for path in newer if (file := _damaged_file(path, ())) is not None]
+    passed_over: list[tuple[Path, str]] = []
+    for path in reversed(_named(folder)):
+        file = _damaged_file(path, ()) or changed_file(path)
+        if file is None:
+            return path, passed_over
+        passed_over.append((path, file))
+    return None, passed_over
 
 
-def refuse_damaged(folder: Path, spared: Collection[str] = ()) -> None:
-    """Refuse a folder without a whole checkpoint, where there are others.
+def cut_checkpoints(folder: Path, spared: Collection[str] = ()) -> dict[Path, str]:
+    """Find the checkpoints that `checkpoints` leaves out.
 
     Args:
-        folder: Of all checkpoints.
+        folder: Folder of all checkpoints.
         spared: Names of files that need not be whole.
 
-    Raises:
-        ValueError: If there are any; says what the newest lacks.
+    Returns:
+        The first file of each that is missing or cut off.
     """
-    found = _named(folder)
-    if found:
-        raise ValueError(
-            f"{folder} must have a whole checkpoint, got {found[-1].name} with "
-            f"{_damaged_file(found[-1], spared)} missing or cut off."
-        )
+    found = {path: _damaged_file(path, spared) for path in _named(folder)}
+    return {path: file for path, file in found.items() if file is not None}
+
+
+def changed_file(checkpoint: Path, spared: Collection[str] = ()) -> str | None:
+    """Read a whole checkpoint once, and find what is no longer as it was saved.
+
+    Args:
+        checkpoint: Folder of one checkpoint.
+        spared: Names of files that need not be as they were.
+
+    Returns:
+        Name of the first file whose SHA-256 is not the one in the state, or None. An earlier
+        version saved no SHA-256.
+    """
+    for name, sha256 in read_state(checkpoint).get("sha256", {}).items():
+        if name not in spared and _sha256(checkpoint / name) != sha256:
+            return name
+    return None
 
 
 def _named(folder: Path) -> list[Path]:
@@ -246,7 +266,7 @@ def make_regular(checkpoint: Path) -> None:
     Args:
         checkpoint: Its folder.
     """
-    text = json.dumps({**read_state(checkpoint), "is_stop": False}, indent=1)
+    text = _state_text({**read_state(checkpoint), "is_stop": False})
     write_whole(checkpoint / STATE_FILE, text)
 
 
@@ -263,8 +283,17 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
     Returns:
         `step`, and what was given to `save_checkpoint`.
+
+    Raises:
+        ValueError: If the file was changed.
     """
-    return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    path = checkpoint / STATE_FILE
+    notes = json.loads(path.read_text(encoding="utf-8"))
+    # an earlier version had none
+    saved = notes.pop(OWN_HASH, None)
+    if saved is not None and saved != _hash_of(notes):
+        raise ValueError(f"{path} must be as it was saved, and was changed.")
+    return notes
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Any]:
@@ -307,6 +336,25 @@ def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
         raise ValueError(
             f"{folder / name} must be as it was saved, and is damaged: {error}. {DAMAGED}."
         ) from error
+
+
+def refuse_not_finite(weights: Mapping[str, Tensor], owner: str):
+    """Refuse weights with an infinite number, or one that is not a number.
+
+    Args:
+        weights: Tensors by name.
+        owner: What they are the weights of, for the error.
+
+    Raises:
+        FloatingPointError: If there is one; says in which weight.
+    """
+    for name, weight in weights.items():
+        # a number that is none is the least and the greatest
+        if weight.numel() and not all(map(torch.isfinite, weight.detach().aminmax())):
+            raise FloatingPointError(
+                f"{owner} must be finite, got {name} with numbers that are not. Train with a lower "
+                "learning_rate_factor, more warmup_steps or max_grad_norm 1.0."
+            )
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:

@@ -30,8 +30,8 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     closest_name,
 )
 from vanilla_transformer.console import add_trust_flag
+from vanilla_transformer.files import write_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.files import write_whole
 
 RECIPES = Path(__file__).parent / "recipes"
 # of a run, in its folder
@@ -191,6 +191,9 @@ class TrainConfig:
     )
     seed: int = setting(1, "of weights, order of the data and dropout", data=True)
     num_workers: int = setting(0, "processes that prepare batches, for each device")
+    stall_minutes: float = setting(
+        10.0, "end a run of several processes when one gives no sign for so many minutes"
+    )
 
     log_every_steps: int = setting(50, "steps between two lines of metrics.jsonl")
     eval_every_steps: int = setting(1500, "steps between two looks at the validation loss")
@@ -248,7 +251,7 @@ class TrainConfig:
                 raise ValueError(
                     f"{name} must be at least 0 and below 1, got {getattr(self, name)}."
                 )
-        for name in ("learning_rate_factor", "adam_epsilon"):
+        for name in ("learning_rate_factor", "adam_epsilon", "stall_minutes"):
             if getattr(self, name) <= 0:
                 raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
         for name in ("bpe_dropout", "bpe_dropout_target"):

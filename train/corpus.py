@@ -7,9 +7,9 @@ import hashlib
 import lzma
 import os
 import re
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import IO
 
@@ -17,10 +17,12 @@ import datasets
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.hub import check_local
+from vanilla_transformer.train.cache import cached
 from vanilla_transformer.train.files import CUT_SHORT, GZIP
 from vanilla_transformer.train.json_records import is_json, read_json
 
@@ -34,6 +36,8 @@ WMT14_LINES = {
 }
 # of a text file, after its language
 PACKINGS = ("", ".gz")
+# of text files, written to the cache at once
+ROWS_PER_BATCH = 10_000
 # files of records
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
 
@@ -401,17 +405,23 @@ def _read_text_files(
         # for the parts of a corpus
         "stamp": str([_stamp(path) for path in (source, target)]),
     }
-    if not is_trained_on:
-        # the library would wrap the sentence that says which line
-        deque(_text_pairs(**arguments), maxlen=0)
-    read = datasets.IterableDataset if streaming and is_trained_on else datasets.Dataset
-    return read.from_generator(
-        _text_pairs,
-        features=datasets.Features(
-            {"translation": datasets.Translation(languages=[source_lang, target_lang])}
-        ),
-        gen_kwargs=arguments,
+    features = datasets.Features(
+        {"translation": datasets.Translation(languages=[source_lang, target_lang])}
     )
+    if streaming and is_trained_on:
+        return datasets.IterableDataset.from_generator(
+            _text_pairs, features=features, gen_kwargs=arguments
+        )
+
+    def write(place: Path):
+        schema = features.arrow_schema
+        pairs = _text_pairs(**arguments)
+        with pa.OSFile(str(place), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+            while rows := list(islice(pairs, ROWS_PER_BATCH)):
+                writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
+
+    key = Hasher.hash([arguments, str(features)])
+    return datasets.Dataset.from_file(str(cached(f"{key}.arrow", [__file__], write)))
 
 
 def _stamp(path: Path) -> tuple[int, int]:

@@ -1,11 +1,16 @@
 """`make demo`: the main job from nothing, on the embedded corpus."""
 
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 from pathlib import Path
 
+import psutil
+
+from vanilla_transformer.console import Interrupted
+from vanilla_transformer.train.ending import STARTER, noticing_requests
 from vanilla_transformer.train.evaluate import evaluate, score_table
 
 SHOWN_SENTENCES = 12
@@ -32,9 +37,10 @@ def run_demo(output_dir: str = "runs/demo") -> str:
     launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", output_dir, "--resume"]
     # the launcher's own default is one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
-    trained = subprocess.run(launch, env=environment, check=False)
-    if trained.returncode:
-        raise ValueError(f"training must end well to be evaluated, got exit {trained.returncode}.")
+    environment[STARTER] = str(os.getpid())
+    status = _run_to_its_end(launch, environment)
+    if status:
+        raise ValueError(f"training must end well to be evaluated, got exit {status}.")
     scores = evaluate(output_dir)
     folder = Path(output_dir)
     return "\n\n".join(
@@ -44,6 +50,28 @@ def run_demo(output_dir: str = "runs/demo") -> str:
             contents(folder),
         ]
     )
+
+
+def _run_to_its_end(launch: list[str], environment: dict[str, str]) -> int:
+    """Run the training, and pass on to it what asks this command to end."""
+    with noticing_requests() as requests, requests.deferred():
+        launcher = subprocess.Popen(launch, env=environment)
+        is_passed_on = False
+        while True:
+            try:
+                status = launcher.wait(timeout=0.2)
+                break
+            except subprocess.TimeoutExpired:
+                number = requests.pending()
+            if number is not None and not is_passed_on:
+                # a launcher of one process would end without it
+                for process in psutil.Process(launcher.pid).children(recursive=True):
+                    with contextlib.suppress(psutil.NoSuchProcess):
+                        process.send_signal(number)
+                is_passed_on = True
+    if requests.number is not None:
+        raise Interrupted(requests.number)
+    return status
 
 
 def translation_table(folder: Path, split: str, num_sentences: int) -> str:

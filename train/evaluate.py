@@ -20,11 +20,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
 from vanilla_transformer.console import add_trust_flag, run_command
+from vanilla_transformer.files import write_whole
 from vanilla_transformer.hub import check_local
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.train.config import TrainConfig, bleu_tokenizer_of
 from vanilla_transformer.train.corpus import load_translations, texts_of
-from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.fused import block_bytes
 from vanilla_transformer.train.layout import (
     LONGEST_WAIT,
@@ -38,6 +38,7 @@ from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     SCORES_FILE,
     describe_average,
+    hold_run,
     read_recipe,
     read_scores,
 )
@@ -56,6 +57,9 @@ from vanilla_transformer.train.translate import (
     one_line,
     translate_lines,
 )
+
+# an evaluation has the folder of its results only while it writes them
+SECONDS_TO_WAIT = 10.0
 
 
 @torch.no_grad()
@@ -183,7 +187,14 @@ def evaluate(
         lambda: _load_split(split, *data, revision=revision, streaming=streaming)
     )
     int8 = bool(search.get("int8"))
-    model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code, int8))
+    average = None
+    while True:
+        before = describe_average(Path(run)) if is_run else None
+        model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code, int8))
+        # another command may have put another average there
+        average = describe_average(Path(run)) if is_run else None
+        if average == before:
+            break
     data_key = (
         [split]
         if is_own
@@ -204,7 +215,7 @@ def evaluate(
         keys = [_file_name(data_key)] if is_itself else [key, split]
         kept = (Path(against), keys, sources, references)
         other_key, others = together(lambda: _kept_translations(*kept))
-    main_process_first(lambda: _refuse_unwritable(folder, key))
+    main_process_first(lambda: _refuse_unwritable(state, folder, key))
     started = time.monotonic()
     translations = _translate_shared(state, model, tokenizer, sources, split, search | engine)
     seconds = time.monotonic() - started
@@ -217,11 +228,12 @@ def evaluate(
             _kept_files(folder, key), (sources, references, translations), strict=True
         )
     }
-    is_known = all(
-        path.is_file() and path.read_bytes() == text.encode() for path, text in kept.items()
-    )
-    for path, text in kept.items():
-        write_whole(path, text)
+    with hold_run(folder, SECONDS_TO_WAIT):
+        is_known = all(
+            path.is_file() and path.read_bytes() == text.encode() for path, text in kept.items()
+        )
+        for path, text in kept.items():
+            write_whole(path, text)
     scores = {
         "dataset": dataset,
         "name": name,
@@ -238,20 +250,22 @@ def evaluate(
         "processes": state.num_processes,
     }
     if is_run:
-        scores["average"] = describe_average(Path(run))
+        scores["average"] = average
     if comet is not None:
         scores["comet"] = comet_score(sources, translations, references, comet)
         scores["comet_signature"] = comet
     if against is not None:
         comparison = compare_translations(translations, others, references, bleu_tokenizer)
         scores["against"] = {f"{other_key} of {against}": comparison}
-    before = read_scores(folder)
-    if is_known and key in before:
-        _keep_comparisons(scores, before[key])
-    all_scores = {**before, key: scores}
-    write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
-    if is_run and folder.resolve() == Path(run).resolve():
-        write_model_card(folder, recipe, model.num_parameters())
+    # another evaluation may have left its scores meanwhile
+    with hold_run(folder, SECONDS_TO_WAIT):
+        before = read_scores(folder)
+        if is_known and key in before:
+            _keep_comparisons(scores, before[key])
+        all_scores = {**before, key: scores}
+        write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
+        if is_run and folder.resolve() == Path(run).resolve():
+            write_model_card(folder, recipe, model.num_parameters())
     return scores
 
 
@@ -404,10 +418,14 @@ def _kept_files(folder: Path, key: str) -> list[Path]:
     return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
 
 
-def _refuse_unwritable(folder: Path, key: str):
+def _refuse_unwritable(state: PartialState, folder: Path, key: str):
     """Find out before a long translation, not after, that nothing could be left there."""
     read_scores(folder)
     try:
+        if state.is_main_process:
+            # a training that has the folder keeps it for long
+            with hold_run(folder, SECONDS_TO_WAIT):
+                pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
         # it says whether the system takes such a name
         _kept_files(folder, key)[0].stat()

@@ -6,6 +6,7 @@ one process or on many.
     accelerate launch -m vanilla_transformer.train.fine_tune RUN --dataset ... --output_dir ...
 """
 
+import contextlib
 import copy
 import logging
 import sys
@@ -19,6 +20,7 @@ import torch
 from datasets import Dataset
 from huggingface_hub import EvalResult, ModelCardData
 from safetensors import SafetensorError
+from torch.distributed.tensor import DTensor
 from transformers import (
     DataCollatorForSeq2Seq,
     EvalPrediction,
@@ -32,9 +34,11 @@ from transformers import (
 from transformers.integrations import get_available_reporting_integrations
 
 from vanilla_transformer.console import run_command
+from vanilla_transformer.files import held
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run, push_to_hub
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.train.checkpoint import refuse_not_finite
 from vanilla_transformer.train.config import bleu_tokenizer_of
 from vanilla_transformer.train.corpus import is_on_hub, load_translations
 from vanilla_transformer.train.layout import (
@@ -204,6 +208,13 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
         ValueError: If a setting, the model or the dataset cannot be used.
     """
     together(lambda: check_arguments(ours, args))
+    with contextlib.ExitStack() as until_end:
+        if args.process_index == 0:
+            until_end.enter_context(held(Path(args.output_dir)))
+        return _fine_tune(ours, args)
+
+
+def _fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
     # new adapters are random, and made before the trainer sets its seed
     set_seed(args.seed)
     model, tokenizer = together(lambda: _load_model(ours))
@@ -259,6 +270,11 @@ def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[s
         if isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error):
             raise OSError(f"{args.output_dir} cannot be written: {error}") from error
         raise
+    parts = {
+        name: weight.to_local() if isinstance(weight, DTensor) else weight
+        for name, weight in model.named_parameters()
+    }
+    refuse_not_finite(parts, "the trained weights")
     trainer.save_state()
     if model.dtype != dtype:
         _round_weights(model, dtype)

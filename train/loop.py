@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import errno
 import logging
 import os
 import shutil
 import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -27,11 +26,13 @@ from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.console import Interrupted
+from vanilla_transformer.files import DISK_FULL, free_space, make_folder, whole_folder, write_whole
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
-from vanilla_transformer.train.averaging import MovingAverage, average_run
+from vanilla_transformer.train.averaging import MovingAverage, average_held_run
 from vanilla_transformer.train.batches import (
     Collator,
     StepData,
@@ -55,8 +56,14 @@ from vanilla_transformer.train.data import (
     prepare_data,
     vocabulary_texts,
 )
+from vanilla_transformer.train.ending import (
+    Requests,
+    ending_with_the_stalled,
+    leave_signals_to_the_run,
+    noticing_requests,
+    say_last,
+)
 from vanilla_transformer.train.evaluate import validation_loss
-from vanilla_transformer.train.files import held
 from vanilla_transformer.train.fused import FLOAT32_ATTENTION
 from vanilla_transformer.train.memory import tokens_that_fit
 from vanilla_transformer.train.model_class import keep_file, make_model, set_search, try_model
@@ -71,6 +78,7 @@ from vanilla_transformer.train.run_folder import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
     RECIPE_FILE,
+    hold_run,
     load_tokenizer,
     perplexity,
     read_recipe,
@@ -89,8 +97,6 @@ from vanilla_transformer.train.step import (
 )
 from vanilla_transformer.train.streaming import StreamedSteps
 
-# no space, more than the user's share, and a file as large as one may be
-DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
 # settings that each machine may have its own of
 OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")
 # of a tokenizer that was brought along: sentences to try it on, and the largest share of unknown
@@ -146,14 +152,12 @@ def prepare_tokenizer(
         texts = texts or load_texts(config)
         tokenizer = _learn_tokenizer(config, texts)
     if not own.is_dir():
-        unfinished = own.with_name(".tokenizer.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        save_tokenizer(tokenizer, unfinished)
-        if config.tokenizer is None and not config.streaming:
-            (unfinished / TEXT_FILE).write_text(", ".join(texts.hashes) + "\n", encoding="utf-8")
-        # whoever finds the vocabulary finds what it was made with
-        save_config(config, folder / RECIPE_FILE)
-        unfinished.rename(own)
+        with whole_folder(own) as unfinished:
+            save_tokenizer(tokenizer, unfinished)
+            if config.tokenizer is None and not config.streaming:
+                write_whole(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
+            # whoever finds the vocabulary finds what it was made with
+            save_config(config, folder / RECIPE_FILE)
     return tokenizer
 
 
@@ -274,17 +278,73 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
         FloatingPointError: If the loss stays infinite or not a number.
         OSError: If a checkpoint cannot be written.
     """
-    with contextlib.ExitStack() as until_end:
-        return _train(_open_run(config, resume, until_end))
+    return train_until_asked(config, resume) is None
 
 
-def _train(run: Run) -> bool:
+def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
+    """Train as `train` does, and say which signal asked the run to end.
+
+    Args:
+        config: As in `train`.
+        resume: As in `train`.
+
+    Returns:
+        Number of the signal; None if the run is finished.
+
+    Raises:
+        Interrupted: If the signal came before the first step, or after the last.
+        ValueError: As in `train`.
+        FloatingPointError: As in `train`.
+        OSError: As in `train`.
+    """
+    # it is said once for all processes
+    is_main = os.environ.get("RANK", "0") == "0"
+    with noticing_requests(is_main) as requests:
+        try:
+            with contextlib.ExitStack() as until_end:
+                return _train(_open_run(config, resume, until_end), requests)
+        except Interrupted as error:
+            if is_main:
+                last = checkpointing.checkpoints(Path(config.output_dir) / "checkpoints")
+                saved = f"{last[-1].name} is saved" if last else "no step is saved yet"
+                _say_end(error.number, saved)
+            raise
+
+
+def _say_end(number: int, saved: str):
+    text = f"{signal.Signals(number).name}: {saved}. Resume with --resume."
+    logger.warning("%s", text)
+    say_last(text)
+
+
+def _train(run: Run, requests: Requests) -> int | None:
+    stopped = _make_steps(run, requests)
+    if stopped is not None:
+        step, number = stopped
+        # the bar is closed now, and would come after it
+        if run.accelerator.is_main_process:
+            _say_end(number, f"step {step} is saved")
+        _end(run)
+        return number
+    if run.is_late:
+        _refuse_without_last_step(run)
+    if run.accelerator.is_main_process:
+        average = average_held_run(run.folder, trust_remote_code=True)
+        logger.info("%s, is in %s", average, run.folder)
+    run.accelerator.wait_for_everyone()
+    _end(run)
+    return None
+
+
+def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
+    """Train to the last step; or return the step after which a signal ended it, and the signal."""
     config = run.config
     with (
         run.progress.bar,
         logging_redirect_tqdm([PACKAGE_LOGGER]),
         _saying_what_is_left(run.folder),
-        _noticing_sigterm() as received,
+        requests.deferred(),
+        ending_with_the_stalled(config.stall_minutes),
     ):
         for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
             result = _step(run, step, batches)
@@ -293,25 +353,31 @@ def _train(run: Run) -> bool:
                 _log(run, step, result)
             if (step % config.eval_every_steps == 0 or is_last) and run.data.validation is not None:
                 _evaluate(run, step)
-            is_stopped = _is_asked_to_end(run, bool(received)) and not is_last
+            number = requests.pending()
+            is_stopped = _is_asked_to_end(run, number is not None) and not is_last
             is_due = run.is_late or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _read_results(run)
                 # where steps are skipped, the weights may be spoilt already: no good checkpoint
                 # makes room for them
-                run.is_late = is_due and run.skipped_in_a_row > 0 and not is_last
+                run.is_late = is_due and run.skipped_in_a_row > 0
                 if is_stopped or not run.is_late:
                     _save(run, step, is_stop=run.is_late or not is_due)
             if is_stopped:
-                logger.warning("asked to end: saved step %d, go on with --resume", step)
-                _end(run)
-                return False
-    if run.accelerator.is_main_process:
-        average = average_run(run.folder, trust_remote_code=True)
-        logger.info("%s, is in %s", average, run.folder)
-    run.accelerator.wait_for_everyone()
-    _end(run)
-    return True
+                return step, number or signal.SIGTERM
+    return None
+
+
+def _refuse_without_last_step(run: Run):
+    """Warn that the last step was skipped and is not saved; refuse where no other step is."""
+    last = checkpointing.checkpoints(run.folder / "checkpoints")
+    if not last:
+        layout.together(lambda: _refuse_to_skip_more(run, run.config.max_steps))
+    logger.warning(
+        "step %d was skipped and is not saved: the model is made of checkpoints until %s.",
+        run.config.max_steps,
+        last[-1].name,
+    )
 
 
 def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack) -> Run:
@@ -329,10 +395,11 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
     # a machine may have been given another command
     settings = dataclasses.asdict(config).items()
     layout.refuse_disagreement({name: it for name, it in settings if name not in OF_A_MACHINE})
+    # two commands in one folder would take each other's files
+    layout.together(lambda: _hold(folder, accelerator, until_end))
     # the main process decides first: the others would see what it makes
     prepared = layout.main_process_first(lambda: _prepare(folder, config, resume))
     checkpoint, changes, tokenizer, data = prepared
-    layout.together(lambda: _hold(folder, accelerator, until_end))
     layout.refuse_disagreement(
         {
             "checkpoint": checkpoint.name if checkpoint else "none",
@@ -420,9 +487,8 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
 
 
 def _hold(folder: Path, accelerator: Accelerator, until_end: contextlib.ExitStack):
-    # two that train in one folder would remove each other's checkpoints
     if accelerator.is_main_process:
-        until_end.enter_context(held(folder))
+        until_end.enter_context(hold_run(folder))
 
 
 def _prepare(
@@ -434,7 +500,7 @@ def _prepare(
         refuse_other_run(config, before)
         refuse_late_cooldown(config, before, checkpointing.read_state(checkpoint)["step"])
         changes = changes_of_steps(config, before)
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     made_here = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
     try:
         texts = load_texts(config)
@@ -451,33 +517,30 @@ def _prepare(
 
 
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
-    if folder.exists() and not folder.is_dir():
-        raise ValueError(f"output_dir must be a folder, got the file {folder}.")
-    found = checkpointing.checkpoints(folder / "checkpoints")
-    if not found:
-        checkpointing.refuse_damaged(folder / "checkpoints")
+    newest, passed_over = checkpointing.newest_intact(folder / "checkpoints")
+    said = [f"{path.name}, whose {file} is {checkpointing.BAD_FILE}" for path, file in passed_over]
+    if newest is None:
+        if said:
+            raise ValueError(
+                f"{folder / 'checkpoints'} must have a whole checkpoint, got {'; '.join(said)}."
+            )
         if resume:
             logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
         _refuse_files_of_no_run(folder, config)
         return None
     if not resume:
         raise ValueError(
-            f"output_dir must be new, or --resume be given, got {folder} with {found[-1].name}."
+            f"output_dir must be new, or --resume be given, got {folder} with {newest.name}."
         )
-    for path, damaged in checkpointing.damaged(folder / "checkpoints", after=found[-1]):
-        logger.warning(
-            "%s is passed over, its %s is missing or cut off: the run goes on from %s.",
-            path.name,
-            damaged,
-            found[-1].name,
-        )
-    step = checkpointing.read_state(found[-1])["step"]
+    if said:
+        logger.warning("%s: passed over. The run resumes from %s.", "; ".join(said), newest.name)
+    step = checkpointing.read_state(newest)["step"]
     if config.max_steps < step:
         raise ValueError(
             f"max_steps must be at least {step}, the steps that {folder} has done, got "
             f"{config.max_steps}."
         )
-    return found[-1]
+    return newest
 
 
 def _refuse_files_of_no_run(folder: Path, config: TrainConfig):
@@ -597,7 +660,7 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         batch_size=None,
         sampler=range(run.steps_done, run.config.max_steps),
         num_workers=run.config.num_workers,
-        worker_init_fn=_leave_sigterm_to_the_run,
+        worker_init_fn=leave_signals_to_the_run,
         pin_memory=run.accelerator.device.type == "cuda",
         # without one of its own it draws from the generator of dropout
         generator=torch.Generator(),
@@ -624,11 +687,6 @@ class _Answers(torch.utils.data.Dataset):
             # an error of a library may not survive the way between processes
             kind = ValueError if isinstance(error, ValueError) else OSError
             return kind(str(error))
-
-
-def _leave_sigterm_to_the_run(worker: int):
-    # a launcher signals the whole group, and a worker that dies of it ends the run before it saves
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _log_block(run: Run, step: int):
@@ -728,6 +786,11 @@ def _evaluate(run: Run, step: int):
     logger.info("step %d: validation loss %.4f, perplexity %.2f", step, loss, perplexity(loss))
 
 
+def _refuse_not_finite(step: int, *groups: Mapping[str, Tensor] | None):
+    for weights in filter(None, groups):
+        checkpointing.refuse_not_finite(weights, f"the weights after step {step}")
+
+
 def _save(run: Run, step: int, is_stop: bool = False):
     minutes = run.config.averaged_minutes
     # every process may have a part of each
@@ -736,7 +799,9 @@ def _save(run: Run, step: int, is_stop: bool = False):
     moving_average = None
     if run.moving_average is not None:
         moving_average = layout.whole_tensors(run.moving_average.tensors())
+    layout.together(lambda: _refuse_not_finite(step, weights, moving_average))
     if run.accelerator.is_main_process:
+        run.progress.to_disk()
         checkpointing.save_checkpoint(
             run.folder / "checkpoints",
             step,
@@ -773,27 +838,22 @@ def _end(run: Run):
 
 @contextlib.contextmanager
 def _saying_what_is_left(folder: Path) -> Iterator[None]:
-    """Where the disk is full between checkpoints, Python would not say what to go on from."""
+    """Name the checkpoint to resume from where the disk is full or a worker of the data dies."""
     try:
         yield
-    except OSError as error:
-        if error.errno not in DISK_FULL:
-            raise
+    except (OSError, RuntimeError) as error:
         last = checkpointing.checkpoints(folder / "checkpoints")
         intact = f"{last[-1].name} is intact" if last else "there is no checkpoint yet"
-        free = checkpointing.free_space(folder)
-        raise OSError(f"{folder} cannot be written with {free}, {intact}: {error}") from error
-
-
-@contextlib.contextmanager
-def _noticing_sigterm() -> Iterator[list[int]]:
-    """Give a list that is no longer empty when the process has been asked to end."""
-    received: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
-    try:
-        yield received
-    finally:
-        signal.signal(signal.SIGTERM, before)
+        if getattr(error, "errno", None) in DISK_FULL:
+            free = free_space(folder)
+            raise OSError(f"{folder} cannot be written with {free}, {intact}: {error}") from error
+        # torch says so in whatever the main process does
+        if "DataLoader worker" in str(error):
+            raise OSError(
+                f"a process that prepares batches died, {intact}: resume with --resume, and with "
+                f"fewer num_workers if memory was full ({str(error).splitlines()[0]})."
+            ) from error
+        raise
 
 
 def _is_asked_to_end(run: Run, is_asked_here: bool) -> bool:

@@ -4,7 +4,6 @@ import importlib.util
 import inspect
 import json
 import math
-import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,6 +21,7 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
+from vanilla_transformer.files import write_whole
 from vanilla_transformer.generation_vanilla_transformer import SearchMixin, set_paper_search
 from vanilla_transformer.hub import AUTO_CLASS
 from vanilla_transformer.pipeline_vanilla_transformer import evaluating
@@ -301,7 +301,7 @@ def keep_file(config: "TrainConfig", folder: Path):
     source = (config.model_class or "").rpartition(":")[0]
     kept = folder / Path(source).name
     if config.has_model_file and not kept.is_file():
-        shutil.copyfile(source, kept)
+        write_whole(kept, Path(source).read_bytes())
 
 
 def set_search(model: PreTrainedModel, config: "TrainConfig"):

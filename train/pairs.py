@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import logging
 import math
-import os
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,10 +19,14 @@ from transformers import PreTrainedTokenizerBase
 
 from vanilla_transformer.tokenization import bpe_dropout
 from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
+from vanilla_transformer.train.cache import cached
 from vanilla_transformer.train.corpus import text_hash, texts_of
 from vanilla_transformer.train.run_folder import tokenizer_hash
 
 logger = logging.getLogger(__name__)
+
+# what token ids and judgements are made by
+CODE = (__file__, bpe_dropout.__file__)
 
 # what becomes of a pair: it is kept, or the first of these rules that holds leaves it out
 VERDICTS = ("kept", "wrong_encoding", "empty", "too_long", "length_ratio", "duplicate")
@@ -140,33 +143,27 @@ def encode_pairs(
         content += dataclasses.astuple(spelling)
     key = Hasher.hash([*content, str(FEATURES), "encode_pairs"])
     own = {"split": split, "tokenizer": tokenizer, "languages": languages, "spelling": spelling}
-    return (
-        rows.with_format("arrow")
-        .map(
-            encode_table,
-            batched=True,
-            batch_size=5000,
-            writer_batch_size=50_000,
-            with_indices=True,
-            remove_columns=rows.column_names,
-            features=FEATURES,
-            fn_kwargs=own,
-            new_fingerprint=key,
-            cache_file_name=str(_cache(f"{key}.arrow")),
-            desc=f"tokenizing {split}",
+
+    def encoded(place: Path) -> datasets.Dataset:
+        return (
+            rows.with_format("arrow")
+            .map(
+                encode_table,
+                batched=True,
+                batch_size=5000,
+                writer_batch_size=50_000,
+                with_indices=True,
+                remove_columns=rows.column_names,
+                features=FEATURES,
+                fn_kwargs=own,
+                new_fingerprint=key,
+                cache_file_name=str(place),
+                desc=f"tokenizing {split}",
+            )
+            .with_format(None)
         )
-        .with_format(None)
-    )
 
-
-def _cache(name: str) -> Path:
-    # by content alone: the library's own place would follow from where the corpus lies; and what
-    # another version of the code has left is not taken for its own
-    code = b"".join(Path(file).read_bytes() for file in (__file__, bpe_dropout.__file__))
-    version = hashlib.sha256(code).hexdigest()[:16]
-    folder = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", version)
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder / name
+    return encoded(cached(f"{key}.arrow", CODE, encoded))
 
 
 def encode_table(
@@ -466,9 +463,8 @@ def prepare_pairs(
     rules = (max_length, max_length_ratio, drop_duplicates)
     prints = [[part._fingerprint for part in some] for some in (parts, spelled)]
     key = Hasher.hash([*prints, rules, "judge"])
-    path = _cache(f"{key}.npy")
-    if not path.is_file():
-        unfinished = path.with_name(f".{key}.{os.getpid()}.unfinished")
+
+    def write(place: Path):
         judged = judge(rows, *rules)
         if spelled:
             sides = zip(*map(lengths, spelled), strict=True)
@@ -477,9 +473,10 @@ def prepare_pairs(
             # a pair must fit however it is spelled
             judged[2, (judged[2] == KEPT) & (longest > max_length)] = TOO_LONG
             judged = np.concatenate([sizes, [np.tile(judged[2], len(spelled) // len(parts))]])
-        with unfinished.open("wb") as file:
+        with place.open("wb") as file:
             np.save(file, judged)
-        unfinished.replace(path)
+
+    path = cached(f"{key}.npy", CODE, write)
     if spelled:
         rows = datasets.concatenate_datasets(list(spelled))
     return Pairs(rows, np.load(path, mmap_mode="r"))

@@ -16,8 +16,8 @@ from torch import Tensor
 from tqdm import tqdm
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
+from vanilla_transformer.files import to_disk, write_whole
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.files import write_whole
 from vanilla_transformer.train.run_folder import METRICS_FILE, read_metrics
 from vanilla_transformer.train.step import IGNORED, StepResult
 
@@ -169,6 +169,10 @@ class Progress:
             file.write(json.dumps(facts, allow_nan=False) + "\n")
         numbers = {name: fact for name, fact in facts.items() if fact is not None}
         self.accelerator.log(numbers, step=numbers.pop("step"))
+
+    def to_disk(self):
+        """Have all lines on the disk: a checkpoint is not to know of steps that they do not."""
+        to_disk(self.path)
 
 
 def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:

@@ -1,5 +1,6 @@
 """What a run leaves to look at: environment, log, scores, loss curve and an attention map."""
 
+import contextlib
 import hashlib
 import importlib.metadata
 import json
@@ -9,7 +10,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.attention_maps import attention_weights
+from vanilla_transformer.files import all_to_disk, held, refuse_links, remove, write_whole
 from vanilla_transformer.hub import check_local, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.train.config import RECIPE_FILE, TrainConfig, load_config
@@ -51,6 +53,17 @@ MODEL_FILES = (
     "pictures/loss.png",
     "pictures/attention.png",
 )
+# all that commands write to a run folder
+WRITTEN = (
+    *(name for name in MODEL_FILES if "/" not in name),
+    RECIPE_FILE,
+    METRICS_FILE,
+    ENVIRONMENT_FILE,
+    "checkpoints",
+    "tokenizer",
+    "pictures",
+    "trackers",
+)
 
 
 def environment_facts() -> dict[str, Any]:
@@ -83,9 +96,10 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
         facts: What else to note, by name.
     """
     lines = {**environment_facts(), **facts}
-    with (folder / ENVIRONMENT_FILE).open("a", encoding="utf-8") as file:
-        file.writelines(f"{name}: {value}\n" for name, value in lines.items())
-        file.write("\n")
+    path = folder / ENVIRONMENT_FILE
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    block = "".join(f"{name}: {value}\n" for name, value in lines.items())
+    write_whole(path, f"{before}{block}\n")
 
 
 def _program() -> list[str]:
@@ -135,6 +149,26 @@ def refuse_other_files(folder: Path, rule: str, names: Iterable[str] = MODEL_FIL
             raise ValueError(f"{rule}, got {folder} with a {name}, which would be replaced.")
 
 
+@contextlib.contextmanager
+def hold_run(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+    """Keep a run folder from other commands until the block ends.
+
+    Args:
+        folder: Run folder; made if it does not exist.
+        seconds: Time to wait for another command.
+
+    Raises:
+        ValueError: If another command has it, or a file or folder in it is a link.
+    """
+    with held(folder, seconds) as is_locked:
+        refuse_links(folder, WRITTEN)
+        if is_locked:
+            # left by commands that were killed
+            for path in folder.glob(".*.unfinished"):
+                remove(path)
+        yield
+
+
 def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a run.
 
@@ -181,6 +215,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """
     try:
         tokenizer.save_pretrained(folder)
+        all_to_disk(folder)
     # tokenizers has no error of its own: a full disk is a bare Exception to it
     except Exception as error:
         raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error
@@ -344,7 +379,7 @@ def write_average(
         seconds: Of training until the last of them; None where that was not counted.
     """
     text = json.dumps({"steps": list(steps), "ema_decay": ema_decay, "seconds": seconds})
-    (folder / AVERAGE_FILE).write_text(text + "\n", encoding="utf-8")
+    write_whole(folder / AVERAGE_FILE, text + "\n")
 
 
 def read_average(folder: Path) -> dict[str, Any] | None:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from vanilla_transformer.train.files import write_whole
+from vanilla_transformer.files import write_whole
 
 
 def test_a_text_takes_the_place_of_another(tmp_path):
