@@ -7,6 +7,7 @@ travels to the Hub beside the model, whose `custom_pipelines` then name it.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
+from threading import Lock
 from typing import Any
 
 import torch
@@ -225,23 +226,39 @@ TranslationPipeline._registered_impl = {
 }
 
 
+# models that are in evaluation mode for a while: how many threads want it, and the modes before
+_EVALUATED: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
+_EVALUATED_LOCK = Lock()
+
+
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode; in the middle of its training it then goes on as it was.
+    """Have a model in evaluation mode, and give each of its parts the mode before at the end.
+
+    With several threads at once, the last one to leave does so.
 
     Args:
-        model: Any.
+        model: Any model.
     """
-    before = [(module, module.training) for module in model.modules()]
-    model.eval()
+    with _EVALUATED_LOCK:
+        count, before = _EVALUATED.get(model, (0, []))
+        if not count:
+            before = [(module, module.training) for module in model.modules()]
+            model.eval()
+        _EVALUATED[model] = (count + 1, before)
     try:
         yield
     finally:
-        if before[0][1]:
-            model.train()
-        # some of its parts may be in another mode
-        for module, training in before:
-            module.training = training
+        with _EVALUATED_LOCK:
+            count, before = _EVALUATED.pop(model)
+            if count > 1:
+                _EVALUATED[model] = (count - 1, before)
+            else:
+                if before[0][1]:
+                    model.train()
+                # some of its parts may have been in another mode
+                for module, training in before:
+                    module.training = training
 
 
 def batches_by_length(

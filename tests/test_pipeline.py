@@ -2,6 +2,8 @@
 
 import copy
 import itertools
+import time
+from threading import Thread
 
 import datasets
 import pytest
@@ -27,7 +29,11 @@ from vanilla_transformer import (
 )
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
-from vanilla_transformer.pipeline_vanilla_transformer import TEXTS_PER_WINDOW, batches_by_length
+from vanilla_transformer.pipeline_vanilla_transformer import (
+    TEXTS_PER_WINDOW,
+    batches_by_length,
+    evaluating,
+)
 
 
 @pytest.fixture(scope="module")
@@ -340,3 +346,26 @@ def test_a_translation_model_of_the_library_gets_its_pipeline_back(tokenizer):
     assert texts_of(translate(TEXTS[:2], max_new_tokens=6)) == expected
     with pytest.raises(ValueError, match="at most 16 tokens"):
         translate("dogs " * 30)
+
+
+def test_threads_that_translate_with_one_model_leave_it_in_the_mode_it_had(small_model):
+    model = small_model()
+    model.train()
+    model.model.encoder.eval()
+    before = [module.training for module in model.modules()]
+    modes = []
+
+    def enter(seconds):
+        with evaluating(model):
+            time.sleep(seconds)
+            modes.append(model.training)
+
+    # each begins before the one before it has ended
+    threads = [Thread(target=enter, args=(seconds,)) for seconds in (0.2, 0.1, 0.3)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert modes == [False] * 3
+    assert [module.training for module in model.modules()] == before

@@ -23,6 +23,7 @@ from vanilla_transformer.console import add_trust_flag, run_command
 from vanilla_transformer.files import write_whole
 from vanilla_transformer.hub import check_local
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
+from vanilla_transformer.pipeline_vanilla_transformer import evaluating
 from vanilla_transformer.train.config import TrainConfig, bleu_tokenizer_of
 from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.fused import block_bytes
@@ -76,17 +77,16 @@ def validation_loss(
     Returns:
         Loss for each target token.
     """
-    model.eval()
     # not every accelerator has float64
     loss_sum = torch.zeros((), device=accelerator.device)
     num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
-    for batch in batches:
-        inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
-        labels = inputs.pop("labels")
-        with accelerator.autocast():
-            loss_sum += _loss_sum(accelerator, model, inputs, labels)
-        num_tokens += (labels != IGNORED).sum()
-    model.train()
+    with evaluating(model):
+        for batch in batches:
+            inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
+            labels = inputs.pop("labels")
+            with accelerator.autocast():
+                loss_sum += _loss_sum(accelerator, model, inputs, labels)
+            num_tokens += (labels != IGNORED).sum()
     loss_sum, num_tokens = accelerator.reduce((loss_sum, num_tokens), reduction="sum")
     return float(loss_sum) / int(num_tokens)
 
