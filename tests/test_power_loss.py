@@ -5,7 +5,6 @@ A crash is ext4's own: it drops all that was not synced, journal included, as a 
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import random
 import signal
@@ -15,6 +14,7 @@ import sys
 import time
 
 import datasets
+import forked
 import pytest
 import train_toys
 from test_train_resume import curve
@@ -70,22 +70,14 @@ def settings_of(corpus, folder, **changes):
     return train_toys.toy_config(corpus, folder, max_steps=STEPS, save_every_steps=3, **changes)
 
 
-def train_quietly(config, cache):
-    # a process of its own group, with the prepared text on the disk that crashes
-    os.setsid()
-    quiet = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(quiet, stream)
+def train_with_cache(config, cache):
+    # the prepared text is on the disk that crashes too
     datasets.config.HF_DATASETS_CACHE = cache
-    sys.exit(0 if train(config, resume=True) else 1)
+    return 0 if train(config, resume=True) else 1
 
 
 def start(config, cache):
-    process = multiprocessing.get_context("fork").Process(
-        target=train_quietly, args=(config, cache)
-    )
-    process.start()
-    return process
+    return forked.begin(train_with_cache, config, cache)
 
 
 def crash_at(seconds, corpus, disk, settings):
