@@ -10,6 +10,8 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.console import refuse_code
+from vanilla_transformer.hub import load_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.checkpoint import (
     EMA_FILE,
@@ -153,10 +155,7 @@ def average_run(
     """
     config = read_recipe(folder)
     if config.has_model_file and not trust_remote_code:
-        raise ValueError(
-            f"{folder} has its own model code, {config.model_class}. Read this file, then set "
-            "trust_remote_code=True (--trust_remote_code) to run it."
-        )
+        refuse_code(folder / RECIPE_FILE, config.model_class)
     target = folder if output_dir is None else output_dir
     if target.resolve() != folder.resolve():
         if (target / "checkpoints").exists():
@@ -170,7 +169,7 @@ def average_run(
     is_elsewhere = config.tokenizer is not None and not own.is_dir()
     tokenizer = load_tokenizer(config.tokenizer if is_elsewhere else str(own))
     model_class = model_class_of(config, folder)
-    model = model_class.from_pretrained(averaged[-1], dtype=torch.float32).eval()
+    model = load_whole(model_class, averaged[-1]).float().eval()
     load_weights(
         model, read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
     )
@@ -249,7 +248,7 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
             f"the model cannot be written to {folder}, its checkpoints are intact: "
             f"{' '.join(str(error).split())}"
         ) from error
-    reloaded = type(model).from_pretrained(unfinished)
+    reloaded = type(model).from_pretrained(unfinished, trust_remote_code=False)
     for (name, tensor), other in zip(
         model.state_dict().items(), reloaded.state_dict().values(), strict=True
     ):
