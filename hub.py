@@ -407,6 +407,8 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
     except (SafetensorError, AssertionError, json.JSONDecodeError, *UNREADABLE) as error:
         # torch says at length how to trust the file nevertheless
         reason = str(error).split("\n")[0] or type(error).__name__
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"a file that would run {code[1]}" if code else reason
         raise ValueError(
             f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got what "
             f"cannot be loaded: {reason}."
