@@ -307,7 +307,7 @@ def test_no_verb_runs_code_that_a_folder_names(plant, run, corpus, tmp_path, mon
         assert not canary.marker.exists(), name
         assert code in (0, 1), name
         assert code == 0 or said.count("error: ") == 1, (name, said)
-        # a folder of a kind that names code is refused with the file, the code and the way to run it
+        # the refusal says which file names which code, and how to run it
         if kind in ("unknown_type", "model") and name in ("translate stdin", "push", "space"):
             assert "config.json names code to run, evil.py (class Model)." in said
             assert TRUST in said
