@@ -252,7 +252,7 @@ FOREIGN = [
     (
         "fairseq-post",
         entry(f"{LAYER}.fc1.bias", 3),
-        "must hold a tensor for dec, got a int",
+        "must hold a tensor for decoder.layers.0.fc1.bias, got a int",
     ),
     (
         "fairseq-post",
