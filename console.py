@@ -7,7 +7,10 @@ import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
+# what a user can do about code that is not trusted
+TRUST = "Read this code, then set trust_remote_code=True (--trust_remote_code) to run it."
 # what a shell says of a command that a signal ended, beyond the number of the signal
 EXIT_SIGNAL = 128
 
@@ -125,6 +128,20 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
         default=False,
         help="run the Python code that is saved with the model; read it first",
     )
+
+
+def refuse_code(file: str | Path, code: str, remedy: str = TRUST) -> NoReturn:
+    """Refuse to run the code that a file names.
+
+    Args:
+        file: File that names the code.
+        code: Code that the file names.
+        remedy: Sentence that says what to do.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"{file} names code to run, {code}. {remedy}")
 
 
 def sentence_of(error: Exception) -> str | None:

@@ -1,5 +1,6 @@
 """Publish a model so that it loads by name, with and without this package installed."""
 
+import inspect
 import json
 import os
 import pickle
@@ -24,6 +25,7 @@ from huggingface_hub.file_download import repo_folder_name
 from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from transformers import (
+    CONFIG_MAPPING,
     AutoConfig,
     AutoTokenizer,
     GenerationConfig,
@@ -35,9 +37,10 @@ from transformers.dynamic_module_utils import (
     custom_object_save,
     get_class_from_dynamic_module,
 )
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
-from vanilla_transformer.console import sentence_of
+from vanilla_transformer.console import TRUST, refuse_code, sentence_of
 from vanilla_transformer.files import whole_folder
 from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
@@ -48,6 +51,7 @@ from vanilla_transformer.registration import (
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer.sizes import refuse_other_sizes
 
 PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
@@ -55,10 +59,16 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+ADAPTER_FILE = "adapter_config.json"
 # what torch raises where a file is cut off, or another kind of file
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struct.error)
 # that tokenizers of converted models need
 TOKENIZER_PACKAGES = ("sentencepiece", "sacremoses")
+# for a command that runs no code of a tokenizer
+WITHOUT_CODE = (
+    "Load the tokenizer in Python, and save its backend_tokenizer as a PreTrainedTokenizerFast, "
+    "which needs no code."
+)
 # what a run folder holds beside the model, and a reader of the card may ask for
 RUN_FILES = (
     "recipe.yaml",
@@ -269,8 +279,9 @@ def load_run(
 def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]:
     """Return the class that a model was saved with, and refuse code that is not trusted."""
     settings, _ = PreTrainedConfig.get_config_dict(run)
+    auto_map, kind = settings.get("auto_map", {}), settings.get("model_type")
     # what a published model of this package names is the code that is installed
-    code = settings.get("auto_map", {}).get(AUTO_CLASS, "")
+    code = auto_map.get(AUTO_CLASS, "")
     name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
     difference = None
     if code == _address(PUBLIC_CLASS):
@@ -280,18 +291,18 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
         difference = file_difference(file) if file else None
     if code and (code != _address(PUBLIC_CLASS) or difference is not None):
         if not trust_remote_code:
-            file, _, class_name = code.rpartition("--")[2].partition(".")
-            what = f"class {class_name}" if difference is None else difference
-            raise ValueError(
-                f"{run} has its own model code in {file}.py ({what}). Read this file, then set "
-                "trust_remote_code=True (--trust_remote_code) to run it."
-            )
+            refuse_code(Path(run, CONFIG_FILE), _described(code, difference))
         model_class = get_class_from_dynamic_module(code, str(run))
         # it is saved with its file, as it was loaded
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
-    config = AutoConfig.from_pretrained(run)
-    if isinstance(config, VanillaTransformerConfig):
+    if kind in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[kind]
+    else:
+        if "AutoConfig" in auto_map and not trust_remote_code:
+            refuse_code(Path(run, CONFIG_FILE), _described(auto_map["AutoConfig"]))
+        config_class = type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
+    if issubclass(config_class, VanillaTransformerConfig):
         if name != PUBLIC_CLASS.__name__:
             raise ValueError(
                 f"{run} was saved by the class {name}, but holds no code of that class. Load the "
@@ -300,29 +311,48 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
             )
         return PUBLIC_CLASS
     # a run may have trained a class of the library
-    recipe = Path(run, "recipe.yaml")
-    if recipe.is_file() and f"transformers:{name}" in recipe.read_text(encoding="utf-8"):
-        return getattr(transformers, name)
-    raise ValueError(f"run must be a vanilla_transformer, got a {config.model_type}: {run}.")
+    recipe, found = Path(run, "recipe.yaml"), getattr(transformers, name, None)
+    # an Auto class would run the code that the folder names
+    is_model = inspect.isclass(found) and issubclass(found, PreTrainedModel)
+    if is_model and recipe.is_file() and f"transformers:{name}" in recipe.read_text("utf-8"):
+        return found
+    raise ValueError(f"run must be a vanilla_transformer, got a {kind}: {run}.")
 
 
-def read_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+def _described(address: str, difference: str | None = None) -> str:
+    """Describe the code at an address of an `auto_map`."""
+    home, _, address = address.rpartition("--")
+    module, _, name = address.rpartition(".")
+    return f"{module}.py{f' of {home}' if home else ''} ({difference or f'class {name}'})"
+
+
+def read_tokenizer(
+    source: str | Path, trust_remote_code: bool = False, remedy: str = TRUST
+) -> PreTrainedTokenizerBase:
     """Load a tokenizer, and name it where that fails.
 
     Args:
         source: A folder or a Hub name.
         trust_remote_code: Run the code that lies beside it.
+        remedy: Sentence that says what to do about a tokenizer that needs this code.
 
     Returns:
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be read, or needs a package that is not installed.
+        ValueError: If it cannot be read, or needs code that is not trusted or a package that is not
+            installed.
     """
     try:
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     # where a file of several is missing, the library goes on with None for its name
     except (OSError, ValueError, TypeError, AttributeError) as error:
+        if "trust_remote_code=True" in str(error):
+            addresses = get_tokenizer_config(source)["auto_map"]
+            if isinstance(addresses, dict):
+                addresses = addresses["AutoTokenizer"]
+            code = _described(next(filter(None, reversed(addresses))))
+            refuse_code(Path(source, TOKENIZER_FILE), code, remedy)
         raise ValueError(
             f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
         ) from error
@@ -333,6 +363,50 @@ def read_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTr
         raise ValueError(
             f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
         ) from error
+
+
+def _check_source(model_class: type[PreTrainedModel], source: str | Path):
+    """Refuse a model whose files name something else to load, or declare what they do not hold.
+
+    Args:
+        model_class: Class of the model.
+        source: A folder or a Hub name.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If a file names other code or another model, cannot be read, or declares sizes
+            that the weights do not have.
+    """
+    # one that cannot be read the library takes for one that is not there
+    if _has_file(source, GENERATION_FILE):
+        try:
+            GenerationConfig.from_pretrained(source)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{source} must have a {GENERATION_FILE} of search settings, or none, got one that "
+                f"cannot be read: {error}"
+            ) from error
+    if _has_file(source, ADAPTER_FILE):
+        raise ValueError(
+            f"{source} must be a whole model, got adapters, whose {ADAPTER_FILE} names the model "
+            "that they belong to. Merge them into this model first, with merge_and_unload of peft."
+        )
+    settings, _ = PreTrainedConfig.get_config_dict(source)
+    kernel = settings.get("attn_implementation")
+    if kernel is not None and "/" in str(kernel):
+        remedy = "Remove attn_implementation from the file, and set it in Python."
+        refuse_code(Path(source, CONFIG_FILE), f"the kernel {kernel} on the Hub", remedy)
+    refuse_other_sizes(model_class.config_class.from_pretrained(source), source)
+
+
+def _has_file(source: str | Path, name: str) -> bool:
+    found = cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found is not None
 
 
 def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
@@ -350,27 +424,19 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
         ValueError: If a file is not whole, or a weight is left over, missing or of another shape;
             says which.
     """
-    # one that cannot be read the library takes for one that is not there
-    if cached_file(
-        source,
-        GENERATION_FILE,
-        _raise_exceptions_for_missing_entries=False,
-        _raise_exceptions_for_connection_errors=False,
-    ):
-        try:
-            GenerationConfig.from_pretrained(source)
-        except (OSError, ValueError, TypeError, AttributeError) as error:
-            raise ValueError(
-                f"{source} must have a {GENERATION_FILE} of search settings, or none, got one that "
-                f"cannot be read: {error}"
-            ) from error
     try:
+        _check_source(model_class, source)
         model, loaded = model_class.from_pretrained(
-            source, output_loading_info=True, ignore_mismatched_sizes=True
+            source,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
         )
     except (SafetensorError, AssertionError, json.JSONDecodeError, *UNREADABLE) as error:
         # torch says at length how to trust the file nevertheless
         reason = str(error).split("\n")[0] or type(error).__name__
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"a file that would run {code[1]}" if code else reason
         raise ValueError(
             f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got what "
             f"cannot be loaded: {reason}."

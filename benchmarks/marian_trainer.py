@@ -18,7 +18,6 @@ from typing import Any
 
 import torch
 from transformers import (
-    AutoTokenizer,
     DataCollatorForSeq2Seq,
     MarianMTModel,
     PreTrainedTokenizerBase,
@@ -36,7 +35,11 @@ from vanilla_transformer.train.config import PRECISIONS, TrainConfig
 from vanilla_transformer.train.corpus import texts_of
 from vanilla_transformer.train.data import load_main_corpus
 from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
-from vanilla_transformer.train.run_folder import read_recipe, write_environment
+from vanilla_transformer.train.run_folder import (
+    load_tokenizer,
+    read_recipe,
+    write_environment,
+)
 from vanilla_transformer.train.schedule import learning_rate
 from vanilla_transformer.train.scoring import score_translations
 
@@ -180,7 +183,7 @@ def main(argv: list[str] | None = None) -> int:
             )
         recipe.max_steps = arguments.max_steps
     recipe.precision = arguments.precision or recipe.precision
-    tokenizer = AutoTokenizer.from_pretrained(arguments.run / "tokenizer")
+    tokenizer = load_tokenizer(str(arguments.run / "tokenizer"))
     set_seed(recipe.seed)
     ours = VanillaTransformerConfig.from_pretrained(arguments.run)
     model = MarianMTModel(marian_config(ours))

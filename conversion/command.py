@@ -4,9 +4,9 @@ import argparse
 from pathlib import Path
 
 from transformers import (
-    AutoConfig,
     FSMTForConditionalGeneration,
     MarianMTModel,
+    PreTrainedConfig,
     PreTrainedTokenizerBase,
 )
 
@@ -16,7 +16,7 @@ from vanilla_transformer.conversion.fsmt import from_fsmt
 from vanilla_transformer.conversion.marian import from_marian
 from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
 from vanilla_transformer.files import whole_folder
-from vanilla_transformer.hub import check_local, load_whole, read_tokenizer
+from vanilla_transformer.hub import WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
@@ -77,7 +77,7 @@ def _from_library(kind: str, source: str) -> Converted:
     model_class, convert = LIBRARY[kind]
     check_local(source, "SOURCE must be a folder or a Hub name")
     try:
-        found = AutoConfig.from_pretrained(source).model_type
+        found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
     except (OSError, ValueError) as error:
         raise ValueError(
             f"SOURCE must be a model of transformers' {kind}, got {source}: {error}"
@@ -88,7 +88,7 @@ def _from_library(kind: str, source: str) -> Converted:
     files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
     if Path(source).is_dir() and not any(Path(source, name).is_file() for name in files):
         return model, None, f"No tokenizer: {source} has none."
-    tokenizer = read_tokenizer(source)
+    tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
     if tokenizer.eos_token is None:
         # FSMT's calls the token that ends a text a separator
         tokenizer.eos_token = tokenizer.sep_token

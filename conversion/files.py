@@ -3,15 +3,16 @@
 import argparse
 import errno
 import re
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from vanilla_transformer.hub import UNREADABLE
+from vanilla_transformer.sizes import check_stored
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -24,7 +25,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         What is in it; the settings of a training as an `argparse.Namespace`, the one class allowed.
 
     Raises:
-        ValueError: If it is no checkpoint, or needs another class.
+        ValueError: If it is no checkpoint, needs another class, or holds less of a tensor than its
+            shape says.
         OSError: If it cannot be read.
     """
     if not Path(path).is_file():
@@ -32,7 +34,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"a checkpoint must be a file, got {kind}: {path}.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+            # from the file's own pages: a packed archive, larger than it looks, is not read
+            checkpoint = torch.load(
+                path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
+            )
     except (*UNREADABLE, OSError) as error:
         # of a file that was cut off, torch reads where nothing is
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
@@ -49,12 +54,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
-    for name, tensor in checkpoint["model"].items():
-        if not isinstance(tensor, Tensor):
-            raise ValueError(
-                f"{path} must be a checkpoint with tensors alone in its model, got "
-                f"a {type(tensor).__name__} for {name}."
-            )
+    # OpenNMT-py keeps the output projection apart
+    for part in ("model", "generator"):
+        weights = checkpoint.get(part)
+        for name, tensor in weights.items() if isinstance(weights, dict) else ():
+            check_stored(tensor, name, path)
     return checkpoint
 
 

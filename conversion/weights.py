@@ -14,6 +14,12 @@ from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.sizes import (
+    FLOAT32_BYTES,
+    num_weights,
+    refuse_beyond_memory,
+    refuse_impossible,
+)
 
 Value = TypeVar("Value")
 # BART's names of a layer's parts, which Marian and FSMT share, and ours
@@ -234,8 +240,11 @@ def assembled(
         The model; its weights are copies.
 
     Raises:
-        ValueError: If a parameter is missing, left over or of another shape.
+        ValueError: If a parameter is missing, left over or of another shape, or the model is too
+            large for this machine.
     """
+    refuse_impossible(config, origin)
+    refuse_beyond_memory(FLOAT32_BYTES * num_weights(config), origin)
     model = VanillaTransformerForConditionalGeneration(config)
     check_fit(model, weights, origin)
     model.load_state_dict(weights, strict=True)

@@ -252,7 +252,7 @@ FOREIGN = [
     (
         "fairseq-post",
         entry(f"{LAYER}.fc1.bias", 3),
-        "tensors alone in its model, got a int for dec",
+        "must hold a tensor for decoder.layers.0.fc1.bias, got a int",
     ),
     (
         "fairseq-post",

@@ -148,7 +148,7 @@ def test_a_run_folder_alone_evaluates_translates_and_averages(run, tmp_path, cap
     for words in (["evaluate", ours], ["translate", ours, lines], ["average", ours, "--ema"]):
         assert main(words) == 1
         said = capsys.readouterr().err
-        assert "has its own model code" in said
+        assert re.search(r"(recipe\.yaml|config\.json) names code to run, ", said)
         assert trust in said
         assert main([*words, trust]) == 0
 
@@ -395,7 +395,7 @@ def test_a_recipe_of_others_runs_no_code(verb, corpus, tmp_path, monkeypatch, ca
     ours = ["--model_class", "gated_evil.py:Gated"]
     for more in ([], ["--dry_run"], ["--resume"], [*ours, "--dry_run"], [*ours, "--resume"]):
         assert main([*words, *more]) == 1
-        assert "runs only with --trust_remote_code: read the file first" in capsys.readouterr().err
+        assert "Read this code, then set trust_remote_code=True" in capsys.readouterr().err
         assert not Path("ran").exists()
     monkeypatch.setattr(sys, "path", [*sys.path])
     shutil.copy(foreign / "gated_evil.py", tmp_path)

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.console import refuse_code
 from vanilla_transformer.files import whole_folder, write_whole
+from vanilla_transformer.hub import load_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.checkpoint import (
     BAD_FILE,
@@ -189,10 +191,7 @@ def average_held_run(
     """
     config = read_recipe(folder)
     if config.has_model_file and not trust_remote_code:
-        raise ValueError(
-            f"{folder} has its own model code, {config.model_class}. Read this file, then set "
-            "trust_remote_code=True (--trust_remote_code) to run it."
-        )
+        refuse_code(folder / RECIPE_FILE, config.model_class)
     target = target or folder
     is_elsewhere = target.resolve() != folder.resolve()
     if is_elsewhere:
@@ -246,7 +245,7 @@ def _averaged_model(
             found = {path: changed_file(path, _spared(is_ema)) for path in averaged}
             if not any(found.values()):
                 model_class = model_class_of(config, folder)
-                model = model_class.from_pretrained(averaged[-1], dtype=torch.float32).eval()
+                model = load_whole(model_class, averaged[-1]).float().eval()
                 weights = (
                     read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
                 )
@@ -315,7 +314,7 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
     with whole_folder(folder) as unfinished:
         model.save_pretrained(unfinished, max_shard_size="1TB")
         save_tokenizer(tokenizer, unfinished)
-        reloaded = type(model).from_pretrained(unfinished)
+        reloaded = type(model).from_pretrained(unfinished, trust_remote_code=False)
         for (name, tensor), other in zip(
             model.state_dict().items(), reloaded.state_dict().values(), strict=True
         ):

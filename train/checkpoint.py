@@ -3,6 +3,7 @@
 import hashlib
 import json
 import logging
+import math
 import re
 import secrets
 import shutil
@@ -14,11 +15,12 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from vanilla_transformer.files import free_space, make_folder, to_disk, write_whole
 from vanilla_transformer.hub import UNREADABLE
+from vanilla_transformer.sizes import check_stored
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
@@ -27,6 +29,10 @@ EMA_FILE = "ema.safetensors"
 # name in the state of the SHA-256 of all else in it
 OWN_HASH = "state_sha256"
 BAD_FILE = "missing, cut off or changed"
+# state of Adam for each weight, beside the number of steps
+ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
+# state of torch's scaler of the loss
+SCALER_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 DAMAGED = "a run goes on from the checkpoint before where this one's folder is removed"
 
 logger = logging.getLogger(__name__)
@@ -297,7 +303,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Any]:
-    """Read what an optimizer needs to go on.
+    """Read what an optimizer needs to go on; the tensors stay in the file until they are used.
 
     Args:
         checkpoint: Folder of one checkpoint.
@@ -310,10 +316,103 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
     """
     path = checkpoint / OPTIMIZER_FILE
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
     # what is damaged may be the archive, what is pickled in it, or the names
     except UNREADABLE as error:
         raise ValueError(f"{path} must be as it was saved, and is damaged: {DAMAGED}.") from error
+
+
+def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
+    """Read the state of an optimizer, and check that it fits the model before it takes memory.
+
+    Args:
+        checkpoint: Folder of one checkpoint.
+        model: The model, not wrapped.
+
+    Returns:
+        `optimizer`, with the state of each weight by its number, and `scaler` if there is one.
+
+    Raises:
+        ValueError: If the file is damaged, or holds the state of another model.
+    """
+    path, content = checkpoint / OPTIMIZER_FILE, read_optimizer(checkpoint)
+    optimizer = _mapping(path, "its content", content).get("optimizer")
+    slots_of = _mapping(path, "optimizer", optimizer).get("state")
+    parameters = list(model.named_parameters())
+    state = {}
+    for index, slots in _mapping(path, "state", slots_of).items():
+        if type(index) is not int or not 0 <= index < len(parameters):
+            raise ValueError(
+                f"{path} must hold the state of the model's {len(parameters)} weights, got one of "
+                f"the number {index!r:.40}."
+            )
+        name, weight = parameters[index]
+        wanted = {"step": ((), torch.float32)}
+        wanted |= dict.fromkeys(ADAM_MOMENTS, (weight.shape, weight.dtype))
+        _refuse_other_names(path, f"the state of {name}", _mapping(path, name, slots), wanted)
+        for slot, (shape, dtype) in wanted.items():
+            _check_tensor(path, f"{slot} of {name}", slots[slot], shape, dtype)
+        # out of the file, which goes when a later checkpoint is saved
+        state[index] = {slot: slots[slot].clone() for slot in wanted}
+    before = {"optimizer": {"state": dict(sorted(state.items()))}}
+    if "scaler" in content:
+        before["scaler"] = _mapping(path, "scaler", content["scaler"])
+        _refuse_other_names(path, "the scale of the loss", before["scaler"], SCALER_STATE)
+        for name, value in before["scaler"].items():
+            if type(value) not in (int, float) or not 0 <= value < math.inf:
+                raise ValueError(
+                    f"{path} must hold a number for {name} of the scale of the loss, got "
+                    f"{value!r:.40}."
+                )
+    return before
+
+
+def read_moving_average(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Read the moving average of the weights, and check that it fits the model.
+
+    Args:
+        checkpoint: Folder of one checkpoint.
+        model: The model, not wrapped.
+
+    Returns:
+        Tensors by the name of the weight.
+
+    Raises:
+        ValueError: If the file is damaged, or holds the average of another model.
+    """
+    path, averages = checkpoint / EMA_FILE, read_weights(checkpoint, EMA_FILE)
+    parameters = dict(model.named_parameters())
+    _refuse_other_names(path, "the moving average", averages, parameters)
+    for name, weight in parameters.items():
+        _check_tensor(path, name, averages[name], weight.shape, torch.float32)
+    return averages
+
+
+def _mapping(path: Path, name: str, value: Any) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(
+            f"{path} must hold a mapping for {name}, as it was saved, got a "
+            f"{type(value).__name__}: {DAMAGED}."
+        )
+    return value
+
+
+def _refuse_other_names(path: Path, what: str, given: Collection[Any], wanted: Collection[str]):
+    if set(given) != set(wanted):
+        missing, others = set(wanted) - set(given), set(given) - set(wanted)
+        difference = f"without {min(missing)}" if missing else f"with {others.pop()!r:.40}"
+        raise ValueError(f"{path} must fit the model, got {what} {difference}: {DAMAGED}.")
+
+
+def _check_tensor(
+    path: Path, name: str, tensor: Any, shape: Sequence[int], dtype: torch.dtype
+) -> None:
+    check_stored(tensor, name, path)
+    if (tensor.dtype, tuple(tensor.shape)) != (dtype, tuple(shape)):
+        raise ValueError(
+            f"{path} must fit the model: {name} must be {dtype} of shape {list(shape)}, got "
+            f"{tensor.dtype} of shape {list(tensor.shape)}. {DAMAGED.capitalize()}."
+        )
 
 
 def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:

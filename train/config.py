@@ -29,9 +29,10 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
-from vanilla_transformer.console import add_trust_flag
+from vanilla_transformer.console import add_trust_flag, refuse_code
 from vanilla_transformer.files import write_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.sizes import refuse_impossible
 
 RECIPES = Path(__file__).parent / "recipes"
 # of a run, in its folder
@@ -366,8 +367,8 @@ class TrainConfig:
 
         Raises:
             ValueError: If the row is none of Table 3, a field is unknown, does not fit or would be
-                lost, the model's class cannot be trained, or the longest sentence has more tokens
-                than the model has positions.
+                lost, the model's class cannot be trained, the sizes are those of no model, or the
+                longest sentence has more tokens than the model has positions.
         """
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
         make_config = VanillaTransformerConfig.from_paper
@@ -381,6 +382,7 @@ class TrainConfig:
             # the library wraps the sentence that matters
             sentence = str(error.__cause__ or error)
             raise ValueError(f"model: {' '.join(sentence.split())}") from error
+        refuse_impossible(config, "model")
         longest = max_source_tokens(config)
         if longest is not None and self.max_length > longest:
             raise ValueError(
@@ -636,24 +638,21 @@ def parse_arguments(
     }
     config = load_config(given.recipe, overrides)
     if config.has_model_file and not given.trust_remote_code:
-        _refuse_code_of_others(config, is_named="model_class" in overrides)
+        _refuse_code_of_others(given.recipe, config, is_named="model_class" in overrides)
     if given.resume and "output_dir" not in overrides:
         _refuse_other_folder(Path(given.recipe), config)
     return config, given
 
 
-def _refuse_code_of_others(config: TrainConfig, is_named: bool):
+def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):
     """Refuse to run a file that the user has not named; a recipe may come from somebody else."""
     path = Path(config.model_class.rpartition(":")[0])
     if is_named and path.is_file():
         return
     if is_named:
-        found = f"{path} does not exist. A copy in {config.output_dir}"
-    else:
-        found = f"the recipe names {path}. This file"
-    raise ValueError(
-        f"model_class: {found} runs only with --trust_remote_code: read the file first."
-    )
+        copy = Path(config.output_dir, path.name)
+        refuse_code("model_class", f"{copy}, because {path} does not exist")
+    refuse_code(recipe, config.model_class)
 
 
 def _refuse_other_folder(recipe: Path, config: TrainConfig):
@@ -711,13 +710,14 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     # of a tokenizer that lies elsewhere the content is compared later as well
     if None not in (config.tokenizer, before.tokenizer):
         names.remove("tokenizer")
-    # of a model class in a file that lies elsewhere too
+    # of a model class in a file that lies elsewhere too; another class is not loaded, which would
+    # run the file that the recipe in the run folder names
     if Path(config.model_class or "").name == Path(before.model_class or "").name:
         before = dataclasses.replace(before, model_class=config.model_class)
-    # a field that is given as what it is without is no other model
-    resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
-    if resolved[0] == resolved[1]:
-        names = [name for name in names if name not in ("paper_row", "model")]
+        # a field that is given as what it is without is no other model
+        resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
+        if resolved[0] == resolved[1]:
+            names = [name for name in names if name not in ("paper_row", "model")]
     differences = _differences(config, before, names)
     if differences:
         raise ValueError(f"a run must be resumed with its own settings: {differences}.")

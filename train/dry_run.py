@@ -9,6 +9,7 @@ import yaml
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from vanilla_transformer.sizes import size_of
 from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
 from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
 from vanilla_transformer.train.memory import (
@@ -17,7 +18,7 @@ from vanilla_transformer.train.memory import (
     bytes_per_token,
     state_bytes,
 )
-from vanilla_transformer.train.model_class import make_model, size_of
+from vanilla_transformer.train.model_class import make_model
 from vanilla_transformer.train.progress import refuse_trackers
 from vanilla_transformer.train.run_folder import load_tokenizer
 from vanilla_transformer.train.schedule import rate_of

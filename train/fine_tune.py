@@ -287,7 +287,7 @@ def _fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[
             tokenizer.save_pretrained(args.output_dir)
 
     elif model.dtype != dtype and trainer.is_world_process_zero():
-        saved = type(model).from_pretrained(args.output_dir, dtype=dtype)
+        saved = type(model).from_pretrained(args.output_dir, dtype=dtype, trust_remote_code=False)
         saved.save_pretrained(args.output_dir)
 
     scores = trainer.evaluate() if is_evaluated else {}

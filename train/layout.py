@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
+from vanilla_transformer.train.checkpoint import ADAM_MOMENTS
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.fused import suit_processor
 from vanilla_transformer.train.memory import keep_memory
@@ -400,9 +401,6 @@ def whole_optimizer_state(
         for index, parameter in enumerate(parameters)
     }
     return {"state": whole, "param_groups": [{**group, "params": list(range(len(parameters)))}]}
-
-
-ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def load_optimizer_state(

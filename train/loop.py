@@ -65,7 +65,7 @@ from vanilla_transformer.train.ending import (
 )
 from vanilla_transformer.train.evaluate import validation_loss
 from vanilla_transformer.train.fused import FLOAT32_ATTENTION
-from vanilla_transformer.train.memory import tokens_that_fit
+from vanilla_transformer.train.memory import refuse_too_large, tokens_that_fit
 from vanilla_transformer.train.model_class import keep_file, make_model, set_search, try_model
 from vanilla_transformer.train.pairs import say_counts
 from vanilla_transformer.train.progress import (
@@ -388,7 +388,8 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
     # a model that cannot be is refused before the data is prepared for it
-    config.model_config(config.vocab_size)
+    model_config = config.model_config(config.vocab_size)
+    refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
     if config.tokenizer is None:
         refuse_small_vocabulary(config.vocab_size)
     folder = Path(config.output_dir)
@@ -421,7 +422,7 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
     config = _with_micro_batch(config, accelerator, model, state)
     processes = (accelerator.num_processes, accelerator.process_index)
     steps, before = layout.together(
-        lambda: _go_on(config, data, collator, processes, checkpoint, state)
+        lambda: _go_on(config, model, data, collator, processes, checkpoint, state)
     )
     if isinstance(steps, StreamedSteps):
         layout.refuse_disagreement({"text": steps.text_sha256}, SHARED_FOLDER)
@@ -432,8 +433,7 @@ def _open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack
         if accelerator.scaler is not None and "scaler" in before:
             accelerator.scaler.load_state_dict(before["scaler"])
         if moving_average is not None:
-            tensors = checkpointing.read_weights(checkpoint, checkpointing.EMA_FILE)
-            moving_average.load(layout.own_parts(model, tensors))
+            moving_average.load(layout.own_parts(model, before["moving_average"]))
     rate = rate_of(config, model.config.d_model)
     with _saying_what_is_left(folder):
         if accelerator.is_main_process:
@@ -569,18 +569,22 @@ def _begin(
 
 def _go_on(
     config: TrainConfig,
+    model: PreTrainedModel,
     data: Data,
     collator: Collator,
     processes: tuple[int, int],
     checkpoint: Path | None,
     state: dict[str, Any],
 ) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
-    """The steps, and what was saved of the optimizer and of the scale of the loss."""
+    """Return the steps, and the saved state of optimizer, loss scale and moving average."""
     steps = make_steps(config, data, collator, *processes, state.get("position"))
     if checkpoint is None:
         return steps, {}
     _refuse_other_pairs(_identity(data, steps), state["data"])
-    return steps, checkpointing.read_optimizer(checkpoint)
+    before = checkpointing.read_optimizer_of(checkpoint, model)
+    if config.ema_decay is not None:
+        before["moving_average"] = checkpointing.read_moving_average(checkpoint, model)
+    return steps, before
 
 
 def _identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:

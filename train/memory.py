@@ -8,9 +8,9 @@ import psutil
 import torch
 from transformers import PreTrainedConfig
 
+from vanilla_transformer.sizes import num_weights, refuse_beyond_memory, size_of
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.fused import FLOAT32_BYTES, block_bytes
-from vanilla_transformer.train.model_class import size_of
 
 # scores of the vocabulary, their log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3
@@ -58,6 +58,27 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
     if config.ema_decay is not None:
         parts["moving average"] = FLOAT32_BYTES * num_parameters
     return parts
+
+
+def refuse_too_large(
+    config: TrainConfig, model_config: PreTrainedConfig, device: torch.device, num_processes: int
+) -> None:
+    """Refuse a model that this machine cannot hold, before any of it is made.
+
+    Args:
+        config: Settings of the run.
+        model_config: Sizes of the model.
+        device: Where this process trains.
+        num_processes: Processes that share a step.
+
+    Raises:
+        ValueError: If it needs more memory than the machine has.
+    """
+    parts = state_bytes(config, num_weights(model_config))
+    # every process makes the weights in the memory of the host
+    needed = sum(parts.values()) if device.type == "cpu" else parts["weights"]
+    processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
+    refuse_beyond_memory(processes_here * needed, "the training of this model")
 
 
 def batchless_bytes(config: PreTrainedConfig, precision: str, device: str) -> int:

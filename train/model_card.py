@@ -9,9 +9,9 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
 from vanilla_transformer.files import write_whole
+from vanilla_transformer.sizes import size_of
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import is_on_hub
-from vanilla_transformer.train.model_class import size_of
 from vanilla_transformer.train.run_folder import (
     RECIPE_FILE,
     describe_average,

@@ -25,6 +25,7 @@ from vanilla_transformer.files import write_whole
 from vanilla_transformer.generation_vanilla_transformer import SearchMixin, set_paper_search
 from vanilla_transformer.hub import AUTO_CLASS
 from vanilla_transformer.pipeline_vanilla_transformer import evaluating
+from vanilla_transformer.sizes import OTHER_NAMES, size_of
 
 if TYPE_CHECKING:
     from vanilla_transformer.train.config import TrainConfig
@@ -35,16 +36,6 @@ INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
 SIZES = ("vocab_size", "d_model", *LAYER_FIELDS)
 # further fields of a row of Table 3 that other configurations have
 SHARED = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
-# names of these fields in the configurations of T5 and its relatives
-OTHER_NAMES = {
-    "encoder_layers": "num_layers",
-    "encoder_attention_heads": "num_heads",
-    "encoder_ffn_dim": "d_ff",
-    "decoder_layers": "num_decoder_layers",
-    "decoder_attention_heads": "num_heads",
-    "decoder_ffn_dim": "d_ff",
-    "dropout": "dropout_rate",
-}
 # files that were loaded, as they were then
 _LOADED: dict[ModuleType, bytes] = {}
 
@@ -73,10 +64,10 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
     if not _is_model(model_class):
         # a name of the library is looked up without importing all that it has
         is_library = module is transformers
-        names = [name for name in dir(module) if is_library or _is_model(vars(module).get(name))]
+        names = [it for it in dir(module) if is_library or _is_model(vars(module).get(it))]
         raise ValueError(
             f"model_class must name a PreTrainedModel, got {config.model_class!r}."
-            + closest_name(name, names)
+            + closest_name(name, [it for it in names if it != name])
         )
     _refuse_other_kind(model_class)
     if module is not transformers:
@@ -164,19 +155,6 @@ def _fields_of(config_class: type[PreTrainedConfig]) -> set[str]:
     kinds = config_class.__mro__[: config_class.__mro__.index(PreTrainedConfig)]
     own = {name for kind in kinds for name in inspect.get_annotations(kind)}
     return own | set(config_class.attribute_map)
-
-
-def size_of(config: PreTrainedConfig, name: str) -> Any:
-    """Return a field of a configuration, by its name in this package or the one of T5.
-
-    Args:
-        config: Configuration of a model.
-        name: One of `SIZES` or `SHARED`.
-
-    Returns:
-        The value; 0 for a rate that the configuration does not have.
-    """
-    return getattr(config, name, getattr(config, OTHER_NAMES.get(name, name), 0))
 
 
 def make_config(
@@ -333,6 +311,5 @@ __all__ = [
     "make_model",
     "model_class_of",
     "set_search",
-    "size_of",
     "try_model",
 ]

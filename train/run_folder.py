@@ -20,7 +20,7 @@ from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.files import all_to_disk, held, refuse_links, remove, write_whole
-from vanilla_transformer.hub import check_local, read_tokenizer
+from vanilla_transformer.hub import WITHOUT_CODE, check_local, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.train.config import RECIPE_FILE, TrainConfig, load_config
 
@@ -179,10 +179,11 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded, is not fast, or lacks a token that training needs.
+        ValueError: If it cannot be loaded, needs code of its own, is not fast, or lacks a token
+            that training needs.
     """
     check_local(source, "tokenizer must be a folder or a Hub name")
-    tokenizer = read_tokenizer(source)
+    tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
     if not tokenizer.is_fast:
         raise ValueError(
             f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."

@@ -1,0 +1,217 @@
+"""Sizes of a model that a configuration declares, before anything of that size is made."""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedConfig
+from transformers.utils import CONFIG_NAME, cached_file
+
+from vanilla_transformer.configuration_vanilla_transformer import (
+    LAYER_FIELDS,
+    VanillaTransformerConfig,
+)
+
+# names of these fields in the configurations of T5 and its relatives
+OTHER_NAMES = {
+    "encoder_layers": "num_layers",
+    "encoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_layers": "num_decoder_layers",
+    "decoder_attention_heads": "num_heads",
+    "decoder_ffn_dim": "d_ff",
+    "dropout": "dropout_rate",
+}
+# names of the vocabulary's size in the configurations of Marian and FSMT
+VOCABULARIES = ("vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size")
+# the largest model that is planned for; more layers take minutes to make, even without memory
+MOST_LAYERS, MOST_WEIGHTS = 1000, 10**13
+# weights that a configuration may declare beyond those in the files: the library then says which
+# weight differs
+SPARE_WEIGHTS = 2**22
+FLOAT32_BYTES = 4
+# by the order in which the library looks for them
+WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+WEIGHT_SUFFIXES = (".safetensors", ".bin")
+CGROUP = Path("/sys/fs/cgroup")
+
+
+def size_of(config: PreTrainedConfig, name: str) -> Any:
+    """Return a field of a configuration, by its name in this package or the one of T5.
+
+    Args:
+        config: Configuration of a model.
+        name: Name of a field.
+
+    Returns:
+        The value; 0 for a field that the configuration does not have.
+    """
+    return getattr(config, name, getattr(config, OTHER_NAMES.get(name, name), 0))
+
+
+def num_weights(config: PreTrainedConfig) -> int:
+    """Count the weights of a model's matrices by the sizes that its configuration declares.
+
+    Args:
+        config: Configuration of an encoder-decoder.
+
+    Returns:
+        The number without biases and norms; for a model of another class, an estimate.
+    """
+    is_ours = isinstance(config, VanillaTransformerConfig)
+    d_model = size_of(config, "d_model")
+    rows = max(size_of(config, name) or 0 for name in VOCABULARIES)
+    # embeddings of source and target, and the output projection
+    rows *= 3 if is_ours and not config.tie_word_embeddings else 1
+    if not is_ours or config.position_encoding == "learned":
+        rows += 2 * size_of(config, "max_position_embeddings")
+
+    def attention(num_heads: int) -> int:
+        d_k, d_v = (
+            getattr(config, name, None)
+            or getattr(config, "d_kv", None)
+            or d_model // max(num_heads, 1)
+            for name in ("d_k", "d_v")
+        )
+        return 2 * num_heads * (d_k + d_v) * d_model
+
+    encoder, decoder = (
+        [size_of(config, f"{stack}_{name}") for name in ("layers", "attention_heads", "ffn_dim")]
+        for stack in ("encoder", "decoder")
+    )
+    encoder_layer = attention(encoder[1]) + 2 * encoder[2] * d_model
+    decoder_layer = 2 * attention(decoder[1]) + 2 * decoder[2] * d_model
+    return rows * d_model + encoder[0] * encoder_layer + decoder[0] * decoder_layer
+
+
+def _declared(config: PreTrainedConfig) -> str:
+    names = ("vocab_size", "d_model", *LAYER_FIELDS, "d_k", "d_v", "max_position_embeddings")
+    sizes = {name: size_of(config, name) for name in names}
+    return ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
+
+
+def refuse_impossible(config: PreTrainedConfig, origin: str | Path) -> None:
+    """Refuse sizes that no model has, before a layer is made.
+
+    Args:
+        config: Configuration of an encoder-decoder.
+        origin: Name of what declares the sizes, for the error.
+
+    Raises:
+        ValueError: If the stacks have too many layers, or the model too many weights.
+    """
+    for name in ("encoder_layers", "decoder_layers"):
+        if size_of(config, name) > MOST_LAYERS:
+            raise ValueError(
+                f"{origin}: {name} must be at most {MOST_LAYERS:,}, got {size_of(config, name):,}."
+            )
+    declared = num_weights(config)
+    if declared > MOST_WEIGHTS:
+        raise ValueError(
+            f"{origin}: a model must have at most {MOST_WEIGHTS:,} weights, got {declared:,} by "
+            f"{_declared(config)}."
+        )
+
+
+def refuse_beyond_memory(needed: int, what: str) -> None:
+    """Refuse what is larger than the memory of this machine.
+
+    Args:
+        needed: Bytes.
+        what: What needs them, for the error.
+
+    Raises:
+        ValueError: If the machine has less memory, used or not.
+    """
+    total = psutil.virtual_memory().total
+    # a container may have less than the machine
+    limit = CGROUP / "memory.max"
+    if limit.is_file() and (text := limit.read_text().strip()) != "max":
+        total = min(total, int(text))
+    if needed > total:
+        raise ValueError(
+            f"{what} must fit into the memory of this machine, which has {total / 1e9:,.1f} GB, "
+            f"got {needed / 1e9:,.1f} GB."
+        )
+
+
+def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
+    """Refuse a configuration that declares a much larger model than the files of weights hold.
+
+    Args:
+        config: Configuration in the source.
+        source: A folder or a Hub name.
+
+    Raises:
+        ValueError: If the weights would not fit into the files, or the files not into memory.
+    """
+    refuse_impossible(config, Path(source, CONFIG_NAME))
+    held = _weight_bytes(source)
+    if held is None:
+        return
+    declared = num_weights(config)
+    # each weight takes a byte or more
+    if declared > held + SPARE_WEIGHTS:
+        raise ValueError(
+            f"{Path(source, CONFIG_NAME)} must declare the sizes of its weights, got "
+            f"{declared:,} weights by {_declared(config)}, and files of {held:,} bytes."
+        )
+    refuse_beyond_memory(held, f"the weights of {source}")
+
+
+def _weight_bytes(source: str | Path) -> int | None:
+    """Return the size of a model's files of weights, or None where the Hub has none."""
+    folder = Path(source)
+    if not folder.is_dir():
+        files = (
+            cached_file(source, name, _raise_exceptions_for_missing_entries=False)
+            for name in WEIGHT_FILES
+        )
+        found = next(filter(None, files), None)
+        # an index names files that are not here yet
+        if found is None or found.endswith(".json"):
+            return None
+        folder = Path(found).parent
+    files = [path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES]
+    return sum(path.stat().st_size for path in files)
+
+
+def check_stored(tensor: Any, name: str, path: str | Path) -> None:
+    """Refuse a tensor of which a file holds less than its shape says.
+
+    Args:
+        tensor: What `torch.load` returned for the name.
+        name: Name of the tensor, for the error.
+        path: File, for the error.
+
+    Raises:
+        ValueError: If it is no tensor, or not all of its numbers are in the file.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
+    is_plain = (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_nested or tensor.is_quantized)
+    )
+    if not is_plain:
+        raise ValueError(f"{path} must hold a plain tensor for {name}, got another kind.")
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if stored < tensor.numel():
+        raise ValueError(
+            f"{path} must hold all {tensor.numel():,} numbers of {name}, got {stored:,} that are "
+            f"expanded to the shape {list(tensor.shape)}."
+        )
+
+
+__all__ = [
+    "check_stored",
+    "num_weights",
+    "refuse_beyond_memory",
+    "refuse_impossible",
+    "refuse_other_sizes",
+    "size_of",
+]
