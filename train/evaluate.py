@@ -52,6 +52,7 @@ from vanilla_transformer.train.step import IGNORED, REPLICATED, smoothed_loss_su
 from vanilla_transformer.train.translate import (
     SEARCH,
     add_search,
+    fitting_lines,
     load_model,
     one_line,
     translate_lines,
@@ -184,6 +185,7 @@ def evaluate(
     )
     int8 = bool(search.get("int8"))
     model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code, int8))
+    together(lambda: list(fitting_lines([sources], model, tokenizer, split)))
     data_key = (
         [split]
         if is_own
