@@ -6,14 +6,17 @@ import io
 import logging
 import math
 import sys
+import tempfile
 import threading
 import time
-import uuid
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gradio as gr
 import torch
+from gradio.processing_utils import save_file_to_cache
+from gradio.utils import get_upload_folder
 from PIL import Image
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -480,10 +483,7 @@ def _draw_at_once(draw: Callable, inputs: list, outputs: Any):
 
 
 def _as_image(png: bytes) -> Image.Image:
-    image = Image.open(io.BytesIO(png))
-    # gradio names a file by what it holds, and would write over one that another visitor reads
-    image.info["Comment"] = uuid.uuid4().hex
-    return image
+    return Image.open(io.BytesIO(png))
 
 
 def _as_png(figure: Any) -> bytes:
@@ -612,13 +612,24 @@ def _draw_schedule(*values: Any) -> Image.Image:
     return _as_image(_as_png(draw_schedules({name: schedule})))
 
 
+def _as_file(value: Any) -> Any:
+    """Save a picture as a whole: gradio would write over the file that another visitor reads."""
+    if not isinstance(value, Image.Image):
+        return value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "image.png")
+        value.save(path)
+        return save_file_to_cache(path, get_upload_folder())
+
+
 def _in_sentences(function: Callable) -> Callable:
     """Show what goes wrong by what was given as one sentence, until the user closes it."""
 
     @functools.wraps(function)
     def wrapped(*inputs):
         try:
-            return function(*inputs)
+            found = function(*inputs)
+            return tuple(map(_as_file, found)) if isinstance(found, tuple) else _as_file(found)
         except Exception as error:
             sentence = sentence_of(error)
             if sentence is None:

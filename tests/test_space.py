@@ -5,6 +5,7 @@ import shutil
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -365,6 +366,16 @@ def test_a_page_that_is_opened_draws_nothing(run_folder):
     assert "load" not in events
     first = {block.elem_id: getattr(block, "value", None) for block in page.blocks.values()}
     assert all(first[name] for name in (*app.PICTURES, "schedule", "found"))
+
+
+def test_visitors_who_ask_for_the_same_get_the_same_whole_picture(client, address):
+    clients = [client, *(Client(address, verbose=False) for _ in range(5))]
+    values = (256, 4000, 1, 50000)
+    with ThreadPoolExecutor(len(clients)) as pool:
+        paths = pool.map(lambda it: it.predict(*values, api_name="/_draw_schedule"), clients * 4)
+        pictures = {Path(path).read_bytes() for path in paths}
+    assert len(pictures) == 1
+    assert pictures.pop().startswith(b"\x89PNG")
 
 
 def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
