@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from vanilla_transformer.train.corpus import opened, read_lines
+from vanilla_transformer.train.corpus import lines_of, opened, read_lines
 
 # stands for every word of the target: which word it is, the source says
 WORD = "XX"
@@ -205,7 +205,7 @@ def read_trees(paths: Iterable[str | Path]) -> Iterator[Tree]:
     """
     for path in _treebank_files(paths):
         with opened(path) as file:
-            yield from trees_in(read_lines(file, str(path)), str(path))
+            yield from trees_in(read_lines(lines_of(file), str(path)), str(path))
 
 
 def _treebank_files(paths: Iterable[str | Path]) -> Iterator[Path]:

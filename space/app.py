@@ -3,19 +3,29 @@
 import argparse
 import functools
 import io
+import logging
 import math
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import gradio as gr
 import torch
+from gradio.processing_utils import save_file_to_cache
+from gradio.utils import get_upload_folder
 from PIL import Image
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.attention_maps import AttentionWeights, attention_weights
+from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
 from vanilla_transformer.console import run_command, sentence_of
 from vanilla_transformer.paper.attention import KINDS, draw_matrix
 from vanilla_transformer.paper.positional_encoding import (
@@ -39,12 +49,28 @@ from vanilla_transformer.pictures import DOTS_PER_INCH, label_places, new_figure
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 
 TITLE = "The Transformer of “Attention Is All You Need”"
-MAX_BEAMS = 8
+# longest sentence, in what visitors count and in what memory and time depend on
+MAX_CHARACTERS = 1000
+MAX_TOKENS = 256
+# scores of tokens that are made at a time
+MAX_LOGITS = 1 << 24
+# longest translation beyond its source
+MAX_EXTRA_TOKENS = 50
+MAX_SECONDS = 20
 # of a picture of attention: more would fill the memory, and could not be read
 MAX_WORDS = 100
-# models stay loaded, the last so many
-KEPT_MODELS = 2
+TRANSLATIONS_AT_ONCE = 2
+# requests that wait for their turn; another one is refused
+MAX_WAITING = 100
+# visitors whose attention weights are kept
+MAX_SESSIONS = 100
+MAX_REQUEST_BYTES = 1 << 20
+# seconds between looks for old pictures, and the age of an old one
+PICTURES_KEPT = (600, 3600)
+# positions that visitors ask for again
+KEPT_POSITIONS = 64
 CROSS = "cross"
+ENCODING = "sinusoidal"
 PICTURES = {
     "heatmap": "The encoding",
     "similarity": "Cosine similarity of every two positions",
@@ -59,6 +85,93 @@ SENTENCES = [
 # a page that is used offline must not ask another host for letters
 FONT = ["system-ui", "sans-serif"]
 FONT_MONO = ["ui-monospace", "monospace"]
+NO_TRANSLATION = "there must be a translation to look at, got none yet."
+
+logger = logging.getLogger(__name__)
+
+
+class Setting(NamedTuple):
+    """A number that visitors choose.
+
+    Attributes:
+        label: Its name.
+        lowest: Smallest value.
+        highest: Largest value.
+        default: Value at first.
+        step: Distance of two values on the slider.
+    """
+
+    label: str
+    lowest: float
+    highest: float
+    default: float
+    step: float
+
+    def slider(self, name: str) -> gr.Slider:
+        """Return a slider for the setting.
+
+        Args:
+            name: Id of the element on the page.
+        """
+        value, step = self.default, self.step
+        return gr.Slider(
+            self.lowest, self.highest, value, step=step, label=self.label, elem_id=name
+        )
+
+    def check(self, value: Any) -> float:
+        """Refuse a value outside the range of the slider.
+
+        Args:
+            value: Value that a visitor has sent, of any type.
+
+        Returns:
+            The value.
+
+        Raises:
+            ValueError: If the value is no number or outside the range.
+        """
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not (is_number and self.lowest <= value <= self.highest):
+            raise ValueError(
+                f"{self.label!r} must be a number from {self.lowest:,} to {self.highest:,}, got "
+                f"{_shortened(value)}."
+            )
+        return value
+
+
+BEAMS = Setting("Beam size", 1, 8, 4, 1)
+ALPHA = Setting("Alpha of the length penalty", 0, 2, 0.6, 0.1)
+POSITIONS = {
+    "base": Setting("Base of the wavelengths, as a power of 10", 0, 6, math.log10(PAPER_BASE), 0.1),
+    "d_model": Setting("d_model", 2, 512, 128, 2),
+    "positions": Setting("Positions", 2, 512, 64, 1),
+    "tolerance": Setting(
+        "Two positions look the same up to this share of the usual step",
+        0,
+        1,
+        LEAST_DISTANCE,
+        0.01,
+    ),
+}
+SCHEDULE = {
+    "rate_d_model": Setting("d_model", 64, 2048, 512, 64),
+    "warmup": Setting("Warm-up steps", 100, 20000, 4000, 100),
+    "factor": Setting("Factor", 0.1, 5, 1, 0.1),
+    "steps": Setting("Steps", 1000, 300000, 100000, 1000),
+}
+
+
+def _choose(label: str, value: Any, choices: Sequence[Any]) -> Any:
+    if value not in choices:
+        raise ValueError(
+            f"{label} must be one of {', '.join(map(str, choices))}, got {_shortened(value)}."
+        )
+    return value
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Hypothesis(NamedTuple):
@@ -98,73 +211,171 @@ def find_hypotheses(
         The hypotheses, best first.
 
     Raises:
-        ValueError: If the source is empty, or too long for the model.
+        ValueError: If the source is empty, or longer than the page or the model allows.
+        TimeoutError: If the search takes more than `MAX_SECONDS`.
     """
+    if not isinstance(source, str):
+        raise ValueError(f"the sentence must be text, got {_shortened(source)}.")
     if not source.strip():
         raise ValueError("the sentence must have words, got only white space.")
+    if len(source) > MAX_CHARACTERS:
+        raise ValueError(
+            f"the sentence must have at most {MAX_CHARACTERS:,} characters, got {len(source):,}."
+        )
     ids = TranslationPipeline(model, tokenizer, device=model.device).preprocess([source])[0]
+    if len(ids) > MAX_TOKENS:
+        raise ValueError(f"the sentence must have at most {MAX_TOKENS} tokens, got {len(ids)}.")
     inputs = {"input_ids": torch.tensor([ids], device=model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    own_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
+    start = time.monotonic()
     found = model.generate(
         **inputs,
         num_beams=num_beams,
         num_return_sequences=num_beams,
         length_penalty_alpha=length_penalty_alpha,
+        max_extra_tokens=min(MAX_EXTRA_TOKENS, own_extra_tokens or MAX_EXTRA_TOKENS),
+        max_time=MAX_SECONDS,
     )  # [num_beams, T + 1]
-    inputs = {name: value.expand(num_beams, -1) for name, value in inputs.items()}
-    logits = model(**inputs, decoder_input_ids=found[:, :-1]).logits.float()
-    tokens = found[:, 1:]  # [num_beams, T]
-    # a token counts if none before it was the end: what stands after the end is padding
-    goes_on = tokens.ne(model.config.eos_token_id).cumprod(dim=1)
-    counts = torch.cat((torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]), dim=1)
-    of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
-    lengths = counts.sum(1).tolist()
-    hypotheses = [
-        Hypothesis(
-            tokenizer.decode(row, skip_special_tokens=True),
-            row[: length + 1],
-            value,
-            value / gnmt_length_penalty(length, length_penalty_alpha),
+    if time.monotonic() - start > MAX_SECONDS:
+        raise TimeoutError(
+            f"the search must end within {MAX_SECONDS} seconds, and did not: give a shorter "
+            "sentence or a smaller beam size."
         )
-        for row, length, value in zip(
-            found, lengths, (of_tokens * counts).sum(1).tolist(), strict=True
-        )
-    ]
+    hypotheses = []
+    for rows in found.split(max(1, MAX_LOGITS // (found.shape[1] * model.config.vocab_size))):
+        source = {name: value.expand(len(rows), -1) for name, value in inputs.items()}
+        logits = model(**source, decoder_input_ids=rows[:, :-1]).logits.float()
+        tokens = rows[:, 1:]  # [R, T]
+        # a token counts if none before it was the end: what stands after the end is padding
+        goes_on = tokens.ne(model.config.eos_token_id).cumprod(dim=1)
+        counts = torch.cat((torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]), dim=1)
+        of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
+        lengths, values = counts.sum(1).tolist(), (of_tokens * counts).sum(1).tolist()
+        for row, length, value in zip(rows, lengths, values, strict=True):
+            text = tokenizer.decode(row, skip_special_tokens=True)
+            score = value / gnmt_length_penalty(length, length_penalty_alpha)
+            hypotheses.append(Hypothesis(text, row[: length + 1], value, score))
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)
 
 
-def build_page(model_name: str = DEMO) -> gr.Blocks:
+class Models:
+    """The models that the page offers, each loaded when it is first asked for.
+
+    Args:
+        names: Run folders, model folders or Hub names.
+    """
+
+    def __init__(self, names: Sequence[str]):
+        self.names = list(names)
+        self.loaded: dict[str, tuple[PreTrainedModel, PreTrainedTokenizerBase]] = {}
+        self.lock = threading.Lock()
+
+    def get(self, name: Any) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+        """Return a model and its tokenizer.
+
+        Args:
+            name: Name that a visitor has sent, of any type.
+
+        Returns:
+            The model, in evaluation mode, and its tokenizer.
+
+        Raises:
+            ValueError: If the page does not offer the model, or it cannot be loaded. The reason is
+                only logged: it would tell visitors what the machine has.
+        """
+        _choose("model", name, self.names)
+        with self.lock:
+            if name not in self.loaded:
+                try:
+                    model, tokenizer = load_trained(name)
+                except Exception as error:
+                    sentence = sentence_of(error)
+                    if sentence is None:
+                        raise
+                    logger.warning("%s", sentence)
+                    raise ValueError(
+                        f"model {name!r} cannot be loaded: the log of the server says why."
+                    ) from error
+                # who looks at attention switches to this, and would disturb another visitor
+                model.set_attn_implementation("eager")
+                self.loaded[name] = model, tokenizer
+        return self.loaded[name]
+
+
+class BoundedRequests:
+    """Middleware that refuses a request with a body of more than `MAX_REQUEST_BYTES`.
+
+    Args:
+        app: Application.
+    """
+
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send):
+        """Answer a request.
+
+        Args:
+            scope: Connection.
+            receive: Function that gives the next part of the body.
+            send: Function that takes a part of the answer.
+
+        Raises:
+            HTTPException: If the body is too long.
+        """
+        num_bytes = 0
+
+        async def receive_bounded() -> Message:
+            nonlocal num_bytes
+            message = await receive()
+            num_bytes += len(message.get("body", b""))
+            if num_bytes > MAX_REQUEST_BYTES:
+                raise HTTPException(
+                    413, f"a request must have at most {MAX_REQUEST_BYTES:,} bytes, got more."
+                )
+            return message
+
+        await self.app(scope, receive_bounded, send)
+
+
+def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
     """Build the page.
 
     Args:
-        model_name: Of the model that translates at first: a run folder, model folder or Hub name.
+        model_names: Models that visitors choose from, the first one at first: run folders, model
+            folders or Hub names, or one of them.
 
     Returns:
         The page, to be launched.
     """
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+    models = Models([model_names] if isinstance(model_names, str) else model_names)
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=PICTURES_KEPT) as page:
         gr.Markdown(f"# {TITLE}")
         with gr.Tab("Translate"):
-            _translation_tab(model_name)
+            _translation_tab(models)
         with gr.Tab("Positions"):
-            _positions_tab(page)
+            _positions_tab()
         with gr.Tab("Learning rate"):
-            _schedule_tab(page)
-    return page
+            _schedule_tab()
+    # requests outside the queue would not wait
+    return page.queue(max_size=MAX_WAITING, api_open=False)
 
 
-def _translation_tab(model_name: str):
-    attention = gr.State()
+def _translation_tab(models: Models):
+    # weights between words, or the reason why there are none
+    attention = gr.State(NO_TRANSLATION)
     with gr.Row():
         with gr.Column():
-            source = gr.Textbox(SENTENCES[0], label="Sentence", lines=2, elem_id="source")
-            model = gr.Textbox(
-                model_name, label="Model: run folder, model folder or Hub name", elem_id="model"
+            source = gr.Textbox(
+                SENTENCES[0],
+                label="Sentence",
+                info=f"at most {MAX_CHARACTERS:,} characters",
+                lines=2,
+                elem_id="source",
             )
-            beams = gr.Slider(1, MAX_BEAMS, 4, step=1, label="Beam size", elem_id="beams")
-            alpha = gr.Slider(
-                0, 2, 0.6, step=0.1, label="Alpha of the length penalty", elem_id="alpha"
-            )
+            model = gr.Dropdown(models.names, label="Model", elem_id="model")
+            beams, alpha = BEAMS.slider("beams"), ALPHA.slider("alpha")
             button = gr.Button("Translate", variant="primary", elem_id="translate")
             gr.Examples(SENTENCES, source)
         with gr.Column():
@@ -184,71 +395,70 @@ def _translation_tab(model_name: str):
         head = gr.Dropdown([MEAN], value=MEAN, label="Head", elem_id="head")
     plot = _picture("attention", "What each word attends to")
 
+    def _translate(model_name: Any, source: Any, num_beams: Any, alpha: Any, kind: Any):
+        num_beams, alpha = int(BEAMS.check(num_beams)), ALPHA.check(alpha)
+        _choose("attention", kind, list(KINDS))
+        hypotheses, weights = translate(*models.get(model_name), source, num_beams, alpha)
+        rows = [
+            [hypothesis.text, round(hypothesis.log_probability, 2), round(hypothesis.score, 2)]
+            for hypothesis in hypotheses
+        ]
+        return rows, weights, *_choices(weights, kind)
+
     shown = [attention, kind, layer, head]
     draw = _in_sentences(draw_attention)
     asked = [model, source, beams, alpha, kind]
-    button.click(_in_sentences(_translate), asked, [table, attention, layer, head]).success(
-        draw, shown, plot
-    )
+    button.click(
+        _in_sentences(_translate),
+        asked,
+        [table, attention, layer, head],
+        # the function says in its own words what a value must be
+        preprocess=False,
+        concurrency_limit=TRANSLATIONS_AT_ONCE,
+    ).success(draw, shown, plot)
     kind.input(_in_sentences(_choices), [attention, kind], [layer, head]).success(draw, shown, plot)
     for choice in (layer, head):
         choice.input(draw, shown, plot)
 
 
-def _positions_tab(page: gr.Blocks):
+def _positions_tab():
     gr.Markdown("Section 3.5: what tells the model where a word stands, and what else could.")
+    # the first pictures are part of the page: they are drawn once, not for each visitor
+    text, *pictures = _explore_positions(ENCODING, *(it.default for it in POSITIONS.values()))
     with gr.Row():
         with gr.Column():
+            encodings = list(CANDIDATES)
             inputs = [
-                gr.Dropdown(
-                    list(CANDIDATES), value="sinusoidal", label="Encoding", elem_id="encoding"
-                ),
-                gr.Slider(
-                    0,
-                    6,
-                    math.log10(PAPER_BASE),
-                    step=0.1,
-                    label="Base of the wavelengths, as a power of 10",
-                    elem_id="base",
-                ),
-                gr.Slider(2, 512, 128, step=2, label="d_model", elem_id="d_model"),
-                gr.Slider(2, 512, 64, step=1, label="Positions", elem_id="positions"),
-                gr.Slider(
-                    0,
-                    1,
-                    LEAST_DISTANCE,
-                    step=0.01,
-                    label="Two positions look the same up to this share of the usual step",
-                    elem_id="tolerance",
-                ),
+                gr.Dropdown(encodings, value=ENCODING, label="Encoding", elem_id="encoding"),
+                *(setting.slider(name) for name, setting in POSITIONS.items()),
             ]
-            found = gr.Markdown(elem_id="found")
+            found = gr.Markdown(text, elem_id="found")
         with gr.Column(scale=2):
-            outputs = [found, *(_picture(name, label) for name, label in PICTURES.items())]
-    _draw_at_once(page, _explore_positions, inputs, outputs)
+            plots = [
+                _picture(name, label, picture)
+                for (name, label), picture in zip(PICTURES.items(), pictures, strict=True)
+            ]
+    _draw_at_once(_explore_positions, inputs, [found, *plots])
 
 
-def _schedule_tab(page: gr.Blocks):
+def _schedule_tab():
     gr.Markdown(
         "Section 5.3: the rate rises for the warm-up steps, then falls with the inverse square "
         "root of the step."
     )
+    first = _draw_schedule(*(setting.default for setting in SCHEDULE.values()))
     with gr.Row():
         with gr.Column():
-            inputs = [
-                gr.Slider(64, 2048, 512, step=64, label="d_model", elem_id="rate_d_model"),
-                gr.Slider(100, 20000, 4000, step=100, label="Warm-up steps", elem_id="warmup"),
-                gr.Slider(0.1, 5, 1, step=0.1, label="Factor", elem_id="factor"),
-                gr.Slider(1000, 300000, 100000, step=1000, label="Steps", elem_id="steps"),
-            ]
+            inputs = [setting.slider(name) for name, setting in SCHEDULE.items()]
         with gr.Column(scale=2):
-            plot = _picture("schedule", "The learning rate against the steps")
-    _draw_at_once(page, _draw_schedule, inputs, plot)
+            plot = _picture("schedule", "The learning rate against the steps", first)
+    _draw_at_once(_draw_schedule, inputs, plot)
 
 
-def _picture(name: str, title: str) -> gr.Image:
+def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Image:
     gr.Markdown(f"**{title}**")
     return gr.Image(
+        first,
         format="png",
         type="pil",
         show_label=False,
@@ -259,53 +469,85 @@ def _picture(name: str, title: str) -> gr.Image:
     )
 
 
-def _as_image(figure: Any) -> Image.Image:
-    file = io.BytesIO()
-    figure.savefig(file, dpi=DOTS_PER_INCH)
-    return Image.open(file)
-
-
-def _draw_at_once(page: gr.Blocks, draw: Callable, inputs: list, outputs: Any):
+def _draw_at_once(draw: Callable, inputs: list, outputs: Any):
     # while a slider moves only the last place counts
     gr.on(
-        [page.load, *(choice.change for choice in inputs)],
+        [choice.change for choice in inputs],
         _in_sentences(draw),
         inputs,
         outputs,
         show_progress="hidden",
         trigger_mode="always_last",
+        preprocess=False,
     )
 
 
-_load = functools.lru_cache(maxsize=KEPT_MODELS)(load_trained)
+def _as_image(png: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(png))
 
 
-def _translate(model_name: str, source: str, num_beams: float, alpha: float, kind: str):
-    _refuse_empty(num_beams, alpha)
-    model, tokenizer = _load(model_name.strip())
-    hypotheses = find_hypotheses(model, tokenizer, source, int(num_beams), alpha)
-    rows = [
-        [hypothesis.text, round(hypothesis.log_probability, 2), round(hypothesis.score, 2)]
-        for hypothesis in hypotheses
-    ]
-    weights = attention_weights(model, tokenizer, source, hypotheses[0].ids[1:]).by_word()
-    return rows, weights, *_choices(weights, kind)
+def _as_png(figure: Any) -> bytes:
+    file = io.BytesIO()
+    figure.savefig(file, dpi=DOTS_PER_INCH)
+    return file.getvalue()
 
 
-def _choices(weights: AttentionWeights | None, kind: str):
+def translate(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    source: str,
+    num_beams: int,
+    length_penalty_alpha: float,
+) -> tuple[list[Hypothesis], AttentionWeights | str]:
+    """Translate a sentence, and look at the attention between the words of the best hypothesis.
+
+    Args:
+        model: A trained model.
+        tokenizer: Its tokenizer.
+        source: A sentence.
+        num_beams: Beam size.
+        length_penalty_alpha: Alpha of the length penalty.
+
+    Returns:
+        The hypotheses, best first, and the weights, or a sentence that says why there are none.
+
+    Raises:
+        ValueError: If the source is empty, or longer than the page or the model allows.
+        TimeoutError: If the search takes more than `MAX_SECONDS`.
+    """
+    hypotheses = find_hypotheses(model, tokenizer, source, num_beams, length_penalty_alpha)
+    target = hypotheses[0].ids[1:]
+    texts = (tokenizer(source)["input_ids"], target.tolist())
+    # before the weights of so many words are made
+    most = max(len(words_of(tokenizer, ids)) for ids in texts)
+    if most > MAX_WORDS:
+        return hypotheses, _too_many(most)
+    return hypotheses, attention_weights(model, tokenizer, source, target).by_word()
+
+
+def _too_many(num_words: int) -> str:
+    return f"attention is drawn for at most {MAX_WORDS} words, got {num_words}."
+
+
+def _choices(weights: AttentionWeights | str, kind: str):
     """The layers and heads of a kind: encoder and decoder may have other numbers of them."""
-    num_layers, num_heads = getattr(weights, kind).shape[:2] if weights else (1, 0)
+    _choose("attention", kind, list(KINDS))
+    num_layers, num_heads = (1, 0) if isinstance(weights, str) else _shape(weights, kind)
     layers = gr.Dropdown(list(range(1, num_layers + 1)), value=num_layers)
     return layers, gr.Dropdown([MEAN, *range(1, num_heads + 1)], value=MEAN)
 
 
+def _shape(weights: AttentionWeights, kind: str) -> tuple[int, int]:
+    return getattr(weights, kind).shape[:2]
+
+
 def draw_attention(
-    weights: AttentionWeights | None, kind: str, layer: int, head: int | str
+    weights: AttentionWeights | str | None, kind: str, layer: int, head: int | str
 ) -> Image.Image:
     """Draw what each word attends to.
 
     Args:
-        weights: Of a translation, between words; None where there is none yet.
+        weights: Weights of a translation, between words; where there are none, the reason or None.
         kind: "encoder", "decoder" or "cross".
         layer: Counted from 1.
         head: Counted from 1; `MEAN` for all of the layer.
@@ -314,27 +556,39 @@ def draw_attention(
         The picture.
 
     Raises:
-        ValueError: If there is no translation, or it has too many words to be drawn.
+        ValueError: If there is no translation, it has too many words to be drawn, or there is no
+            such kind, layer or head.
     """
-    if weights is None:
-        raise ValueError("there must be a translation to look at, got none yet.")
+    if weights is None or isinstance(weights, str):
+        raise ValueError(weights or NO_TRANSLATION)
+    _choose("attention", kind, list(KINDS))
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
     most = max(len(queries), len(keys))
     if most > MAX_WORDS:
-        raise ValueError(f"attention is drawn for at most {MAX_WORDS} words, got {most}.")
+        raise ValueError(_too_many(most))
+    num_layers, num_heads = _shape(weights, kind)
+    layer = int(_choose("layer", layer, range(1, num_layers + 1)))
+    _choose("head", head, [MEAN, *range(1, num_heads + 1)])
     figure, axes = new_figure(2.0 + 0.32 * len(keys), 1.5 + 0.27 * len(queries))
-    image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else head - 1)
+    image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else int(head) - 1)
     label_places(axes, queries, keys)
     axes.set_ylabel("asks")
     axes.set_xlabel("is asked")
     figure.colorbar(image, label="weight")
-    return _as_image(figure)
+    return _as_image(_as_png(figure))
 
 
-def _explore_positions(
+def _explore_positions(name: Any, *values: Any) -> tuple[Any, ...]:
+    _choose("encoding", name, list(CANDIDATES))
+    values = [setting.check(it) for setting, it in zip(POSITIONS.values(), values, strict=True)]
+    found, *pictures = _drawn_positions(name, *values)
+    return found, *map(_as_image, pictures)
+
+
+@functools.lru_cache(maxsize=KEPT_POSITIONS)
+def _drawn_positions(
     name: str, power: float, d_model: float, num_positions: float, tolerance: float
-):
-    _refuse_empty(power, d_model, num_positions, tolerance)
+) -> tuple[Any, ...]:
     encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
     distance = tolerance * usual_step(encoding)
     repeat = first_repeat(encoding, distance)
@@ -347,20 +601,25 @@ def _explore_positions(
         f"earlier one: {met}."
     )
     pictures = (draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding))
-    return found, *map(_as_image, pictures)
+    return found, *map(_as_png, pictures)
 
 
-def _refuse_empty(*values: float | None):
-    # a number that was deleted from its field
-    if None in values:
-        raise ValueError("every slider must have a number, got an empty one.")
-
-
-def _draw_schedule(d_model: float, warmup_steps: float, factor: float, max_steps: float):
-    _refuse_empty(d_model, warmup_steps, factor, max_steps)
+def _draw_schedule(*values: Any) -> Image.Image:
+    values = [setting.check(it) for setting, it in zip(SCHEDULE.values(), values, strict=True)]
+    d_model, warmup_steps, factor, max_steps = values
     schedule = Schedule(int(d_model), int(warmup_steps), factor, int(max_steps))
     name = f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}"
-    return _as_image(draw_schedules({name: schedule}))
+    return _as_image(_as_png(draw_schedules({name: schedule})))
+
+
+def _as_file(value: Any) -> Any:
+    """Save a picture as a whole: gradio would write over the file that another visitor reads."""
+    if not isinstance(value, Image.Image):
+        return value
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "image.png")
+        value.save(path)
+        return save_file_to_cache(path, get_upload_folder())
 
 
 def _in_sentences(function: Callable) -> Callable:
@@ -369,7 +628,8 @@ def _in_sentences(function: Callable) -> Callable:
     @functools.wraps(function)
     def wrapped(*inputs):
         try:
-            return function(*inputs)
+            found = function(*inputs)
+            return tuple(map(_as_file, found)) if isinstance(found, tuple) else _as_file(found)
         except Exception as error:
             sentence = sentence_of(error)
             if sentence is None:
@@ -380,12 +640,15 @@ def _in_sentences(function: Callable) -> Callable:
 
 
 def serve(
-    model_name: str = DEMO, host: str | None = None, port: int | None = None, **more: Any
+    model_names: str | Sequence[str] = DEMO,
+    host: str | None = None,
+    port: int | None = None,
+    **more: Any,
 ) -> Any:
     """Serve the page until it is interrupted.
 
     Args:
-        model_name: Of the model that translates at first.
+        model_names: Models that visitors choose from, as in `build_page`.
         host: Address to listen on; this machine alone if not given.
         port: To listen on; the first that is free from 7860 if not given.
         more: Settings of gradio's `launch`.
@@ -397,8 +660,16 @@ def serve(
         OSError: If the port is taken.
     """
     theme = gr.themes.Default(font=FONT, font_mono=FONT_MONO)
-    return build_page(model_name).launch(
-        server_name=host, server_port=port, theme=theme, footer_links=[], **more
+    # the page takes no files, and keeps no record of what visitors write
+    bounds = {
+        "max_file_size": 1,
+        "state_session_capacity": MAX_SESSIONS,
+        "run_history": False,
+        "enable_monitoring": False,
+        "app_kwargs": {"middleware": [Middleware(BoundedRequests)]},
+    }
+    return build_page(model_names).launch(
+        server_name=host, server_port=port, theme=theme, footer_links=[], **{**bounds, **more}
     )
 
 
@@ -415,7 +686,11 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
     """
     parser = argparse.ArgumentParser(prog=prog, description="Serve the web page.")
     parser.add_argument(
-        "--model", default=DEMO, help="run folder, model folder or Hub name (%(default)s)"
+        "--model",
+        nargs="+",
+        metavar="RUN",
+        default=[DEMO],
+        help=f"run folders, model folders or Hub names that visitors choose from ({DEMO})",
     )
     parser.add_argument("--host", help="address to listen on; this machine alone if not given")
     parser.add_argument("--port", type=int, help="7860 or the next that is free if not given")

@@ -1,6 +1,11 @@
 """The web page: its functions by themselves, then in a browser, as a person uses it."""
 
+import json
 import shutil
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -17,6 +22,12 @@ from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 
 gradio = pytest.importorskip("gradio", reason="gradio is not installed")
 
+import httpx  # noqa: E402
+from gradio_client import Client  # noqa: E402
+from gradio_client.exceptions import AppError  # noqa: E402
+from gradio_client.utils import QueueError  # noqa: E402
+
+from vanilla_transformer.space import app  # noqa: E402
 from vanilla_transformer.space.app import (  # noqa: E402
     MAX_WORDS,
     MEAN,
@@ -24,6 +35,7 @@ from vanilla_transformer.space.app import (  # noqa: E402
     draw_attention,
     find_hypotheses,
     serve,
+    translate,
 )
 
 SENTENCE = TEXTS[2]
@@ -92,6 +104,83 @@ def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
     assert draw_attention(more, "decoder", 1, MEAN).size[0] < width
 
 
+@pytest.mark.parametrize(
+    ("source", "sentence"),
+    [
+        ("cat " * 250 + "x", "at most 1,000 characters, got 1,001"),
+        ("x" * (1 << 20), "at most 1,000 characters, got 1,048,576"),
+        ("\u4e2d" * 100, "at most 256 tokens, got 302"),
+        ("\U0001f600" * 1000, "at most 256 tokens, got 4002"),
+        (None, "must be text, got None"),
+        ([SENTENCE], "must be text, got "),
+        ("cat\ud83d", "whole characters"),
+    ],
+    ids=["letters", "many letters", "tokens", "many tokens", "none", "list", "half"],
+)
+def test_a_sentence_that_is_too_long_or_none_is_refused_before_the_search(
+    source, sentence, loaded, monkeypatch
+):
+    model, tokenizer = loaded
+    monkeypatch.setattr(model, "generate", lambda **_: pytest.fail("it searches"))
+    with pytest.raises(ValueError, match=sentence) as refused:
+        find_hypotheses(model, tokenizer, source, 2, 0.6)
+    assert len(str(refused.value)) < 200
+
+
+def test_a_search_that_takes_too_long_ends_and_says_so(loaded, monkeypatch):
+    monkeypatch.setattr(app, "MAX_SECONDS", 1e-9)
+    with pytest.raises(TimeoutError, match=r"the search must end within .* seconds"):
+        find_hypotheses(*loaded, SENTENCE, 4, 0.6)
+
+
+def test_a_translation_is_bounded_whatever_the_model_allows(run_folder):
+    model = VanillaTransformerForConditionalGeneration.from_pretrained(run_folder).eval()
+    tokenizer = VanillaTransformerTokenizer.from_pretrained(run_folder)
+    length = len(tokenizer(SENTENCE)["input_ids"])
+    for own in (None, 3, 10**9):
+        model.generation_config.max_extra_tokens = own
+        # a model that never ends
+        model.generation_config.suppress_tokens.append(model.config.eos_token_id)
+        (found,) = find_hypotheses(model, tokenizer, SENTENCE, 1, 0.6)
+        assert len(found.ids) - 1 == length + (3 if own == 3 else app.MAX_EXTRA_TOKENS)
+
+
+def test_the_scores_are_the_same_made_for_one_beam_at_a_time(loaded, monkeypatch):
+    together = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
+    monkeypatch.setattr(app, "MAX_LOGITS", 1)
+    for alone, found in zip(find_hypotheses(*loaded, SENTENCE, 4, 0.6), together, strict=True):
+        assert alone.text == found.text
+        assert alone.ids.tolist() == found.ids.tolist()
+        assert alone.score == pytest.approx(found.score, abs=1e-4)
+
+
+def test_weights_that_cannot_be_drawn_are_not_made(loaded, monkeypatch):
+    monkeypatch.setattr(app, "MAX_WORDS", 3)
+    monkeypatch.setattr(app, "attention_weights", lambda *_: pytest.fail("they are made"))
+    hypotheses, reason = translate(*loaded, SENTENCE, 2, 0.6)
+    assert len(hypotheses) == 2
+    with pytest.raises(ValueError, match="for at most 3 words, got "):
+        draw_attention(reason, "cross", 1, MEAN)
+
+
+def test_visitors_at_the_same_time_get_what_each_alone_would(run_folder):
+    models = app.Models([str(run_folder)])
+    tasks = [(text, beams, alpha) for text in TEXTS for beams in (1, 4) for alpha in (0.0, 1.5)]
+
+    def visit(task):
+        hypotheses, weights = translate(*models.get(str(run_folder)), *task)
+        return [(it.text, it.ids.tolist(), it.score) for it in hypotheses], weights
+
+    alone = [visit(task) for task in tasks]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(visit, tasks * 3))
+    for (expected, weights), (found, other) in zip(alone * 3, together, strict=True):
+        assert [it[:2] for it in found] == [it[:2] for it in expected]
+        assert [it[2] for it in found] == pytest.approx([it[2] for it in expected], abs=1e-4)
+        for kind in ("encoder", "decoder", "cross"):
+            torch.testing.assert_close(getattr(other, kind), getattr(weights, kind))
+
+
 @pytest.fixture(scope="module")
 def address(run_folder):
     """Where the page is served, with that model."""
@@ -102,6 +191,221 @@ def address(run_folder):
 
 def test_the_page_is_for_this_machine_alone_where_no_address_is_given(address):
     assert urlsplit(address).hostname == "127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def client(address):
+    """A program that asks the page without a browser."""
+    return Client(address, verbose=False)
+
+
+def refusal(client, function, *values):
+    with pytest.raises(AppError) as refused:
+        client.predict(*values, api_name=f"/{function}")
+    sentence = str(refused.value)
+    assert "\n" not in sentence
+    assert len(sentence) < 400
+    assert "verbose error" not in sentence, "it is a traceback"
+    return sentence
+
+
+# what no slider can be, for one from 0 or more to some thousand
+NUMBERS = [10**6, 10**400, -1, None, "4", True, [4], {"a": 4}]
+TOO_LONG = "Oscar wants to learn Hungarian, Croatian, or Polish. " * 400
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda value: repr(value)[:9])
+def test_numbers_that_a_slider_cannot_have_are_refused(value, client, run_folder):
+    before = str(run_folder), SENTENCE
+    for values, name in (
+        ((value, 0.6), "Beam size"),
+        ((4, value), "Alpha of the length penalty"),
+    ):
+        assert f"'{name}' must be a number from" in refusal(
+            client, "_translate", *before, *values, "cross"
+        )
+    for function, values in (
+        ("_explore_positions", ["sinusoidal", 4, 128, 64, 0.1]),
+        ("_draw_schedule", [512, 4000, 1, 10000]),
+    ):
+        for place in range(function == "_explore_positions", len(values)):
+            wrong = [*values[:place], value, *values[place + 1 :]]
+            assert "must be a number from" in refusal(client, function, *wrong)
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400"])
+def test_what_only_some_call_a_number_is_refused(value, address, run_folder):
+    for setting in (app.BEAMS, *app.POSITIONS.values(), *app.SCHEDULE.values()):
+        with pytest.raises(ValueError, match="must be a number from"):
+            setting.check(float(value))
+    body = json.dumps({"data": ["sinusoidal", 4, "X", 64, 0.1]}).replace('"X"', value)
+    call = f"{address}gradio_api/call/_explore_positions"
+    joined = httpx.post(call, content=body, headers={"Content-Type": "application/json"})
+    answer = httpx.get(f"{call}/{joined.json()['event_id']}").text
+    assert "event: error" in answer
+    assert "'d_model' must be a number from 2 to 512, got " in answer
+
+
+@pytest.mark.parametrize("value", ["nothing", "__class__", None, 5, ["cross"], {}, "x" * 10**5])
+def test_a_kind_of_attention_or_an_encoding_that_does_not_exist_is_refused(
+    value, client, run_folder
+):
+    asked = (str(run_folder), SENTENCE, 2, 0.6)
+    assert "attention must be one of encoder, decoder, cross" in refusal(
+        client, "_translate", *asked, value
+    )
+    assert "encoding must be one of integer" in refusal(
+        client, "_explore_positions", value, 4, 128, 64, 0.1
+    )
+
+
+def test_a_text_that_is_too_long_is_refused_whoever_sends_it(client, run_folder):
+    for text in (TOO_LONG, "x" * 1001, "x" * 900_000):
+        assert "at most 1,000 characters, got " in refusal(
+            client, "_translate", str(run_folder), text, 4, 0.6, "cross"
+        )
+    with pytest.raises(httpx.HTTPStatusError, match="413"):
+        client.predict(str(run_folder), "x" * (2 << 20), 4, 0.6, "cross", api_name="/_translate")
+
+
+def test_the_page_tells_nothing_of_the_paths_of_the_machine(client, tmp_path, run_folder):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "config.json").write_text('{"model_type": "secret"}')
+    names = ["/etc", "/etc/passwd", "/no/such", "../../x", "~root", ".", "", "\0", "a\0b", None, 5]
+    names += [str(tmp_path), str(tmp_path / "empty"), str(tmp_path / "config.json")]
+    names += [f"{run_folder}/", f"{run_folder}/.", "Helsinki-NLP/opus-mt-en-de", [str(run_folder)]]
+    sentences = {
+        refusal(client, "_translate", name, SENTENCE, 2, 0.6, "cross").replace(
+            app._shortened(name), "NAME"
+        )
+        for name in names
+    }
+    assert sentences == {f"model must be one of {run_folder}, got NAME."}
+
+
+def test_why_a_model_cannot_be_loaded_is_for_the_operator_alone(tmp_path, caplog):
+    (tmp_path / "empty").mkdir()
+    names = [str(tmp_path / "empty"), str(tmp_path / "none")]
+    models = app.Models(names)
+    for name, reason in zip(names, ("a folder without config.json", "no such folder"), strict=True):
+        with pytest.raises(ValueError, match="cannot be loaded: the log of the server says") as why:
+            models.get(name)
+        assert str(why.value).startswith(f"model {name!r} cannot be loaded")
+        assert reason in caplog.messages[-1]
+
+
+def test_visitors_choose_among_the_models_that_are_offered(run_folder, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(run_folder, other)
+    names = [str(run_folder), str(other)]
+    page = build_page(names)
+    (field,) = (block for block in page.blocks.values() if block.elem_id == "model")
+    assert [value for _, value in field.choices] == names
+    assert field.value == names[0]
+    models = app.Models(names)
+    first, second = (models.get(name)[0] for name in names)
+    assert first is not second
+    assert models.get(names[0])[0] is first
+
+
+@pytest.mark.parametrize(
+    "value", [("nothing", 1, MEAN), ("cross", 3, MEAN), ("cross", 0, MEAN), ("cross", 1, 5)]
+)
+def test_a_layer_or_a_head_that_does_not_exist_is_refused(value, loaded, client, run_folder):
+    _, weights = translate(*loaded, SENTENCE, 1, 0.6)
+    with pytest.raises(ValueError, match="must be one of"):
+        draw_attention(weights, *value)
+    client.predict(str(run_folder), SENTENCE, 1, 0.6, "cross", api_name="/_translate")
+    # what a component refuses is its own sentence
+    assert "list of choices" in refusal(client, "draw_attention", *value)
+
+
+@pytest.mark.parametrize("value", [[1], None, "1", {}, -1, float("nan")])
+def test_a_layer_is_one_number(value, loaded):
+    _, weights = translate(*loaded, SENTENCE, 1, 0.6)
+    for choices in ((value, MEAN), (1, value)):
+        with pytest.raises(ValueError, match="must be one of"):
+            draw_attention(weights, "cross", *choices)
+
+
+def test_the_files_of_the_machine_are_not_served(address, run_folder):
+    for path in ("/etc/passwd", run_folder / "config.json", run_folder / "model.safetensors"):
+        for route in (f"file={path}", f"file/{path}", f"file=//{path}", f"file=/tmp/../{path}"):
+            assert httpx.get(f"{address}gradio_api/{route}").status_code in (403, 404)
+    for route in ("config", "gradio_api/info"):
+        assert httpx.get(f"{address}{route}").status_code == 200
+    assert httpx.get(f"{address}gradio_api/runs").status_code == 404
+    assert httpx.get(f"{address}monitoring").status_code == 403
+
+
+def test_the_page_takes_no_files_and_no_request_outside_its_queue(address, run_folder):
+    for size in (2, 5000, 3 << 20):
+        sent = httpx.post(f"{address}gradio_api/upload", files={"files": ("a.bin", b"x" * size)})
+        assert sent.status_code in (400, 413)
+    asked = {"data": [str(run_folder), SENTENCE, 1, 0.6, "cross"], "session_hash": "a"}
+    assert httpx.post(f"{address}gradio_api/run/_translate", json=asked).status_code == 404
+
+    def parts():
+        yield b'{"data": ["'
+        for _ in range(3 << 4):
+            yield b"x" * 65536
+
+    sent = httpx.post(
+        f"{address}gradio_api/queue/join",
+        content=parts(),
+        headers={"Content-Type": "application/json"},
+    )
+    assert sent.status_code == 413
+    assert "at most 1,048,576 bytes" in json.dumps(sent.json())
+
+
+def test_a_page_that_is_opened_draws_nothing(run_folder):
+    page = build_page(str(run_folder))
+    events = [event for function in page.fns.values() for _, event in function.targets]
+    assert "click" in events
+    assert "load" not in events
+    first = {block.elem_id: getattr(block, "value", None) for block in page.blocks.values()}
+    assert all(first[name] for name in (*app.PICTURES, "schedule", "found"))
+
+
+def test_visitors_who_ask_for_the_same_get_the_same_whole_picture(client, address):
+    clients = [client, *(Client(address, verbose=False) for _ in range(5))]
+    values = (256, 4000, 1, 50000)
+    with ThreadPoolExecutor(len(clients)) as pool:
+        paths = pool.map(lambda it: it.predict(*values, api_name="/_draw_schedule"), clients * 4)
+        pictures = {Path(path).read_bytes() for path in paths}
+    assert len(pictures) == 1
+    assert pictures.pop().startswith(b"\x89PNG")
+
+
+def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
+    monkeypatch.setattr(app, "MAX_WAITING", 1)
+    goes_on = threading.Event()
+    get = app.Models.get
+    monkeypatch.setattr(app.Models, "get", lambda *given: goes_on.wait(60) and get(*given))
+    served, address, _ = serve(str(run_folder), prevent_thread_lock=True, quiet=True)
+    try:
+        asked = (str(run_folder), SENTENCE, 1, 0.6, "cross")
+        join = {"data": asked, "session_hash": "a", "fn_index": 1}
+        statuses = [
+            httpx.post(f"{address}gradio_api/queue/join", json=join).status_code for _ in range(9)
+        ]
+        # as many as are answered at a time, and one that waits
+        assert statuses.count(503) >= 9 - app.TRANSLATIONS_AT_ONCE - 1
+        assert statuses[0] == 200
+        goes_on.set()
+        visitor, start = Client(address, verbose=False), time.monotonic()
+        rows = None
+        while rows is None:
+            try:
+                rows, *_ = visitor.predict(*asked, api_name="/_translate")
+            except QueueError:
+                assert time.monotonic() - start < SECONDS
+                time.sleep(0.1)
+        assert len(rows["data"]) == 1
+    finally:
+        goes_on.set()
+        served.get_blocks().close(verbose=False)
 
 
 def test_a_taken_port_is_said_in_one_sentence(address, capsys):
@@ -164,10 +468,8 @@ def picture(page, name, other_than=None):
     return page.locator(f"#{name} img").get_attribute("src")
 
 
-def translate(page, text, model=None):
+def ask(page, text):
     page.locator("#source textarea").fill(text)
-    if model is not None:
-        page.locator("#model textarea, #model input").first.fill(model)
     page.locator("#translate").click()
 
 
@@ -185,7 +487,7 @@ def choose(page, name, option):
 
 @pytest.mark.browser
 def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded):
-    translate(page, SENTENCE)
+    ask(page, SENTENCE)
     first = picture(page, "attention")
     expected = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
     assert shown_hypotheses(page) == [
@@ -209,18 +511,18 @@ def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded)
 def test_a_smaller_beam_gives_fewer_hypotheses(page):
     page.locator("#beams input[type=number]").fill("2")
     page.locator("#beams input[type=number]").press("Enter")
-    translate(page, SENTENCE)
+    ask(page, SENTENCE)
     picture(page, "attention")
     assert len(shown_hypotheses(page)) == 2
 
 
 @pytest.mark.browser
 @pytest.mark.parametrize(
-    ("text", "model", "sentence"),
-    [("   ", None, "must have words"), (SENTENCE, "/no/such/folder", "run must be a run folder")],
+    ("text", "sentence"),
+    [("   ", "must have words"), (TOO_LONG, "at most 1,000 characters")],
 )
-def test_bad_input_is_answered_with_a_sentence(page, text, model, sentence):
-    translate(page, text, model)
+def test_bad_input_is_answered_with_a_sentence(page, text, sentence):
+    ask(page, text)
     toast = page.get_by_test_id("toast-body")
     toast.wait_for()
     assert sentence in toast.inner_text()
@@ -259,6 +561,6 @@ def test_the_page_fits_a_phone(page, tab):
     page.set_viewport_size(PHONE)
     page.get_by_role("tab", name=tab).click()
     if tab == "Translate":
-        translate(page, SENTENCE)
+        ask(page, SENTENCE)
         picture(page, "attention")
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]

@@ -107,6 +107,90 @@ def test_only_a_line_feed_ends_a_line():
         list(read_lines([b"a\n", b"\xe9\n"], "stdin"))
 
 
+LONGEST = corpora.MAX_LINE_BYTES
+
+
+def packed_zeros(megabytes):
+    """A line of zeros, packed to a thousandth of its length."""
+    return gzip.compress(b"0" * (1 << 20)) * megabytes
+
+
+@pytest.mark.parametrize("packed", ["", ".gz"])
+@pytest.mark.parametrize("split", ["train", "validation"])
+def test_a_line_may_be_long_but_not_too_long(split, packed, tmp_path):
+    opener = gzip.open if packed else open
+    for change, is_refused in ((0, False), (1, True), (LONGEST, True)):
+        # a line of the longest size begins in one part of the file and ends in another
+        line = b"x" * (LONGEST - 1 + change) + b"\n"
+        for language in ("en", "de"):
+            for name in ("train", split):
+                with opener(tmp_path / f"{name}.{language}{packed}", "wb") as file:
+                    file.write(b"a\nb\n" if name != split else b"a\n" + line + b"b")
+        if is_refused:
+            message = rf"{split}\.en{packed} line 2 must have at most 1,048,576 bytes, got more"
+            with pytest.raises(ValueError, match=message):
+                load_translations(str(tmp_path), None, "en", "de")
+        else:
+            rows = load_translations(str(tmp_path), None, "en", "de")[split]
+            assert [len(row["en"]) for row in rows["translation"]] == [1, LONGEST - 1, 1]
+
+
+def test_a_last_line_without_an_end_is_bounded_too(tmp_path):
+    write_pair(tmp_path, b"a\n" + b"x" * (LONGEST + 1), b"a\nb\n")
+    with pytest.raises(ValueError, match=r"train\.en line 2 must have at most"):
+        load_translations(str(tmp_path), None, "en", "de")
+
+
+PEAK = """
+import resource, sys
+from vanilla_transformer.train.corpus import load_translations, lines_of, opened, read_lines
+from vanilla_transformer.train.translate import lines_as_they_come
+from pathlib import Path
+
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+folder = Path(sys.argv[1])
+
+
+def read(path):
+    with opened(path) as file:
+        return list(read_lines(lines_of(file), str(path)))
+
+
+def translated(path):
+    with opened(path) as file:
+        return list(lines_as_they_come(file, str(path)))
+
+
+for reader, name in (
+    (read, "train.en.gz"),
+    (translated, "train.en.gz"),
+    (lambda path: load_translations(str(path), None, "en", "de"), "."),
+    (lambda path: load_translations(str(path), None, "en", "de"), "line.jsonl.gz"),
+    (lambda path: load_translations(str(path), None, "en", "de"), "list.json.gz"),
+):
+    try:
+        reader(folder / name)
+    except ValueError as error:
+        print(error)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
+"""
+
+
+def test_a_packed_line_of_any_length_is_refused_in_bounded_memory(tmp_path):
+    for name in ("train.en.gz", "train.de.gz", "line.jsonl.gz"):
+        (tmp_path / name).write_bytes(packed_zeros(1000))
+    start = gzip.compress(b'[{"translation": {"en": "')
+    (tmp_path / "list.json.gz").write_bytes(start + packed_zeros(1000))
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    *sentences, megabytes = done.stdout.splitlines()
+    assert [sentence.count("must ") for sentence in sentences] == [1] * 5, sentences
+    assert all("line 1 must have at most 1,048,576 bytes" in it for it in sentences[:3])
+    assert all("at most 10,485,760 bytes" in it for it in sentences[3:])
+    assert int(megabytes) < 200
+
+
 def test_a_language_without_its_file_is_named(corpus):
     with pytest.raises(ValueError, match=r"train\.fr must exist beside .*train\.en"):
         load_translations(str(corpus), None, "en", "fr")

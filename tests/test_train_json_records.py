@@ -153,6 +153,52 @@ def test_records_need_no_lines_of_their_own(streaming, tmp_path):
     assert read(tmp_path, streaming) == expected
 
 
+def test_a_list_of_records_is_read_in_parts(streaming, small_chunks, tmp_path):
+    expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
+    for content in (json.dumps(GOOD), json.dumps(GOOD, indent=1), json.dumps(GOOD) + "\n \n"):
+        # a character of several bytes may lie across the end of a part
+        for shift in range(3):
+            (tmp_path / "train.json").write_text(" " * shift + content.replace('5"', '\xe45"'))
+            read_texts = read(tmp_path, streaming)
+            assert read_texts[0] == expected[0]
+            assert read_texts[1] == [text[:-1] + "\xe45" for text in expected[1]]
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (json.dumps(GOOD)[:-1], "record 61 must be a JSON record .* in a list, got ''"),
+        (json.dumps(GOOD) + "5", "record 61 must be a JSON record .* in a list, got '\\]5'"),
+        (json.dumps(GOOD)[:-1] + ",]", "record 61 must be a JSON record .* got ',\\]'"),
+        (json.dumps(GOOD).replace(", {", "; {", 1), "record 2 must be a JSON record .* got '; "),
+        (f"[{'[' * 100_000}", "must hold JSON records, got one that is nested too deeply"),
+        (f'{{"a": {"[" * 100_000}', "must hold JSON records, got one that is nested too deeply"),
+    ],
+    ids=["no end", "more", "comma", "no comma", "deep list", "deep record"],
+)
+def test_a_list_that_is_none_is_refused(content, message, streaming, tmp_path):
+    (tmp_path / "train.json").write_text(content)
+    with pytest.raises(ValueError, match=rf"train\.json {message}"):
+        read(tmp_path, streaming)
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+def test_a_record_has_a_longest_length(is_list, streaming, small_chunks, monkeypatch, tmp_path):
+    monkeypatch.setattr(json_records, "MAX_RECORD_BYTES", 2000)
+    for length, is_refused in ((1500, False), (2600, True)):
+        long = {"translation": {"en": "x" * length, "de": "y"}}
+        records = [*GOOD[:9], long, *GOOD]
+        if is_list:
+            (tmp_path / "train.json").write_text(json.dumps(records))
+        else:
+            write(tmp_path / "train.json", records)
+        if is_refused:
+            with pytest.raises(ValueError, match=r"record.* of at most 2,000 bytes"):
+                read(tmp_path, streaming)
+        else:
+            assert len(read(tmp_path, streaming)[0]) == 70
+
+
 def test_another_encoding_is_named(streaming, tmp_path):
     content = json.dumps([{"translation": {"en": "a", "de": "\xe4"}}], ensure_ascii=False)
     (tmp_path / "train.json").write_bytes(content.encode("latin-1"))

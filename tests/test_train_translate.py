@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -117,6 +118,81 @@ def test_lines_are_read_as_they_come():
         os.write(write, b"last")
         os.close(write)
         assert list(windows) == [["last"]]
+
+
+class Drops:
+    """A pipe that gives some bytes at a time, and counts what it gave."""
+
+    def __init__(self, text, size):
+        self.text, self.size, self.given = text, size, 0
+
+    def read1(self, _):
+        part = self.text[self.given : self.given + self.size]
+        self.given += len(part)
+        return part
+
+
+@pytest.mark.parametrize("size", [7, 4096, 65536])
+def test_time_grows_with_the_length_of_a_line_not_with_its_square(size):
+    seconds = []
+    for length in (100_000, 1_000_000):
+        start = time.perf_counter()
+        text = b"x" * length + b"\nlast"
+        assert sum(map(len, lines_as_they_come(Drops(text, size), "pipe"))) == 2
+        seconds.append(time.perf_counter() - start)
+    # 100 times as long if the line was copied with each part
+    assert seconds[1] < 40 * seconds[0] + 0.5
+
+
+def test_of_a_stream_without_a_line_feed_no_more_is_read_than_a_line_may_have():
+    pipe = Drops(b"one\n" + b"x" * (8 << 20), 65536)
+    windows = lines_as_they_come(pipe, "stdin")
+    assert next(windows) == ["one"]
+    with pytest.raises(ValueError, match="stdin line 2 must have at most 1,048,576 bytes"):
+        next(windows)
+    assert pipe.given < (1 << 20) + 3 * 65536
+
+
+@pytest.mark.parametrize("place", [0, 1, 700])
+@pytest.mark.parametrize("is_packed", [False, True])
+def test_a_line_with_too_many_tokens_is_refused_by_number(
+    place, is_packed, run, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(translate, "MAX_LINE_TOKENS", 20)
+    lines = ["ant bee"] * place + ["ant bee " * 40, "cat"]
+    path = tmp_path / ("lines.gz" if is_packed else "lines")
+    text = "\n".join(lines).encode()
+    path.write_bytes(gzip.compress(text) if is_packed else text)
+    assert main(["translate", str(run), str(path), *BOUNDS]) == 1
+    out, said = capsys.readouterr()
+    # the lines before it have their answers
+    assert out.count("\n") == place
+    assert f"{path} line {place + 1} must have at most 20 tokens, got " in said
+    assert "split it into sentences" in said
+
+
+def test_a_model_with_fewer_positions_says_its_own_limit(run, tmp_path):
+    model, tokenizer = load_run(run)
+    model.config.position_encoding, model.config.max_position_embeddings = "learned", 9
+    windows = translate.fitting_lines([["ant"], ["bee " * 30]], model, tokenizer, "file")
+    assert next(windows) == ["ant"]
+    with pytest.raises(ValueError, match="file line 2 must have at most 9 tokens, got "):
+        next(windows)
+
+
+def test_a_line_of_a_megabyte_is_refused_at_once(run, tmp_path, capsys):
+    (tmp_path / "lines").write_text("ant " * 250_000)
+    assert main(["translate", str(run), str(tmp_path / "lines")]) == 1
+    assert "line 1 must have at most 4,096 tokens, got " in capsys.readouterr().err
+    (tmp_path / "lines").write_text("ant " * 300_000)
+    assert main(["translate", str(run), str(tmp_path / "lines")]) == 1
+    assert "line 1 must have at most 1,048,576 bytes" in capsys.readouterr().err
+
+
+def test_an_evaluation_refuses_a_sentence_with_too_many_tokens(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("vanilla_transformer.train.translate.MAX_LINE_TOKENS", 4)
+    with pytest.raises(ValueError, match=r"test line \d must have at most 4 tokens, got "):
+        evaluate.evaluate(str(run), output_dir=str(tmp_path / "scores"))
 
 
 def test_a_line_longer_than_a_pipe_is_one_line(tmp_path):

@@ -4,6 +4,7 @@ import codecs
 import glob
 import gzip
 import hashlib
+import io
 import lzma
 import os
 import re
@@ -34,6 +35,8 @@ WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
 }
+# longest line that is read from a file or a pipe, with its line feed
+MAX_LINE_BYTES = 1 << 20
 # of a text file, after its language
 PACKINGS = ("", ".gz")
 # of text files, written to the cache at once
@@ -293,11 +296,26 @@ def other_validation(dataset: str) -> str:
     return f" Rename {' and '.join(found)} to validation.* to be told." if found else ""
 
 
+def lines_of(file: IO[bytes]) -> Iterator[bytes]:
+    """Read the lines of a file in bounded memory, for `read_lines`, which refuses long ones.
+
+    Args:
+        file: File that is open for bytes.
+
+    Yields:
+        The lines with their ends; a line of more than `MAX_LINE_BYTES` in parts, of which the first
+        has more.
+    """
+    while part := file.read(MAX_LINE_BYTES):
+        # with the rest of its last line
+        yield from io.BytesIO(part + file.readline(MAX_LINE_BYTES + 1))
+
+
 def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Iterator[str]:
     """Decode lines of text. Only a line feed ends one: text may hold Unicode's other separators.
 
     Args:
-        lines: A file opened for bytes, or what gives the same.
+        lines: Lines of a file, from `lines_of`.
         name: Of the file, for an error.
         repair: Put U+FFFD where bytes are no UTF-8.
 
@@ -305,15 +323,22 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
         The lines, without their ends.
 
     Raises:
-        ValueError: If a line is not UTF-8 and not to be repaired, and says which; or if carriage
-            returns end the lines.
+        ValueError: If a line is too long, or not UTF-8 and not to be repaired; says which line. If
+            carriage returns end the lines.
     """
+    errors = "replace" if repair else "strict"
     for number, line in enumerate(lines, start=1):
         if number == 1:
             line = line.removeprefix(codecs.BOM_UTF8)
             if not line.endswith(b"\n"):
                 _refuse_carriage_returns(line.count(b"\r", 0, -1), name)
-        yield _decoded(line, f"{name} line {number}", repair).rstrip("\r\n")
+        if len(line) > MAX_LINE_BYTES:
+            raise _too_long(name, number)
+        try:
+            text = line.decode(errors=errors)
+        except UnicodeDecodeError as error:
+            raise _not_utf_8(f"{name} line {number}", error) from error
+        yield text.rstrip("\r\n")
 
 
 def _refuse_carriage_returns(count: int, name: str):
@@ -325,11 +350,22 @@ def _refuse_carriage_returns(count: int, name: str):
         )
 
 
+def _too_long(name: str, number: int) -> ValueError:
+    return ValueError(
+        f"{name} line {number} must have at most {MAX_LINE_BYTES:,} bytes, got more: split it into "
+        "sentences, one on each line."
+    )
+
+
 def _decoded(line: bytes, name: str, repair: bool) -> str:
     try:
         return line.decode(errors="replace" if repair else "strict")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{name} must be UTF-8, got {error.reason}.") from error
+        raise _not_utf_8(name, error) from error
+
+
+def _not_utf_8(name: str, error: UnicodeDecodeError) -> ValueError:
+    return ValueError(f"{name} must be UTF-8, got {error.reason}.")
 
 
 @contextmanager
@@ -356,16 +392,23 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def _count_lines(path: Path) -> int:
-    count, num_returns, last = 0, 0, b"\n"
+    # bytes of the line that the last part has begun
+    count, num_returns, begun, last = 0, 0, 0, b"\n"
     with opened(path) as file:
-        while part := file.read(1 << 20):
-            if count == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        while part := file.read(MAX_LINE_BYTES):
+            if count == begun == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                 raise ValueError(f"{path} must be UTF-8, got UTF-16, as its byte order mark says.")
-            if count == 0 and part.startswith(GZIP):
+            if count == begun == 0 and part.startswith(GZIP):
                 raise ValueError(f"{path} must be text, or be called .gz, got a gzip file.")
-            count += part.count(b"\n")
-            num_returns += part.count(b"\r")
             last = part[-1:]
+            num_returns += part.count(b"\r")
+            end = part.find(b"\n")
+            if begun + (len(part) if end < 0 else end + 1) > MAX_LINE_BYTES:
+                if count == 0:
+                    _refuse_carriage_returns(num_returns - (last == b"\r"), str(path))
+                raise _too_long(str(path), count + 1)
+            count += part.count(b"\n")
+            begun = begun + len(part) if end < 0 else len(part) - part.rfind(b"\n") - 1
     if count == 0:
         _refuse_carriage_returns(num_returns - (last == b"\r"), str(path))
     return count + (last != b"\n")
@@ -376,7 +419,7 @@ def _text_pairs(
 ) -> Iterator[dict]:
     with opened(source) as source_file, opened(target) as target_file:
         sides = (
-            read_lines(file, str(path), repair)
+            read_lines(lines_of(file), str(path), repair)
             for file, path in ((source_file, source), (target_file, target))
         )
         for source_text, target_text in zip(*sides, strict=True):

@@ -54,6 +54,7 @@ from vanilla_transformer.train.step import IGNORED, REPLICATED, smoothed_loss_su
 from vanilla_transformer.train.translate import (
     SEARCH,
     add_search,
+    fitting_lines,
     load_model,
     one_line,
     translate_lines,
@@ -187,14 +188,10 @@ def evaluate(
         lambda: _load_split(split, *data, revision=revision, streaming=streaming)
     )
     int8 = bool(search.get("int8"))
-    average = None
-    while True:
-        before = describe_average(Path(run)) if is_run else None
-        model, tokenizer = together(lambda: load_model(run, state.device, trust_remote_code, int8))
-        # another command may have put another average there
-        average = describe_average(Path(run)) if is_run else None
-        if average == before:
-            break
+    model, tokenizer, average = together(
+        lambda: _load(run, is_run, state.device, trust_remote_code, int8)
+    )
+    together(lambda: list(fitting_lines([sources], model, tokenizer, split)))
     data_key = (
         [split]
         if is_own
@@ -267,6 +264,18 @@ def evaluate(
         if is_run and folder.resolve() == Path(run).resolve():
             write_model_card(folder, recipe, model.num_parameters())
     return scores
+
+
+def _load(
+    run: str, is_run: bool, *how: Any
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str | None]:
+    """Load a model with its tokenizer, and say what the model is the average of."""
+    while True:
+        before = describe_average(Path(run)) if is_run else None
+        model, tokenizer = load_model(run, *how)
+        # another command may have put another average there
+        if before == (describe_average(Path(run)) if is_run else None):
+            return model, tokenizer, before
 
 
 def _check_arguments(

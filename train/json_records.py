@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import datasets
 import fsspec
@@ -26,8 +26,12 @@ from vanilla_transformer.train.files import CUT_SHORT, GZIP
 
 # bytes to read at once
 CHUNK = 10 << 20
+# longest record, so that a file without an end is not read whole
+MAX_RECORD_BYTES = 10 << 20
 COLUMN = "translation"
 NO_SPACE = re.compile(r"\S")
+# before the records of a list
+BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*"), re.compile(r"\s*,\s*")
 
 
 @dataclass
@@ -135,7 +139,7 @@ def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     found, fields = set(), set()
     for name in names:
         for chunk in _chunks(name, name):
-            for record in _records(chunk.decode(errors="replace")):
+            for record in _records(chunk.decode(errors="replace"), name):
                 fields |= record.keys() if isinstance(record, dict) else set()
                 column = record.get(COLUMN) if isinstance(record, dict) else None
                 found |= column.keys() if isinstance(column, dict) else set()
@@ -149,7 +153,7 @@ def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     return sorted(found)
 
 
-def _records(text: str) -> Iterator[Any]:
+def _records(text: str, name: str) -> Iterator[Any]:
     """Parse records that follow each other, on lines or not."""
     decoder, place = json.JSONDecoder(), 0
     while match := NO_SPACE.search(text, place):
@@ -159,6 +163,8 @@ def _records(text: str) -> Iterator[Any]:
             # reading says what is wrong; the next line may be a record
             place = text.find("\n", match.start()) + 1 or len(text)
             continue
+        except RecursionError as error:
+            raise _too_deep(name) from error
         yield record
 
 
@@ -183,22 +189,68 @@ def _chunks(path: str, name: str) -> Iterator[bytes]:
     """Read whole lines; a list of records becomes lines."""
     try:
         with fsspec.open(path, "rb", compression=_packing(path, name)) as file:
+            held = b""
             while chunk := file.read(CHUNK):
                 if file.tell() == len(chunk):
                     chunk = chunk.removeprefix(codecs.BOM_UTF8)
                     if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                         raise ValueError(f"{name} must be UTF-8, got UTF-16.")
                     if chunk.lstrip()[:1] == b"[":
-                        records = json.loads(chunk + file.read())
-                        yield "\n".join(map(json.dumps, records)).encode()
+                        yield from _listed(chunk, file, name)
                         return
-                yield chunk + file.readline()
+                # the last line of a chunk ends in the next one
+                begun = len(held) - held.rfind(b"\n") - 1
+                end = chunk.find(b"\n") + 1 or len(chunk)
+                if begun + end > MAX_RECORD_BYTES:
+                    raise ValueError(
+                        f"{name} must have records of at most {MAX_RECORD_BYTES:,} bytes, one on "
+                        "each line, got a longer line."
+                    )
+                if held and chunk[end - 1 : end] == b"\n":
+                    yield held + chunk[:end]
+                    held = chunk[end:]
+                else:
+                    held += chunk
+            if held:
+                yield held
     except CUT_SHORT as error:
         raise ValueError(f"{name} cannot be read to its end: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} must be UTF-8, got {error.reason}.") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{name} must be a list of JSON records, got {error}.") from error
+    except RecursionError as error:
+        raise _too_deep(name) from error
+
+
+def _too_deep(name: str) -> ValueError:
+    return ValueError(f"{name} must hold JSON records, got one that is nested too deeply.")
+
+
+def _listed(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
+    """Read a list of records in bounded memory, and write a line for each."""
+    to_text, decoder = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
+    text, num_read, arrived = to_text.decode(start).lstrip().removeprefix("["), 0, start
+    while arrived:
+        arrived = file.read(CHUNK)
+        text += to_text.decode(arrived, final=not arrived)
+        lines, place = [], 0
+        while before := (BEFORE_NEXT if num_read else BEFORE_FIRST).match(text, place):
+            try:
+                record, place = decoder.raw_decode(text, before.end())
+            except ValueError:
+                # its end may be in the next chunk
+                break
+            lines.append(json.dumps(record))
+            num_read += 1
+        text = text[place:]
+        if lines:
+            yield "\n".join(lines).encode()
+        if len(text) > MAX_RECORD_BYTES:
+            break
+    if text.strip() != "]":
+        raise ValueError(
+            f"{name} record {num_read + 1} must be a JSON record of at most {MAX_RECORD_BYTES:,} "
+            f"bytes in a list, got {text.strip()[:100]!r}."
+        )
 
 
 def _packing(path: str, name: str) -> str | None:

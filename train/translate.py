@@ -19,7 +19,8 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.console import add_trust_flag
 from vanilla_transformer.generation_vanilla_transformer import ENGINES
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.corpus import opened, read_lines
+from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.train.corpus import MAX_LINE_BYTES, opened, read_lines
 
 SEARCH = {
     "num_beams": (int, "beam size"),
@@ -30,6 +31,8 @@ SEARCH = {
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 # what a pipe holds
 MOST_BYTES = 65536
+# longest line that is translated: memory and time grow with the square of its length
+MAX_LINE_TOKENS = 4096
 
 
 def load_model(
@@ -116,21 +119,25 @@ def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
         One or more lines, without their ends.
 
     Raises:
-        ValueError: If a line is not UTF-8; says which.
+        ValueError: If a line is not UTF-8 or has more than `MAX_LINE_BYTES`; says which.
     """
     counts: deque[int] = deque()
 
     def arriving() -> Iterator[bytes]:
-        rest = b""
+        # grows in place: a line may come in thousands of parts
+        begun = bytearray()
         # this waits for something, and not until there is so much
-        while arrived := file.read1(MOST_BYTES):
-            *lines, rest = (rest + arrived).split(b"\n")
+        while len(begun) <= MAX_LINE_BYTES and (arrived := file.read1(MOST_BYTES)):
+            end, *lines = arrived.split(b"\n")
+            begun += end
             if lines:
-                counts.append(len(lines))
-                yield from (line + b"\n" for line in lines)
-        if rest:
+                whole = [bytes(begun), *lines[:-1]]
+                begun = bytearray(lines[-1])
+                counts.append(len(whole))
+                yield from (line + b"\n" for line in whole)
+        if begun:
             counts.append(1)
-            yield rest
+            yield bytes(begun)
 
     lines = read_lines(arriving(), name)
     for first in lines:
@@ -143,6 +150,43 @@ def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
             yield come
             raise
         yield come
+
+
+def fitting_lines(
+    windows: Iterable[list[str]],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    name: str,
+) -> Iterator[list[str]]:
+    """Pass lines on until one has too many tokens.
+
+    Args:
+        windows: Lists of lines.
+        model: Model that is to translate them.
+        tokenizer: Its tokenizer.
+        name: Name of the file, for an error.
+
+    Yields:
+        The same lists, the last one without the line that is too long and those after it.
+
+    Raises:
+        ValueError: If a line has more than `MAX_LINE_TOKENS`, or more than the model has positions;
+            says which.
+    """
+    most = min(MAX_LINE_TOKENS, max_source_tokens(model.config) or MAX_LINE_TOKENS)
+    num_before = 0
+    for lines in windows:
+        for index, ids in enumerate(tokenizer(lines)["input_ids"]):
+            if len(ids) > most:
+                # those before it have their answers
+                if index:
+                    yield lines[:index]
+                raise ValueError(
+                    f"{name} line {num_before + index + 1} must have at most {most:,} tokens, got "
+                    f"{len(ids):,}: split it into sentences, one on each line."
+                )
+        num_before += len(lines)
+        yield lines
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
@@ -195,7 +239,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         metavar="FILE",
         nargs="?",
         default=None,
-        help="a text file, plain or .gz; stdin if not given, or -",
+        help="a text file, plain or .gz; stdin if not given, or -. A line must have at most "
+        f"{MAX_LINE_TOKENS:,} tokens",
     )
     add_search(parser)
     add_trust_flag(parser)
@@ -214,7 +259,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         int8 = search.get("int8", False)
         model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust, int8=int8)
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
-            for lines in lines_as_they_come(file, path or "stdin"):
+            name = path or "stdin"
+            for lines in fitting_lines(lines_as_they_come(file, name), model, tokenizer, name):
                 for line in translate_lines(model, tokenizer, lines, **search):
                     yield line
                     bar.update()
