@@ -26,7 +26,6 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -36,9 +35,20 @@ from transformers.dynamic_module_utils import (
 )
 from transformers.utils import cached_file
 
-from vanilla_transformer.console import sentence_of
+from vanilla_transformer.console import a_folder, sentence_of
 from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
+from vanilla_transformer.records import (
+    TEXT,
+    Kind,
+    list_of,
+    mapping,
+    one_of,
+    or_null,
+    read_json,
+    read_text,
+    whole,
+)
 from vanilla_transformer.registration import (
     TranslationPipeline,
     VanillaTransformerConfig,
@@ -53,6 +63,41 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
+DTYPE = Kind(
+    "the name of a floating-point dtype of torch",
+    lambda name: (
+        isinstance(dtype := getattr(torch, str(name).removeprefix("torch."), None), torch.dtype)
+        and dtype.is_floating_point
+    ),
+)
+# what every reader of a configuration needs to know of it; the class of the model knows the rest
+CONFIG = mapping(
+    optional={
+        "model_type": TEXT,
+        "architectures": or_null(list_of(TEXT)),
+        "auto_map": mapping(others=TEXT),
+        "custom_pipelines": mapping(others=mapping()),
+        "vocab_size": whole(1),
+        "dtype": or_null(DTYPE),
+        "torch_dtype": or_null(DTYPE),
+    }
+)
+# a token is text, or what is known of it
+TOKEN = Kind(
+    "text, a mapping or null", lambda value: value is None or isinstance(value, str | dict)
+)
+TOKENIZER = mapping(
+    optional={
+        **{f"{name}_token": TOKEN for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk")},
+        "tokenizer_class": or_null(TEXT),
+        # 1e30 stands for no limit
+        "model_max_length": or_null(
+            Kind("a number above 0", lambda value: type(value) in (int, float) and value > 0)
+        ),
+        "padding_side": one_of("left", "right"),
+        "truncation_side": one_of("left", "right"),
+    }
+)
 # what torch raises where a file is cut off, or another kind of file
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struct.error)
 # that tokenizers of converted models need
@@ -158,6 +203,7 @@ def export_for_hub(
         ValueError: If the run cannot be read, its tokenizer is not its model's, or its class has no
             `model_type` of its own.
     """
+    folder = a_folder(folder, "folder")
     model, tokenizer = load_run(run, trust_remote_code)
     is_ours = type(model) is PUBLIC_CLASS
     if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
@@ -166,7 +212,6 @@ def export_for_hub(
             f"model_type than {model.config.model_type!r}, by which the Auto classes load the "
             "released model."
         )
-    folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -240,7 +285,7 @@ def load_run(
 
 def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]:
     """Return the class that a model was saved with, and refuse code that is not trusted."""
-    settings, _ = PreTrainedConfig.get_config_dict(run)
+    settings = read_config(run)
     # what a published model of this package names is the code that is installed
     code = settings.get("auto_map", {}).get(AUTO_CLASS, "")
     name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
@@ -273,9 +318,26 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
         return PUBLIC_CLASS
     # a run may have trained a class of the library
     recipe = Path(run, "recipe.yaml")
-    if recipe.is_file() and f"transformers:{name}" in recipe.read_text(encoding="utf-8"):
+    if recipe.is_file() and f"transformers:{name}" in read_text(recipe):
         return getattr(transformers, name)
     raise ValueError(f"run must be a vanilla_transformer, got a {config.model_type}: {run}.")
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """Read the configuration of a model as it was saved.
+
+    Args:
+        source: A folder or a Hub name.
+
+    Returns:
+        The content of `config.json`.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If it is not as described by `CONFIG`.
+    """
+    path = cached_file(str(source), CONFIG_FILE)
+    return read_json(Path(path), CONFIG)
 
 
 def read_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
@@ -292,18 +354,26 @@ def read_tokenizer(source: str | Path, trust_remote_code: bool = False) -> PreTr
         ValueError: If it cannot be read, or needs a package that is not installed.
     """
     try:
+        settings = cached_file(
+            str(source), TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False
+        )
+        if settings is not None:
+            read_json(Path(settings), TOKENIZER)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    # where a file of several is missing, the library goes on with None for its name
-    except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(
-            f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
     except ImportError as error:
         names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
         if not names:
             raise
         raise ValueError(
             f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
+        ) from error
+    # where a file of several is missing, the library goes on with None for its name; tokenizers has
+    # no error of its own, and panics
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        raise ValueError(
+            f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
         ) from error
 
 
@@ -374,7 +444,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
             not one that the Hub could have.
     """
     path, name = Path(source), str(source)
-    if path.is_dir():
+    if path.is_dir() and name.strip():
         return
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     # a folder here may be called like a user of datasets
@@ -417,7 +487,7 @@ def _address(public: type) -> str:
 
 
 def _edit_json(path: Path, **entries: Any):
-    content = json.loads(path.read_text(encoding="utf-8")) | entries
+    content = read_json(path, mapping()) | entries
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -435,7 +505,7 @@ def _write_card(
             f"{model.num_parameters():,} parameters.\n"
         )
     else:
-        card = ModelCard(Path(found).read_text(encoding="utf-8"))
+        card = ModelCard(read_text(Path(found)))
     for name, value in (
         ("library_name", "transformers"),
         ("pipeline_tag", TASK),

@@ -10,6 +10,7 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from vanilla_transformer.console import a_folder
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
 from vanilla_transformer.train.checkpoint import (
     EMA_FILE,
@@ -123,11 +124,11 @@ class MovingAverage:
 
 
 def average_run(
-    folder: Path,
+    folder: str | Path,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
     ema: bool = False,
-    output_dir: Path | None = None,
+    output_dir: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
     """Average the weights of a run into its folder, which then loads as a model. Section 6.1.
@@ -151,6 +152,8 @@ def average_run(
             other than an average would be replaced.
         OSError: If the model cannot be written.
     """
+    folder = a_folder(folder, "run")
+    output_dir = None if output_dir is None else a_folder(output_dir, "output_dir")
     config = read_recipe(folder)
     if config.has_model_file and not trust_remote_code:
         raise ValueError(

@@ -15,6 +15,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from vanilla_transformer.hub import UNREADABLE
+from vanilla_transformer.records import (
+    ANYTHING,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    list_of,
+    mapping,
+    or_null,
+    read_json,
+    whole,
+)
 from vanilla_transformer.train.files import write_whole
 
 STATE_FILE = "state.json"
@@ -22,6 +33,60 @@ OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
 DAMAGED = "a run goes on from the checkpoint before where this one's folder is removed"
+
+# name of a file of the checkpoint itself
+PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
+COUNTS = mapping(others=whole(0))
+# a run of an earlier version noted less
+STATE = mapping(
+    {
+        "step": whole(0),
+        "skipped": whole(0),
+        "skipped_in_a_row": whole(0),
+        "data": mapping(),
+        "window": or_null(
+            mapping(
+                {
+                    "loss": NUMBER,
+                    "tokens": whole(0),
+                    "cells": whole(0),
+                    "filled_cells": whole(0),
+                },
+                others=None,
+            )
+        ),
+        "sizes": mapping(others=whole(0), names=PLAIN_NAME),
+    },
+    {
+        "is_stop": TRUTH,
+        "is_late": TRUTH,
+        "seconds": NUMBER,
+        "num_processes": whole(1),
+        "tokens_per_micro_batch": or_null(whole(1)),
+        "position": or_null(
+            mapping(
+                {
+                    "block": whole(0),
+                    "first_step": whole(0),
+                    "counts": COUNTS,
+                    "places": list_of(
+                        mapping(
+                            {
+                                "pass": whole(0),
+                                "shard": whole(0),
+                                "pairs": whole(0),
+                                "state": ANYTHING,
+                            }
+                        ),
+                        least=1,
+                    ),
+                },
+                {"block_counts": COUNTS, "text_sha256": TEXT},
+            )
+        ),
+        "sha256": mapping(others=TEXT, names=PLAIN_NAME),
+    },
+)
 
 
 def save_checkpoint(
@@ -194,8 +259,14 @@ def refuse_damaged(folder: Path, spared: Collection[str] = ()) -> None:
 
 def _named(folder: Path) -> list[Path]:
     # a user's copy of one has another name
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(
+        filter(_is_name, folder.glob("step-*")),
+        key=lambda path: int(path.name.removeprefix("step-")),
+    )
+
+
+def _is_name(path: Path) -> bool:
+    return re.fullmatch(r"step-(0|[1-9][0-9]{0,18})", path.name) is not None
 
 
 def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
@@ -263,8 +334,15 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
     Returns:
         `step`, and what was given to `save_checkpoint`.
+
+    Raises:
+        ValueError: If it is not as it was written.
     """
-    return json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    path = checkpoint / STATE_FILE
+    state = read_json(path, STATE)
+    if _is_name(checkpoint) and checkpoint.name != f"step-{state['step']}":
+        raise ValueError(f"{path}: step must be that of its folder, got {state['step']}.")
+    return state
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Any]:

@@ -6,13 +6,15 @@ import sys
 import textwrap
 from pathlib import Path
 
+from vanilla_transformer.console import a_folder
+from vanilla_transformer.records import read_text
 from vanilla_transformer.train.evaluate import evaluate, score_table
 
 SHOWN_SENTENCES = 12
 COLUMN_WIDTH = 38
 
 
-def run_demo(output_dir: str = "runs/demo") -> str:
+def run_demo(output_dir: str | Path = "runs/demo") -> str:
     """Train on the embedded corpus through `accelerate launch`, translate its test split, score it.
 
     A run that was interrupted goes on; one that is finished is only evaluated.
@@ -26,17 +28,17 @@ def run_demo(output_dir: str = "runs/demo") -> str:
     Raises:
         ValueError: If training ended with an error, which it has printed itself.
     """
+    folder = a_folder(output_dir, "output_dir")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     launch += ["--num_processes", "1", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", output_dir, "--resume"]
+    launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
     # the launcher's own default is one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
     trained = subprocess.run(launch, env=environment, check=False)
     if trained.returncode:
         raise ValueError(f"training must end well to be evaluated, got exit {trained.returncode}.")
-    scores = evaluate(output_dir)
-    folder = Path(output_dir)
+    scores = evaluate(folder)
     return "\n\n".join(
         [
             translation_table(folder / "hypotheses", "test", SHOWN_SENTENCES),
@@ -58,7 +60,7 @@ def translation_table(folder: Path, split: str, num_sentences: int) -> str:
         A table of three columns; a translation that is not the reference has a mark.
     """
     columns = [
-        (folder / f"{split}.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        read_text(folder / f"{split}.{side}.txt").split("\n")[:-1]
         for side in ("source", "reference", "translation")
     ]
     every = max(1, len(columns[0]) // num_sentences)

@@ -28,6 +28,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
+from vanilla_transformer.records import read_text
 from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
@@ -179,7 +180,7 @@ def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Pat
     # an earlier version noted none, and of a stream nothing is known before it is read
     if config.streaming or not noted.is_file():
         return
-    before, now = noted.read_text(encoding="utf-8").strip(), ", ".join(texts.hashes)
+    before, now = read_text(noted).strip(), ", ".join(texts.hashes)
     if now != before:
         raise ValueError(
             f"output_dir must be new, or its vocabulary have been learned from the same text: the "

@@ -33,7 +33,7 @@ MOST_BYTES = 65536
 
 
 def load_model(
-    run: str,
+    run: str | Path,
     device: torch.device | str | None = None,
     trust_remote_code: bool = False,
     int8: bool = False,
