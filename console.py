@@ -67,8 +67,8 @@ def _unexpected(error: BaseException) -> str:
     name = type(error).__name__
     sentence = _with_file(error, f"{name}: {error}" if str(error) else name)
     return (
-        f"unexpected {sentence.removesuffix('.')}. This is a defect of vanilla_transformer, or a file that it does "
-        f"not understand: {TRACEBACK} shows where."
+        f"unexpected {sentence.removesuffix('.')}. This is a defect of vanilla_transformer, or a "
+        f"file that it does not understand: {TRACEBACK} shows where."
     )
 
 

@@ -400,6 +400,7 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
         _raise_exceptions_for_connection_errors=False,
     ):
         try:
+            read_json(Path(cached_file(str(source), GENERATION_FILE)), mapping())
             GenerationConfig.from_pretrained(source)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(

@@ -23,7 +23,7 @@ class Kind(NamedTuple):
         fits: Function that says whether a value is of this kind, its parts aside.
         needed: Kind of each entry that must be there, by name.
         optional: Kind of each entry that may be there.
-        others: Kind of all other entries or items; None where there must be none.
+        others: Kind of all other entries or items; None for any.
         names: What the names of the entries must match.
     """
 
@@ -52,6 +52,8 @@ def is_whole_text(value: str) -> bool:
 
 
 ANYTHING = Kind("anything", lambda value: True)
+# for the other entries of a mapping that must have none
+NOTHING = Kind("nothing", lambda value: False)
 NUMBER = Kind("a finite number", _is_number)
 TEXT = Kind("text", lambda value: isinstance(value, str) and is_whole_text(value))
 TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
@@ -133,7 +135,7 @@ def list_of(items: Kind, least: int = 0) -> Kind:
 def mapping(
     needed: Mapping[str, Kind] | None = None,
     optional: Mapping[str, Kind] | None = None,
-    others: Kind | None = ANYTHING,
+    others: Kind | None = None,
     names: str = "",
 ) -> Kind:
     """Describe a mapping of names to values.
@@ -141,7 +143,7 @@ def mapping(
     Args:
         needed: Kind of each entry that must be there, by name.
         optional: Kind of each entry that may be there.
-        others: Kind of all other entries; None where there must be none.
+        others: Kind of all other entries; None for any.
         names: Regular expression for the names of the other entries.
 
     Returns:
@@ -184,7 +186,10 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         described = kind.needed.get(name) or kind.optional.get(name) or kind.others
         place = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
         is_named = name in kind.needed or name in kind.optional
-        if described is None or not (is_named or re.fullmatch(kind.names or ".*", name, re.S)):
+        if described is None:
+            continue
+        is_allowed = is_named or re.fullmatch(kind.names or ".*", name, re.S)
+        if described is NOTHING or not is_allowed:
             raise ValueError(f"{what} must not have {shown(name)}.")
         check(part, described, file, place)
 

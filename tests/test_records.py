@@ -4,6 +4,8 @@ import os
 import pytest
 
 from vanilla_transformer.records import (
+    ANYTHING,
+    NOTHING,
     NUMBER,
     TEXT,
     list_of,
@@ -17,13 +19,15 @@ from vanilla_transformer.records import (
 
 KIND = mapping(
     {"step": whole(0), "names": list_of(TEXT, least=1)},
-    {"loss": or_null(NUMBER), "sizes": mapping(others=whole(0), names="[a-z]+")},
-    others=None,
+    {"loss": or_null(NUMBER), "any": ANYTHING, "sizes": mapping(others=whole(0), names="[a-z]+")},
+    others=NOTHING,
 )
 GOOD = {"step": 3, "names": ["a"]}
 
 
-@pytest.mark.parametrize("more", [{}, {"loss": None}, {"loss": 0.5}, {"sizes": {"a": 3}}])
+@pytest.mark.parametrize(
+    "more", [{}, {"loss": None}, {"loss": 0.5}, {"sizes": {"a": 3}}, {"any": {"a": [{"b": 1}]}}]
+)
 def test_what_is_as_described_is_read(more, tmp_path):
     path = tmp_path / "file.json"
     path.write_text(json.dumps({**GOOD, **more}))
@@ -69,7 +73,7 @@ def test_a_bad_line_is_named_and_an_unfinished_one_left_out(tmp_path):
     path.write_text('{"step": 1}\n{"step": 2}\n{"st')
     assert read_json_lines(path, mapping({"step": whole(0)})) == [{"step": 1}, {"step": 2}]
     path.write_text('{"step": 1}\n{"step": "2"}\n')
-    with pytest.raises(ValueError, match="file.jsonl line 2: step must be a whole number"):
+    with pytest.raises(ValueError, match=r"file\.jsonl line 2: step must be a whole number"):
         read_json_lines(path, mapping({"step": whole(0)}))
 
 

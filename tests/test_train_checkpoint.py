@@ -235,3 +235,27 @@ def test_weights_of_another_model_are_refused(tmp_path):
         load_weights(make_model(hidden_size=4), read_weights(tmp_path / "step-1"))
     with pytest.raises(ValueError, match="got without"):
         load_weights(make_model(), {})
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 8},
+        {"step": True},
+        {"step": "3"},
+        {"step": None},
+        {"sizes": {"../step-3/model.safetensors": 5}},
+        {"sizes": {"..": 5}},
+        {"sizes": []},
+        {"sizes": {"model.safetensors": "5"}},
+        {"seconds": "5"},
+        {"is_stop": 1},
+    ],
+)
+def test_a_state_that_is_not_as_it_was_saved_makes_no_checkpoint(changes, tmp_path):
+    save(tmp_path, 3)
+    path = tmp_path / "step-3" / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(ValueError, match=f"{path}: {next(iter(changes))}"):
+        read_state(tmp_path / "step-3")
+    assert not checkpoints(tmp_path)

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import re
+import time
 
 import pytest
 
@@ -341,3 +343,72 @@ def test_another_dataset_of_a_recipe_has_no_configuration_either(tmp_path):
     assert load_config(str(recipe)).name == "de-en"
     # where it was another's by default it is named
     assert load_config("mini-wmt14").name == "de-en"
+
+
+BOMB = "a: &a [lol, lol, lol]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BOMB, "line 1, column 4: must be without references"),
+        ("model: *a", "must be without references"),
+        ("model: &a {d_model: 8}", "must be without references"),
+        ("model: {<<: {d_model: 8}}", "must have text as names, got '<<'"),
+        ("a: " * 3000, "must be YAML"),
+        ("[" * 50_000, "must be at most 20 levels deep, got more"),
+        ("- " * 50_000, "must be at most 20 levels deep, got more"),
+        ("{a: " * 50_000, "must be at most 20 levels deep, got more"),
+        ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("seed: !x 5", "could not determine a constructor"),
+        ("? [a, b]\n: 5", "must have text as names"),
+        ("1: 5", "must have text as names, got '1'"),
+        ("seed: " + "9" * 10_000, "numbers must be shorter, got '999"),
+        ("seed: " + ":".join(["1"] * 300_000), "numbers must be shorter"),
+        ("seed: 0x" + "f" * 90, "seed must be at most"),
+        ("learning_rate_factor: 1e999", "learning_rate_factor must be a finite number"),
+        ("seed: 9999-99-99", "must be YAML: month must be in"),
+        ("seed: !!binary x", "must be YAML"),
+        ('dataset: "a\\0b"', "dataset must be text of whole characters"),
+        ('dataset: "\\ud800"', "dataset must be text of whole characters"),
+        ("output_dir: ''", "output_dir must be text of whole characters, and not empty"),
+        ("mix: [{dataset: ''}]", "dataset must be text of whole characters, and not empty"),
+        ("x" * 2_000_000, "must be of at most 1,000,000 characters, got 2,000,000"),
+        (f"{'x' * 1000}: 5", "is not a setting"),
+        (f"? {'x' * 900_000}\n: 5", "is not a setting"),
+        (f"seed: {'x' * 900_000}", "seed must be of type int, got 'xxx"),
+        (f"measured: {'x' * 900_000}", "measured must be a list of runs"),
+        ("seed: 5\0", "must be YAML: unacceptable character"),
+        ("seed: 5".encode("utf-16"), "must be UTF-8, got invalid start byte at byte 0"),
+        (b"seed: \xff", "must be UTF-8, got invalid start byte at byte 6"),
+    ],
+)
+def test_what_no_recipe_holds_is_refused_at_once_in_a_short_sentence(
+    content, message, tmp_path, capsys
+):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    began = time.monotonic()
+    assert main([str(path), "--dry_run"]) == 1
+    # a busy machine takes some seconds for a million characters
+    assert time.monotonic() - began < 60
+    said = capsys.readouterr().err
+    assert re.match(f"error: .*{message}", said), said[:500]
+    assert said.count("\n") == 1
+    assert len(said) < 2500
+
+
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("max_steps: 5".encode("utf-8-sig"))
+    assert load_config(path).max_steps == 5
+
+
+@pytest.mark.parametrize("name", ["dataset", "output_dir", "tokenizer"])
+def test_a_path_is_as_good_as_its_name(name, tmp_path):
+    config = load_config("paper-base", {name: tmp_path, "mix": [{"dataset": tmp_path}]})
+    assert getattr(config, name) == str(tmp_path)
+    assert config.mix[0]["dataset"] == str(tmp_path)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from vanilla_transformer.hub import UNREADABLE
 from vanilla_transformer.records import (
     ANYTHING,
+    NOTHING,
     NUMBER,
     TEXT,
     TRUTH,
@@ -37,54 +38,37 @@ DAMAGED = "a run goes on from the checkpoint before where this one's folder is r
 # name of a file of the checkpoint itself
 PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
 COUNTS = mapping(others=whole(0))
-# a run of an earlier version noted less
-STATE = mapping(
+WINDOW = mapping(
+    {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
+    others=NOTHING,
+)
+PLACE = mapping({"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING})
+POSITION = mapping(
     {
-        "step": whole(0),
+        "block": whole(0),
+        "first_step": whole(0),
+        "counts": COUNTS,
+        "places": list_of(PLACE, least=1),
+    },
+    {"block_counts": COUNTS, "text_sha256": TEXT},
+)
+STATE = mapping(
+    {"step": whole(0), "sizes": mapping(others=whole(0), names=PLAIN_NAME)},
+    {"is_stop": TRUTH, "seconds": NUMBER, "sha256": mapping(others=TEXT, names=PLAIN_NAME)},
+)
+# of a run that can be resumed; earlier versions noted less
+RUN_STATE = mapping(
+    {
         "skipped": whole(0),
         "skipped_in_a_row": whole(0),
         "data": mapping(),
-        "window": or_null(
-            mapping(
-                {
-                    "loss": NUMBER,
-                    "tokens": whole(0),
-                    "cells": whole(0),
-                    "filled_cells": whole(0),
-                },
-                others=None,
-            )
-        ),
-        "sizes": mapping(others=whole(0), names=PLAIN_NAME),
+        "window": or_null(WINDOW),
     },
     {
-        "is_stop": TRUTH,
         "is_late": TRUTH,
-        "seconds": NUMBER,
         "num_processes": whole(1),
         "tokens_per_micro_batch": or_null(whole(1)),
-        "position": or_null(
-            mapping(
-                {
-                    "block": whole(0),
-                    "first_step": whole(0),
-                    "counts": COUNTS,
-                    "places": list_of(
-                        mapping(
-                            {
-                                "pass": whole(0),
-                                "shard": whole(0),
-                                "pairs": whole(0),
-                                "state": ANYTHING,
-                            }
-                        ),
-                        least=1,
-                    ),
-                },
-                {"block_counts": COUNTS, "text_sha256": TEXT},
-            )
-        ),
-        "sha256": mapping(others=TEXT, names=PLAIN_NAME),
+        "position": or_null(POSITION),
     },
 )
 

@@ -28,7 +28,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
-from vanilla_transformer.records import read_text
+from vanilla_transformer.records import check, read_text
 from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
@@ -502,7 +502,9 @@ def _begin(
         state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
         return model, collator, state
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
-    return model, collator, checkpointing.read_state(checkpoint)
+    state = checkpointing.read_state(checkpoint)
+    check(state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
+    return model, collator, state
 
 
 def _go_on(

@@ -23,6 +23,7 @@ from vanilla_transformer.console import shown
 from vanilla_transformer.hub import check_local, read_config, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
 from vanilla_transformer.records import (
+    NOTHING,
     NUMBER,
     TEXT,
     Kind,
@@ -90,7 +91,7 @@ SCORES = mapping(
             "seconds": NUMBER,
             "search": mapping(others=SETTING),
             "against": mapping(
-                others=mapping(optional={"bleu": COMPARISON, "chrf": COMPARISON}, others=None)
+                others=mapping(optional={"bleu": COMPARISON, "chrf": COMPARISON}, others=NOTHING)
             ),
         },
     )
