@@ -1,7 +1,8 @@
 """Damage files that commands read, and find out what the commands then do.
 
-`python tests/fuzzing.py FOLDER FIRST COUNT` tries the cases FIRST, FIRST + 1, ... on the run in
-FOLDER, made by `prepare`, and writes a line of JSON for each case that ends badly.
+`python tests/fuzzing.py FOLDER` makes a run in FOLDER; `python tests/fuzzing.py FOLDER FIRST COUNT`
+then tries the cases FIRST, FIRST + 1, ... on it, and writes a line of JSON for each that ends
+badly.
 """
 
 import gzip
@@ -483,7 +484,7 @@ def verdict(case: Case, status: int, said: str, folder: Path, reference: Path) -
         return "unforeseen"
     if len(sentences[0]) > LONGEST_SENTENCE:
         return "a sentence without an end"
-    names = (str(folder), *_settings(), *Path(case.file).parts, "step-8", "checkpoints")
+    names = (str(folder), *_settings(), *Path(case.file).parts, "step-8", "own data")
     if not any(name in sentences[0] for name in names):
         return "a sentence that names nothing"
     return None
@@ -540,6 +541,8 @@ def try_cases(root: Path, seeds: range):
         started = time.monotonic()
         _, status = os.waitpid(child, 0)
         said = (folder.parent / "stderr").read_text(encoding="utf-8", errors="replace")
+        if seed % 100 == 99:
+            print(f"tried until {seed}", file=sys.stderr, flush=True)
         fault = verdict(case, status, said, folder, reference)
         if fault is not None:
             facts = {**case._asdict(), "fault": fault, "seconds": time.monotonic() - started}
@@ -551,5 +554,8 @@ def try_cases(root: Path, seeds: range):
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
-    first, count = map(int, sys.argv[2:4])
-    try_cases(Path(sys.argv[1]), range(first, first + count))
+    if len(sys.argv) == 2:
+        prepare(Path(sys.argv[1]))
+    else:
+        first, count = map(int, sys.argv[2:4])
+        try_cases(Path(sys.argv[1]), range(first, first + count))

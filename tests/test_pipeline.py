@@ -340,3 +340,13 @@ def test_a_translation_model_of_the_library_gets_its_pipeline_back(tokenizer):
     assert texts_of(translate(TEXTS[:2], max_new_tokens=6)) == expected
     with pytest.raises(ValueError, match="at most 16 tokens"):
         translate("dogs " * 30)
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "2", True, []])
+def test_the_number_of_translations_must_be_a_whole_number(translate, count):
+    with pytest.raises(ValueError, match="num_return_sequences must be a whole number of at least"):
+        translate("dogs", num_return_sequences=count)
+
+
+def test_no_number_of_translations_leaves_it_to_the_model(translate):
+    assert translate("dogs", num_return_sequences=None) == translate("dogs")
