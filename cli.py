@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.console import add_trust_flag, run_command
+from vanilla_transformer.console import add_trust_flag, log_to_stderr, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -23,21 +23,23 @@ def main(argv: list[str] | None = None) -> int:
     # core, and no faster where none does; OpenMP reads this once, when torch is loaded
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # help is shown at once
-    return run_command(lambda: _run_verb(argv), logs=False)
+    return run_command(_run_verb, argv, logs=False)
 
 
-def _run_verb(argv: list[str] | None) -> int | None:
+def _run_verb(argv: list[str]) -> int | None:
     arguments, rest = _parser().parse_known_args(argv)
     if rest and not arguments.takes_more:
         _parser().error(f"unknown arguments: {' '.join(rest)}")
-    return run_command(lambda: arguments.run(arguments, rest))
+    log_to_stderr()
+    return arguments.run(arguments, rest)
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vanilla-transformer",
         description='The Transformer of "Attention Is All You Need": train it, and use it.',
-        epilog="`vanilla-transformer VERB --help` says more.",
+        epilog="`vanilla-transformer VERB --help` says more. With --traceback, every verb shows "
+        "where an error arose.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
@@ -140,9 +142,10 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _average(arguments: argparse.Namespace, rest: list[str]):
     from vanilla_transformer.train.averaging import average_run
 
-    target = Path(arguments.output_dir or arguments.run_folder)
+    is_own = arguments.output_dir is None
+    target = arguments.run_folder if is_own else arguments.output_dir
     average = average_run(
-        Path(arguments.run_folder),
+        arguments.run_folder,
         arguments.num_checkpoints,
         arguments.minutes,
         arguments.ema,

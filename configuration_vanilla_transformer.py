@@ -17,6 +17,7 @@ import difflib
 import math
 from typing import Literal
 
+import torch
 from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
@@ -149,7 +150,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
         tie_word_embeddings: One matrix for source, target and output. Section 3.4.
 
     Raises:
-        ValueError: If a field is unknown.
+        ValueError: If a field is unknown, or dtype is none of torch.
         StrictDataclassError: If a field is of the wrong type or out of range, or sizes do not fit.
     """
 
@@ -199,6 +200,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
             if alias in kwargs:
                 setattr(self, field, kwargs.pop(alias))
         self._refuse_unknown(kwargs)
+        for name in (self.dtype, kwargs.get("torch_dtype")):
+            dtype = getattr(torch, name, None) if isinstance(name, str) else name
+            is_usable = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+            if name is not None and not is_usable:
+                raise ValueError(
+                    f"dtype must be a floating-point dtype of torch, float32 for one, got {name!r}."
+                )
         super().__post_init__(**kwargs)
 
     @classmethod

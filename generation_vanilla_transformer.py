@@ -48,6 +48,28 @@ CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "pa
 # settings of this package in a generation configuration
 SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8", "engine")
 ENGINES = ("auto", "off", "required")
+# least value of each count in a generation configuration
+LEAST = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "min_length": 0,
+    "max_length": 1,
+    "max_extra_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "top_k": 0,
+}
+NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
+# tokens that the decoder reads, or that are chosen whatever it says
+READ_TOKENS = (
+    "decoder_start_token_id",
+    "bos_token_id",
+    "pad_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
 # arguments of the model that the engine reads, and those that change no result
 ENGINE_ARGUMENTS = (
     "input_ids",
@@ -102,6 +124,11 @@ class SearchMixin:
             ValueError: If settings contradict each other, an input cannot be read by the model, or
                 `engine` or `int8` require an engine that cannot do this search.
         """
+        if not isinstance(generation_config, GenerationConfig | None):
+            raise TypeError(
+                "generation_config must be a GenerationConfig, got "
+                f"{type(generation_config).__name__}."
+            )
         call = functools.partial(
             super().generate,
             logits_processor=logits_processor,
@@ -120,8 +147,11 @@ class SearchMixin:
         self._name_cache(kwargs)
         # Seq2SeqTrainer gives them, and the library removes them before the model sees them
         kwargs.pop("labels", None)
+        # the library compares them before it looks at their types
+        check_numbers(kwargs)
         config, model_inputs = self._resolved(generation_config, kwargs)
         check_search_settings(config)
+        check_search_tokens(config, self.config.vocab_size)
         check_inputs(self.config, model_inputs)
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
@@ -571,20 +601,15 @@ def check_search_settings(config: GenerationConfig):
     Raises:
         ValueError: If two length penalties are given, or a value is out of range.
     """
-    extra, alpha = config.max_extra_tokens, config.length_penalty_alpha
+    alpha = config.length_penalty_alpha
     if config.int8 not in (None, True, False):
         raise ValueError(f"int8 must be True or False, got {config.int8!r}.")
     if config.engine is not None and config.engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {config.engine!r}.")
+    check_numbers(vars(config))
     beams = config.num_beams
-    if beams is not None and (not isinstance(beams, int) or beams < 1):
-        raise ValueError(f"num_beams must be an integer of at least 1, got {beams}.")
-    if extra is not None and (not isinstance(extra, int) or extra < 0):
-        raise ValueError(f"max_extra_tokens must be an integer of at least 0, got {extra!r}.")
     if alpha is None:
         return
-    if not isinstance(alpha, int | float) or not math.isfinite(alpha):
-        raise ValueError(f"length_penalty_alpha must be a number, got {alpha!r}.")
     if config.length_penalty not in (None, 1.0):
         raise ValueError(
             "length_penalty and length_penalty_alpha are two length penalties: give one, got "
@@ -598,6 +623,50 @@ def check_search_settings(config: GenerationConfig):
         )
     if config.eos_token_id is None and beams is not None and beams > 1:
         raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
+
+
+def check_numbers(settings: Mapping[str, Any]):
+    """Refuse settings that are not the numbers that a search needs.
+
+    Args:
+        settings: Settings of a search by name, some of them.
+
+    Raises:
+        ValueError: If one is of another type or out of range.
+    """
+    for name, least in LEAST.items():
+        value = settings.get(name)
+        if value is not None and (type(value) is not int or not least <= value < 2**31):
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+    for name in NUMBERS:
+        value = settings.get(name)
+        if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+            raise ValueError(f"{name} must be a number, got {value!r}.")
+
+
+def check_search_tokens(config: GenerationConfig, vocab_size: int):
+    """Refuse special tokens that are not in the vocabulary.
+
+    Args:
+        config: A generation configuration.
+        vocab_size: V.
+
+    Raises:
+        ValueError: If there is one. A negative `eos_token_id` ends nothing, as in the library.
+    """
+    for name in (*READ_TOKENS, "eos_token_id"):
+        given = getattr(config, name, None)
+        least = None if name == "eos_token_id" else 0
+        ids = given.flatten().tolist() if isinstance(given, Tensor) else given
+        for token_id in ids if isinstance(ids, list | tuple) else [ids]:
+            if token_id is None:
+                continue
+            is_whole = type(token_id) is int and (least is None or token_id >= least)
+            if not is_whole or token_id >= vocab_size:
+                raise ValueError(
+                    f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
+                    f"{token_id!r}."
+                )
 
 
 def check_inputs(config: Any, inputs: Mapping[str, Any]):
@@ -617,6 +686,8 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
     for name in names:
         if inputs.get(name) is not None:
             check_ids(name, inputs[name], config.vocab_size)
+            if inputs[name].dim() != 2:
+                raise ValueError(f"{name} must be [B, T], got {list(inputs[name].shape)}.")
     learned = config.position_encoding == "learned"
     length, _ = source_shape(inputs)
     if learned and length > config.max_position_embeddings:
@@ -635,8 +706,13 @@ def check_ids(name: str, ids: Tensor, vocab_size: int):
         vocab_size: V.
 
     Raises:
-        ValueError: If the batch is empty or an id is not in the vocabulary.
+        ValueError: If there are no ids, or one is not in the vocabulary.
     """
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
+        raise ValueError(
+            f"{name} must be a tensor of whole numbers, [B, T], got "
+            f"{ids.dtype if isinstance(ids, Tensor) else type(ids).__name__}."
+        )
     if ids.numel() == 0:
         raise ValueError(
             f"{name} must hold at least one sentence of one token, got {list(ids.shape)}."

@@ -29,7 +29,6 @@ from transformers import (
     AutoConfig,
     AutoTokenizer,
     GenerationConfig,
-    PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
@@ -40,10 +39,21 @@ from transformers.dynamic_module_utils import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
-from vanilla_transformer.console import TRUST, refuse_code, sentence_of
+from vanilla_transformer.console import TRUST, a_folder, refuse_code, sentence_of
 from vanilla_transformer.files import whole_folder
 from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
+from vanilla_transformer.records import (
+    TEXT,
+    Kind,
+    list_of,
+    mapping,
+    one_of,
+    or_null,
+    read_json,
+    read_text,
+    whole,
+)
 from vanilla_transformer.registration import (
     TranslationPipeline,
     VanillaTransformerConfig,
@@ -60,6 +70,41 @@ TOKENIZER_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
 CARD_FILE = "README.md"
 ADAPTER_FILE = "adapter_config.json"
+DTYPE = Kind(
+    "the name of a floating-point dtype of torch",
+    lambda name: (
+        isinstance(dtype := getattr(torch, str(name).removeprefix("torch."), None), torch.dtype)
+        and dtype.is_floating_point
+    ),
+)
+# what every reader of a configuration needs to know of it; the class of the model knows the rest
+CONFIG = mapping(
+    optional={
+        "model_type": TEXT,
+        "architectures": or_null(list_of(TEXT)),
+        "auto_map": mapping(others=TEXT),
+        "custom_pipelines": mapping(others=mapping()),
+        "vocab_size": whole(1),
+        "dtype": or_null(DTYPE),
+        "torch_dtype": or_null(DTYPE),
+    }
+)
+# a token is text, or what is known of it
+TOKEN = Kind(
+    "text, a mapping or null", lambda value: value is None or isinstance(value, str | dict)
+)
+TOKENIZER = mapping(
+    optional={
+        **{f"{name}_token": TOKEN for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk")},
+        "tokenizer_class": or_null(TEXT),
+        # 1e30 stands for no limit
+        "model_max_length": or_null(
+            Kind("a number above 0", lambda value: type(value) in (int, float) and value > 0)
+        ),
+        "padding_side": one_of("left", "right"),
+        "truncation_side": one_of("left", "right"),
+    }
+)
 # what torch raises where a file is cut off, or another kind of file
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struct.error)
 # that tokenizers of converted models need
@@ -170,6 +215,7 @@ def export_for_hub(
         ValueError: If the run cannot be read, its tokenizer is not its model's, or its class has no
             `model_type` of its own.
     """
+    folder = a_folder(folder, "folder")
     model, tokenizer = load_run(run, trust_remote_code)
     is_ours = type(model) is PUBLIC_CLASS
     if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
@@ -278,8 +324,8 @@ def load_run(
 
 def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]:
     """Return the class that a model was saved with, and refuse code that is not trusted."""
-    settings, _ = PreTrainedConfig.get_config_dict(run)
-    auto_map, kind = settings.get("auto_map", {}), settings.get("model_type")
+    settings = read_config(run)
+    auto_map, kind = settings.get("auto_map") or {}, settings.get("model_type")
     # what a published model of this package names is the code that is installed
     code = auto_map.get(AUTO_CLASS, "")
     name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
@@ -314,7 +360,7 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
     recipe, found = Path(run, "recipe.yaml"), getattr(transformers, name, None)
     # an Auto class would run the code that the folder names
     is_model = inspect.isclass(found) and issubclass(found, PreTrainedModel)
-    if is_model and recipe.is_file() and f"transformers:{name}" in recipe.read_text("utf-8"):
+    if is_model and recipe.is_file() and f"transformers:{name}" in read_text(recipe):
         return found
     raise ValueError(f"run must be a vanilla_transformer, got a {kind}: {run}.")
 
@@ -324,6 +370,23 @@ def _described(address: str, difference: str | None = None) -> str:
     home, _, address = address.rpartition("--")
     module, _, name = address.rpartition(".")
     return f"{module}.py{f' of {home}' if home else ''} ({difference or f'class {name}'})"
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """Read the configuration of a model as it was saved.
+
+    Args:
+        source: A folder or a Hub name.
+
+    Returns:
+        The content of `config.json`.
+
+    Raises:
+        OSError: If there is none.
+        ValueError: If it is not as described by `CONFIG`.
+    """
+    path = cached_file(str(source), CONFIG_FILE)
+    return read_json(Path(path), CONFIG)
 
 
 def read_tokenizer(
@@ -344,9 +407,24 @@ def read_tokenizer(
             installed.
     """
     try:
+        settings = cached_file(
+            str(source), TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False
+        )
+        if settings is not None:
+            read_json(Path(settings), TOKENIZER)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    # where a file of several is missing, the library goes on with None for its name
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except ImportError as error:
+        names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
+        if not names:
+            raise
+        raise ValueError(
+            f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
+        ) from error
+    # where a file of several is missing, the library goes on with None for its name; tokenizers has
+    # no error of its own, and panics
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
         if "trust_remote_code=True" in str(error):
             addresses = get_tokenizer_config(source)["auto_map"]
             if isinstance(addresses, dict):
@@ -355,13 +433,6 @@ def read_tokenizer(
             refuse_code(Path(source, TOKENIZER_FILE), code, remedy)
         raise ValueError(
             f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
-        ) from error
-    except ImportError as error:
-        names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
-        if not names:
-            raise
-        raise ValueError(
-            f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
         ) from error
 
 
@@ -380,6 +451,7 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
     # one that cannot be read the library takes for one that is not there
     if _has_file(source, GENERATION_FILE):
         try:
+            read_json(Path(cached_file(str(source), GENERATION_FILE)), mapping())
             GenerationConfig.from_pretrained(source)
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise ValueError(
@@ -391,7 +463,7 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
             f"{source} must be a whole model, got adapters, whose {ADAPTER_FILE} names the model "
             "that they belong to. Merge them into this model first, with merge_and_unload of peft."
         )
-    settings, _ = PreTrainedConfig.get_config_dict(source)
+    settings = read_config(source)
     kernel = settings.get("attn_implementation")
     if kernel is not None and "/" in str(kernel):
         remedy = "Remove attn_implementation from the file, and set it in Python."
@@ -468,7 +540,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
             not one that the Hub could have.
     """
     path, name = Path(source), str(source)
-    if path.is_dir():
+    if path.is_dir() and name.strip():
         return
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     # a folder here may be called like a user of datasets
@@ -511,7 +583,7 @@ def _address(public: type) -> str:
 
 
 def _edit_json(path: Path, **entries: Any):
-    content = json.loads(path.read_text(encoding="utf-8")) | entries
+    content = read_json(path, mapping()) | entries
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
@@ -529,7 +601,7 @@ def _write_card(
             f"{model.num_parameters():,} parameters.\n"
         )
     else:
-        card = ModelCard(Path(found).read_text(encoding="utf-8"))
+        card = ModelCard(read_text(Path(found)))
     for name, value in (
         ("library_name", "transformers"),
         ("pipeline_tag", TASK),

@@ -55,7 +55,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
 from .engine_vanilla_transformer import cache_obstacle
-from .generation_vanilla_transformer import CACHE_NAME, SearchMixin
+from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, check_ids
 from .identity_vanilla_transformer import file_difference
 
 logger = logging.getLogger(__name__)
@@ -596,7 +596,12 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 + ("neither." if input_ids is None else "both.")
             )
         if inputs_embeds is None:
-            inputs_embeds = self.embed_tokens(input_ids)
+            try:
+                inputs_embeds = self.embed_tokens(input_ids)
+            except IndexError:
+                # the CPU names neither the id nor the vocabulary
+                check_ids("token ids", input_ids, self.embed_tokens.num_embeddings)
+                raise
         return inputs_embeds * math.sqrt(self.config.d_model)  # [B, T, d_model]
 
 
@@ -653,7 +658,8 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
 
         Raises:
             TypeError: If an argument is unknown.
-            ValueError: If not exactly one of `input_ids` and `inputs_embeds` is given.
+            ValueError: If not exactly one of `input_ids` and `inputs_embeds` is given, or, on the
+                CPU, an id is not in the vocabulary.
         """
         self._refuse_unknown(kwargs)
         embedded = self._embed(input_ids, inputs_embeds)
@@ -994,6 +1000,7 @@ class VanillaTransformerForConditionalGeneration(
 
         Raises:
             TypeError: If an argument is unknown.
+            ValueError: On the CPU, if an id or a label is not in the vocabulary.
         """
         if labels is not None:
             use_cache = False
@@ -1016,7 +1023,11 @@ class VanillaTransformerForConditionalGeneration(
         logits = self.lm_head(outputs.last_hidden_state[:, kept])  # [B, T, V]
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            try:
+                loss = self.loss_function(logits, labels, self.config.vocab_size, **kwargs)
+            except IndexError:
+                check_ids("labels", labels[labels != -100], self.config.vocab_size)
+                raise
         return Seq2SeqLMOutput(
             loss=loss,
             logits=logits,

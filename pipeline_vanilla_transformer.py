@@ -200,8 +200,16 @@ class TranslationPipeline(Pipeline):
         ids = self.preprocess(texts)
         # what a configuration leaves open, the model's own decides
         configs = (search.get("generation_config"), self.model.generation_config)
-        counts = (config.num_return_sequences for config in configs if config is not None)
-        count = search.get("num_return_sequences") or next(filter(None, counts), 1)
+        counts = (getattr(config, "num_return_sequences", None) for config in configs)
+        search = dict(search)
+        given = search.get("num_return_sequences")
+        if given is None:
+            search.pop("num_return_sequences", None)
+        count = next(filter(None, counts), 1) if given is None else given
+        if type(count) is not int or count < 1:
+            raise ValueError(
+                f"num_return_sequences must be a whole number of at least 1, got {count!r}."
+            )
         # nothing is translated by nothing; each batch overwrites the places of its texts
         results = [[{"translation_text": ""} for _ in range(count)] for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]

@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 if all went well, 1 if it was refused.
     """
-    return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
+    return run_command(run, argv)
 
 
 if __name__ == "__main__":

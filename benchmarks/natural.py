@@ -237,7 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 if all went well, 1 if it was refused.
     """
-    return run_command(lambda: _measure(sys.argv[1:] if argv is None else argv))
+    return run_command(_measure, argv)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.console import run_command
+from vanilla_transformer.console import a_folder, run_command
 
 
 class Study(NamedTuple):
@@ -95,12 +95,12 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     )
     parser.add_argument(
         "--output_dir",
-        type=Path,
-        default=Path("runs") / "paper" / name,
+        default=str(Path("runs") / "paper" / name),
         help="for page, numbers and pictures (%(default)s)",
     )
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
+    flags.output_dir = a_folder(flags.output_dir, "output_dir")
     title = f"{study.title}, {study.place}"
     show_study(module.sections(flags), title, flags.output_dir)
 
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         0 if all went well, 1 if it was refused.
     """
-    return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
+    return run_command(run, argv)
 
 
 if __name__ == "__main__":

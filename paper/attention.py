@@ -18,6 +18,7 @@ from vanilla_transformer.paper.inside_head import draw_head_steps, inside_head
 from vanilla_transformer.paper.study import Section
 from vanilla_transformer.paper.trained import add_model_flag, load_trained
 from vanilla_transformer.pictures import label_places, new_figure
+from vanilla_transformer.records import read_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -372,7 +373,7 @@ def _test_maps(
     files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]
     if not all(file.is_file() for file in files):
         return []
-    sides = [file.read_text(encoding="utf-8").split("\n")[:-1] for file in files]
+    sides = [read_text(file).split("\n")[:-1] for file in files]
     pairs = [pair for pair in zip(*sides, strict=True) if all(map(str.strip, pair))]
     return [attention_weights(model, tokenizer, *pair) for pair in pairs[:most]]
 

@@ -701,4 +701,4 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run_command(lambda: run(sys.argv[1:])))
+    sys.exit(run_command(run))

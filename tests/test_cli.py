@@ -150,7 +150,7 @@ def test_a_training_that_was_asked_to_end_does_not_say_that_it_is_done(monkeypat
 
 
 def test_a_command_that_the_user_stops_says_nothing_more(capsys):
-    def stopped():
+    def stopped(arguments):
         raise KeyboardInterrupt
 
     assert run_command(stopped) == 130

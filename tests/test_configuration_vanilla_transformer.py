@@ -116,3 +116,11 @@ def test_keys_of_the_library_pass_and_survive(tmp_path):
     assert again.auto_map == {"AutoModel": "a.B"}
     assert again.dtype == torch.bfloat16
     assert again.a_users_own_note == "kept"
+
+
+@pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
+@pytest.mark.parametrize("value", ["float13", "int8", "", "nn", 16])
+def test_a_dtype_that_no_weight_has_is_refused(name, value):
+    with pytest.raises(ValueError, match="dtype must be a floating-point dtype of torch"):
+        VanillaTransformerConfig(**{name: value})
+    assert VanillaTransformerConfig(**{name: "bfloat16"}).dtype == torch.bfloat16

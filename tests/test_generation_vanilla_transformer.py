@@ -1,6 +1,7 @@
 """Section 6.1: the paper's search against exhaustive search, and against itself."""
 
 import copy
+import math
 
 import equations
 import pytest
@@ -624,3 +625,51 @@ def test_greedy_and_assisted_decoding_agree(model, source):
     assert [ids.tolist() for ids in read] == [one["input_ids"].tolist()]
     with pytest.raises(ValueError, match="takes one sentence at a time, got a batch of 4"):
         model.generate(**source, max_new_tokens=9, assistant_model=assistant)
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("num_beams", [0, -1, 1.5, "4", True]),
+        ("num_return_sequences", [0, -1, 1.5, "4", True]),
+        ("max_new_tokens", [0, -3, 1.5, "4", 10**30]),
+        ("max_length", [0, -3, 1.5, "4", 10**30]),
+        ("min_length", [-1, "4"]),
+        ("min_new_tokens", [-1, "4"]),
+        ("max_extra_tokens", [-1, 1.5, True, 10**30]),
+        ("no_repeat_ngram_size", [-1, 0.5]),
+        ("length_penalty_alpha", [math.nan, math.inf, "1", True]),
+        ("length_penalty", [math.nan, "1"]),
+        ("temperature", [math.inf, "1"]),
+        ("decoder_start_token_id", [-1, 10**6, "1", 0.5]),
+        ("bos_token_id", [-1, 10**6]),
+        ("pad_token_id", [-1, 10**6]),
+        ("eos_token_id", [10**6, [2, 10**6], "2"]),
+        ("forced_bos_token_id", [10**6]),
+        ("forced_eos_token_id", [10**6]),
+    ],
+)
+def test_a_setting_that_no_search_can_have_is_named(small_model, name, values):
+    source = torch.tensor([[5, 6, 2]])
+    for value in values:
+        with pytest.raises(ValueError, match=f"{name}`? must be"):
+            small_model().eval().generate(source, **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        ([[5, 6]], "input_ids must be a tensor of whole numbers, .* got list"),
+        (torch.tensor([[5.0, 6.0]]), "input_ids must be a tensor of whole numbers, .*float32"),
+        (torch.tensor([5, 6]), r"input_ids must be \[B, T\], got \[2\]"),
+        (torch.tensor([[5, 23]]), "input_ids must be at least 0 and below the vocabulary size 23"),
+    ],
+)
+def test_what_are_no_token_ids_is_refused(small_model, ids, message):
+    with pytest.raises(ValueError, match=message):
+        small_model().eval().generate(ids)
+
+
+def test_a_generation_configuration_of_another_type_is_refused(small_model):
+    with pytest.raises(TypeError, match="generation_config must be a GenerationConfig, got dict"):
+        small_model().generate(torch.tensor([[5, 2]]), generation_config={"num_beams": 2})

@@ -628,3 +628,19 @@ def test_no_mask_and_a_full_mask_are_the_same(small_model, batch):
 def test_a_decoder_without_memory_is_refused(small_model):
     with pytest.raises(ValueError, match="encoder_hidden_states must be given"):
         small_model().get_decoder()(torch.tensor([[1, 2]]))
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({"input_ids": [[5, 23]], "decoder_input_ids": [[1]]}, "token ids must be .* got 23"),
+        ({"input_ids": [[5, -3]], "decoder_input_ids": [[1]]}, "token ids must be .* got -3"),
+        ({"input_ids": [[5, 3]], "decoder_input_ids": [[99]]}, "token ids must be .* got 99"),
+        ({"input_ids": [[5, 3]], "labels": [[4, 23]]}, "labels must be .* got 23"),
+        ({"input_ids": [[5, 3]], "labels": [[23, 4]]}, "token ids must be .* got 23"),
+    ],
+)
+def test_ids_outside_of_the_vocabulary_are_named_on_the_cpu(small_model, inputs, message):
+    inputs = {name: torch.tensor(ids) for name, ids in inputs.items()}
+    with pytest.raises(ValueError, match=message):
+        small_model()(**inputs)

@@ -369,3 +369,13 @@ def test_threads_that_translate_with_one_model_leave_it_in_the_mode_it_had(small
         thread.join()
     assert modes == [False] * 3
     assert [module.training for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, "2", True, []])
+def test_the_number_of_translations_must_be_a_whole_number(translate, count):
+    with pytest.raises(ValueError, match="num_return_sequences must be a whole number of at least"):
+        translate("dogs", num_return_sequences=count)
+
+
+def test_no_number_of_translations_leaves_it_to_the_model(translate):
+    assert translate("dogs", num_return_sequences=None) == translate("dogs")

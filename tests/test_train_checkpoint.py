@@ -302,3 +302,30 @@ def test_weights_that_are_not_finite_are_refused_by_name(value):
     with pytest.raises(FloatingPointError, match="the weights must be finite, got b with"):
         refuse_not_finite(weights, "the weights")
     refuse_not_finite({"a": torch.tensor([3e38, -3e38])}, "the weights")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"step": 8},
+        {"step": True},
+        {"step": "3"},
+        {"step": None},
+        {"sizes": {"../step-3/model.safetensors": 5}},
+        {"sizes": {"..": 5}},
+        {"sizes": []},
+        {"sizes": {"model.safetensors": "5"}},
+        {"seconds": "5"},
+        {"is_stop": 1},
+    ],
+)
+def test_a_state_that_is_not_as_it_was_saved_makes_no_checkpoint(changes, tmp_path):
+    save(tmp_path, 3)
+    path = tmp_path / "step-3" / "state.json"
+    state = {**json.loads(path.read_text()), **changes}
+    # as an earlier version saved it, without a checksum of itself
+    del state["state_sha256"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(ValueError, match=f"{path}: {next(iter(changes))}"):
+        read_state(tmp_path / "step-3")
+    assert not checkpoints(tmp_path)

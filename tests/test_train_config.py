@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import re
+import time
 
 import pytest
 
@@ -94,7 +96,7 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "twice"], "'twice' is one argument too many"),
         (["demo", "--dry_run", "--model", "{d_modle: 5}"], "d_modle is not a field .*'d_model'"),
         (["demo", "--dry_run", "--model", "{d_model: 5}"], "d_model must be"),
-        (["demo", "--model", "{1: 2}"], "model: 1 is not a field of VanillaTransformerConfig"),
+        (["demo", "--model", "{1: 2}"], "line 1, column 2: must have text as names, got '1'"),
         (["demo", "--model", "{row: B1}"], "model: row is not a field"),
         (["demo", "--model", "{num_labels: x}"], "model: num_labels is not a field"),
         (["demo", "--model", "{id2label: 3}"], "model: id2label is not a field"),
@@ -111,10 +113,19 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         (["demo", "--model", "{vocab_size: 5}"], "vocab_size: it is a setting of its own"),
         (["demo", "--model", "{pad_token_id: 7}"], "model must not hold pad_token_id: it is the t"),
         (["demo", "--seed", "4294967296"], "seed must be below 4294967296, got 4294967296"),
-        (["demo", "--source_lang", " "], "source_lang must not be empty, got ' '"),
-        (["demo", "--dataset", ""], "dataset must not be empty, got ''"),
+        (
+            ["demo", "--source_lang", " "],
+            "source_lang must be text of whole characters, and not empty, got ' '",
+        ),
+        (
+            ["demo", "--dataset", ""],
+            "dataset must be text of whole characters, and not empty, got ''",
+        ),
         (["demo", "--dry_run", "--paper_row", "bog"], "got 'bog'. Did you mean 'big'"),
-        (["demo", "--model", "{dropout: 0.1, dropout: 0.2}"], "model: dropout is given twice"),
+        (
+            ["demo", "--model", "{dropout: 0.1, dropout: 0.2}"],
+            "model must be a YAML value, .*: line 1, column 16: 'dropout' is given twice",
+        ),
         (["demo", "--license", "None"], "license must be null where there is to be none, got None"),
     ],
 )
@@ -135,7 +146,7 @@ def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
         ("max_steps: few", "max_steps must be of type int, got 'few'"),
         ("- 5", "must map names to values"),
         ("a: b: c", "must be YAML"),
-        ("max_steps: 5\nseed: 2\nmax_steps: 7\n", "max_steps is given twice .*line 1"),
+        ("max_steps: 5\nseed: 2\nmax_steps: 7\n", "line 3, column 1: 'max_steps' is given twice"),
         ("measured: {device: x}", "measured must be a list of runs, each with device, time"),
         (
             "measured: [{device: x, score: 5}]",
@@ -332,3 +343,72 @@ def test_another_dataset_of_a_recipe_has_no_configuration_either(tmp_path):
     assert load_config(str(recipe)).name == "de-en"
     # where it was another's by default it is named
     assert load_config("mini-wmt14").name == "de-en"
+
+
+BOMB = "a: &a [lol, lol, lol]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (BOMB, "line 1, column 4: must be without references"),
+        ("model: *a", "must be without references"),
+        ("model: &a {d_model: 8}", "must be without references"),
+        ("model: {<<: {d_model: 8}}", "must have text as names, got '<<'"),
+        ("a: " * 3000, "must be YAML"),
+        ("[" * 50_000, "must be at most 20 levels deep, got more"),
+        ("- " * 50_000, "must be at most 20 levels deep, got more"),
+        ("{a: " * 50_000, "must be at most 20 levels deep, got more"),
+        ("seed: !!python/object/apply:os.system ['true']", "could not determine a constructor"),
+        ("seed: !x 5", "could not determine a constructor"),
+        ("? [a, b]\n: 5", "must have text as names"),
+        ("1: 5", "must have text as names, got '1'"),
+        ("seed: " + "9" * 10_000, "numbers must be shorter, got '999"),
+        ("seed: " + ":".join(["1"] * 300_000), "numbers must be shorter"),
+        ("seed: 0x" + "f" * 90, "seed must be at most"),
+        ("learning_rate_factor: 1e999", "learning_rate_factor must be a finite number"),
+        ("seed: 9999-99-99", "must be YAML: month must be in"),
+        ("seed: !!binary x", "must be YAML"),
+        ('dataset: "a\\0b"', "dataset must be text of whole characters"),
+        ('dataset: "\\ud800"', "dataset must be text of whole characters"),
+        ("output_dir: ''", "output_dir must be text of whole characters, and not empty"),
+        ("mix: [{dataset: ''}]", "dataset must be text of whole characters, and not empty"),
+        ("x" * 2_000_000, "must be of at most 1,000,000 characters, got 2,000,000"),
+        (f"{'x' * 1000}: 5", "is not a setting"),
+        (f"? {'x' * 900_000}\n: 5", "is not a setting"),
+        (f"seed: {'x' * 900_000}", "seed must be of type int, got 'xxx"),
+        (f"measured: {'x' * 900_000}", "measured must be a list of runs"),
+        ("seed: 5\0", "must be YAML: unacceptable character"),
+        ("seed: 5".encode("utf-16"), "must be UTF-8, got invalid start byte at byte 0"),
+        (b"seed: \xff", "must be UTF-8, got invalid start byte at byte 6"),
+    ],
+)
+def test_what_no_recipe_holds_is_refused_at_once_in_a_short_sentence(
+    content, message, tmp_path, capsys
+):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    began = time.monotonic()
+    assert main([str(path), "--dry_run"]) == 1
+    # a busy machine takes some seconds for a million characters
+    assert time.monotonic() - began < 60
+    said = capsys.readouterr().err
+    assert re.match(f"error: .*{message}", said), said[:500]
+    assert said.count("\n") == 1
+    assert len(said) < 2500
+
+
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes("max_steps: 5".encode("utf-8-sig"))
+    assert load_config(path).max_steps == 5
+
+
+@pytest.mark.parametrize("name", ["dataset", "output_dir", "tokenizer"])
+def test_a_path_is_as_good_as_its_name(name, tmp_path):
+    config = load_config("paper-base", {name: tmp_path, "mix": [{"dataset": tmp_path}]})
+    assert getattr(config, name) == str(tmp_path)
+    assert config.mix[0]["dataset"] == str(tmp_path)

@@ -44,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         0 if the run is finished, 1 if it was refused, 128 and the number of the signal that asked
         it to end.
     """
-    return run_command(lambda: run(sys.argv[1:] if argv is None else argv))
+    return run_command(run, argv)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.console import refuse_code
+from vanilla_transformer.console import a_folder, refuse_code
 from vanilla_transformer.files import whole_folder, write_whole
 from vanilla_transformer.hub import load_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
@@ -131,11 +131,11 @@ class MovingAverage:
 
 
 def average_run(
-    folder: Path,
+    folder: str | Path,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
     ema: bool = False,
-    output_dir: Path | None = None,
+    output_dir: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
     """Average the weights of a run into its folder, which then loads as a model. Section 6.1.
@@ -159,7 +159,8 @@ def average_run(
             other than an average would be replaced.
         OSError: If the model cannot be written.
     """
-    target = folder if output_dir is None else output_dir
+    folder = a_folder(folder, "run")
+    target = folder if output_dir is None else a_folder(output_dir, "output_dir")
     with hold_run(target):
         return average_held_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
 

@@ -20,6 +20,18 @@ from transformers import PreTrainedModel
 
 from vanilla_transformer.files import free_space, make_folder, to_disk, write_whole
 from vanilla_transformer.hub import UNREADABLE
+from vanilla_transformer.records import (
+    ANYTHING,
+    NOTHING,
+    NUMBER,
+    TEXT,
+    TRUTH,
+    list_of,
+    mapping,
+    or_null,
+    read_json,
+    whole,
+)
 from vanilla_transformer.sizes import check_stored
 
 STATE_FILE = "state.json"
@@ -36,6 +48,42 @@ SCALER_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "
 DAMAGED = "a run goes on from the checkpoint before where this one's folder is removed"
 
 logger = logging.getLogger(__name__)
+# name of a file of the checkpoint itself
+PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
+COUNTS = mapping(others=whole(0))
+WINDOW = mapping(
+    {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
+    others=NOTHING,
+)
+PLACE = mapping({"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING})
+POSITION = mapping(
+    {
+        "block": whole(0),
+        "first_step": whole(0),
+        "counts": COUNTS,
+        "places": list_of(PLACE, least=1),
+    },
+    {"block_counts": COUNTS, "text_sha256": TEXT},
+)
+STATE = mapping(
+    {"step": whole(0), "sizes": mapping(others=whole(0), names=PLAIN_NAME)},
+    {"is_stop": TRUTH, "seconds": NUMBER, "sha256": mapping(others=TEXT, names=PLAIN_NAME)},
+)
+# of a run that can be resumed; earlier versions noted less
+RUN_STATE = mapping(
+    {
+        "skipped": whole(0),
+        "skipped_in_a_row": whole(0),
+        "data": mapping(),
+        "window": or_null(WINDOW),
+    },
+    {
+        "is_late": TRUTH,
+        "num_processes": whole(1),
+        "tokens_per_micro_batch": or_null(whole(1)),
+        "position": or_null(POSITION),
+    },
+)
 
 
 def save_checkpoint(
@@ -220,8 +268,14 @@ def changed_file(checkpoint: Path, spared: Collection[str] = ()) -> str | None:
 
 def _named(folder: Path) -> list[Path]:
     # a user's copy of one has another name
-    found = [path for path in folder.glob("step-*") if re.fullmatch(r"step-\d+", path.name)]
-    return sorted(found, key=lambda path: int(path.name.removeprefix("step-")))
+    return sorted(
+        filter(_is_name, folder.glob("step-*")),
+        key=lambda path: int(path.name.removeprefix("step-")),
+    )
+
+
+def _is_name(path: Path) -> bool:
+    return re.fullmatch(r"step-(0|[1-9][0-9]{0,18})", path.name) is not None
 
 
 def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
@@ -291,15 +345,17 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         `step`, and what was given to `save_checkpoint`.
 
     Raises:
-        ValueError: If the file was changed.
+        ValueError: If it is not as it was written.
     """
     path = checkpoint / STATE_FILE
-    notes = json.loads(path.read_text(encoding="utf-8"))
+    state = read_json(path, STATE)
     # an earlier version had none
-    saved = notes.pop(OWN_HASH, None)
-    if saved is not None and saved != _hash_of(notes):
+    saved = state.pop(OWN_HASH, None)
+    if saved is not None and saved != _hash_of(state):
         raise ValueError(f"{path} must be as it was saved, and was changed.")
-    return notes
+    if _is_name(checkpoint) and checkpoint.name != f"step-{state['step']}":
+        raise ValueError(f"{path}: step must be that of its folder, got {state['step']}.")
+    return state
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Any]:

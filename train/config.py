@@ -29,15 +29,18 @@ from vanilla_transformer.configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
-from vanilla_transformer.console import add_trust_flag, refuse_code
+from vanilla_transformer.console import LONGEST_VALUE, add_trust_flag, refuse_code, shown
 from vanilla_transformer.files import write_whole
 from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
+from vanilla_transformer.records import LARGEST_NUMBER, is_whole_text, read_text
 from vanilla_transformer.sizes import refuse_impossible
 
 RECIPES = Path(__file__).parent / "recipes"
 # of a run, in its folder
 RECIPE_FILE = "recipe.yaml"
 PRECISIONS = ("fp32", "bf16", "fp16")
+# characters and levels of a recipe
+LONGEST_RECIPE, DEEPEST = 1_000_000, 20
 # what a recipe says of each run of it that was measured, under this name
 MEASURED = "measured"
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
@@ -310,9 +313,6 @@ class TrainConfig:
         # what the seeds of numpy and of the tokenizer's library hold
         if self.seed >= 2**32:
             raise ValueError(f"seed must be below {2**32}, got {self.seed}.")
-        for name in ("dataset", "source_lang", "target_lang"):
-            if not getattr(self, name).strip():
-                raise ValueError(f"{name} must not be empty, got {getattr(self, name)!r}.")
         self._check_model()
 
     def _check_model(self):
@@ -457,20 +457,63 @@ _OF_THE_STEPS = (
 )
 
 
-class _TwiceError(yaml.constructor.ConstructorError):
-    """A name that stands twice."""
-
-
 class _Loader(yaml.SafeLoader):
-    """Takes no mapping in which a name stands twice: the last would win without a word."""
+    """Reads values without a name that stands twice, references and depth.
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    The last of two values of a name would win in silence; a few lines of references to references
+    stand for more values than memory holds.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or event.anchor is not None:
+            self._refuse(f"must be without references (& and *), got {event.anchor}", event)
+        if self.depth > DEEPEST:
+            self._refuse(f"must be at most {DEEPEST} levels deep, got more", event)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:
         seen = set()
-        for name in (str(key.value) for key, _ in node.value):
-            if name in seen:
-                raise _TwiceError(None, None, f"{name} is given twice", node.start_mark)
-            seen.add(name)
+        for key, _ in node.value:
+            if key.tag != "tag:yaml.org,2002:str":
+                self._refuse(f"must have text as names, got {shown(key.value)}", key)
+            if key.value in seen:
+                self._refuse(f"{shown(key.value)} is given twice", key)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        is_number = node.tag in ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+        if is_number and len(node.value) > LONGEST_VALUE:
+            self._refuse(f"numbers must be shorter, got {shown(node.value)}", node)
+        return super().construct_object(node, deep)
+
+    @staticmethod
+    def _refuse(problem: str, place: yaml.Event | yaml.Node) -> NoReturn:
+        raise yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
+
+
+def _parsed(text: str, name: str, kind: str) -> Any:
+    """Parse a recipe, or the value of one setting."""
+    if len(text) > LONGEST_RECIPE:
+        raise ValueError(
+            f"{name} must be of at most {LONGEST_RECIPE:,} characters, got {len(text):,}."
+        )
+    try:
+        return yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(filter(None, (error.context, error.problem)))
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{name} must be {kind}: {place}{problem}.") from error
+    # a date that does not exist, and a character that no text has
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{name} must be {kind}: {' '.join(str(error).split())}.") from error
 
 
 def recipe_names() -> list[str]:
@@ -505,7 +548,7 @@ def recipe_comment(recipe: str) -> list[str]:
     Raises:
         ValueError: If there is no such recipe.
     """
-    lines = _recipe_path(recipe).read_text(encoding="utf-8").splitlines()
+    lines = read_text(_recipe_path(recipe)).splitlines()
     return [
         line.removeprefix("#").strip()
         for line in itertools.takewhile(lambda line: line.startswith("#"), lines)
@@ -525,18 +568,15 @@ def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]
         ValueError: If there is no such recipe, or it holds something else.
     """
     path = _recipe_path(recipe)
-    try:
-        settings = yaml.load(path.read_text(encoding="utf-8"), _Loader)
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"recipe {path} must be YAML: {' '.join(str(error).split())}") from error
+    settings = _parsed(read_text(path), f"recipe {path}", "YAML")
     settings = {} if settings is None else settings
     if not isinstance(settings, dict):
-        raise ValueError(f"recipe {path} must map names to values, got {settings!r}.")
+        raise ValueError(f"recipe {path} must map names to values, got {shown(settings)}.")
     runs = settings.pop(MEASURED, [])
     if not isinstance(runs, list) or not all(map(_is_measured, runs)):
         raise ValueError(
             f"{MEASURED} must be a list of runs, each with {', '.join(MEASURED_FACTS)}, "
-            f"got {runs!r}."
+            f"got {shown(runs)}."
         )
     return settings, runs
 
@@ -545,7 +585,7 @@ def _is_measured(run: Any) -> bool:
     return isinstance(run, dict) and set(run) == set(MEASURED_FACTS)
 
 
-def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainConfig:
+def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> TrainConfig:
     """Resolve a run's settings: defaults, then the recipe, then what is given beside it.
 
     Args:
@@ -559,6 +599,7 @@ def load_config(recipe: str, overrides: dict[str, Any] | None = None) -> TrainCo
     Raises:
         ValueError: If the recipe or a setting is unknown, or a value is refused.
     """
+    recipe = str(recipe)
     settings, _ = read_recipe_file(recipe)
     overrides = overrides or {}
     for name in [*settings, *overrides]:
@@ -821,18 +862,15 @@ def _text_value(name: str, text: str) -> str | None:
 
 
 def _yaml_value(name: str, text: str) -> Any:
-    try:
-        return yaml.load(text, _Loader)
-    except _TwiceError as error:
-        raise ValueError(f"{name}: {error.problem}.") from error
-    except yaml.YAMLError as error:
-        raise ValueError(f"{name} must be a YAML value, got {text!r}.") from error
+    return _parsed(text, name, f"a YAML value, got {shown(text)}")
 
 
 def _checked_corpus(entry: Any) -> dict[str, Any]:
     fields = TrainConfig.__dataclass_fields__
-    if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str):
-        raise ValueError(f"mix must be a list of mappings, each with a dataset, got {entry!r}.")
+    if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str | Path):
+        raise ValueError(
+            f"mix must be a list of mappings, each with a dataset, got {shown(entry)}."
+        )
     names = ("dataset", "name", "revision", "weight")
     for name in entry:
         if name not in names:
@@ -840,10 +878,7 @@ def _checked_corpus(entry: Any) -> dict[str, Any]:
                 f"mix must hold only {', '.join(names)}, got {name!r}."
                 f"{closest_name(str(name), list(names))}"
             )
-    checked = {
-        "dataset": entry["dataset"],
-        **{name: _checked(fields[name], entry.get(name)) for name in names[1:]},
-    }
+    checked = {name: _checked(fields[name], entry.get(name)) for name in names}
     if checked["weight"] is not None and checked["weight"] <= 0:
         raise ValueError(f"weight must be above 0, got {checked['weight']} in mix.")
     return checked
@@ -854,18 +889,27 @@ def _checked(known: dataclasses.Field, value: Any) -> Any:
     wanted = typing.get_args(known.type)[0] if is_optional else known.type
     if value is None and is_optional:
         return None
+    if wanted is str and isinstance(value, Path):
+        value = str(value)
     if wanted is float and isinstance(value, str):
         # YAML 1.1 takes 1e-9 for text
         with contextlib.suppress(ValueError):
             value = float(value)
     if wanted is float and type(value) is int:
-        value = float(value)
+        with contextlib.suppress(OverflowError):
+            value = float(value)
     if wanted is float and isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{known.name} must be a finite number, got {value}.")
     if type(value) is not wanted:
         form = f": {known.metadata['help']}" if wanted in (list, dict) else ""
         raise ValueError(
             f"{known.name} must be of type {wanted.__name__}{' or null' if is_optional else ''}, "
-            f"got {value!r}{form}."
+            f"got {shown(value)}{form}."
+        )
+    if wanted is int and abs(value) > LARGEST_NUMBER:
+        raise ValueError(f"{known.name} must be at most {LARGEST_NUMBER}, got {shown(value)}.")
+    if wanted is str and not (value.strip() and is_whole_text(value)):
+        raise ValueError(
+            f"{known.name} must be text of whole characters, and not empty, got {shown(value)}."
         )
     return value

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from vanilla_transformer.console import Interrupted
+from vanilla_transformer.console import Interrupted, a_folder
+from vanilla_transformer.records import read_text
 from vanilla_transformer.train.ending import STARTER, noticing_requests
 from vanilla_transformer.train.evaluate import evaluate, score_table
 
@@ -17,7 +18,7 @@ SHOWN_SENTENCES = 12
 COLUMN_WIDTH = 38
 
 
-def run_demo(output_dir: str = "runs/demo") -> str:
+def run_demo(output_dir: str | Path = "runs/demo") -> str:
     """Train on the embedded corpus through `accelerate launch`, translate its test split, score it.
 
     A run that was interrupted goes on; one that is finished is only evaluated.
@@ -31,18 +32,18 @@ def run_demo(output_dir: str = "runs/demo") -> str:
     Raises:
         ValueError: If training ended with an error, which it has printed itself.
     """
+    folder = a_folder(output_dir, "output_dir")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     launch += ["--num_processes", "1", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
-    launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", output_dir, "--resume"]
+    launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
     # the launcher's own default is one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
     environment[STARTER] = str(os.getpid())
     status = _run_to_its_end(launch, environment)
     if status:
         raise ValueError(f"training must end well to be evaluated, got exit {status}.")
-    scores = evaluate(output_dir)
-    folder = Path(output_dir)
+    scores = evaluate(folder)
     return "\n\n".join(
         [
             translation_table(folder / "hypotheses", "test", SHOWN_SENTENCES),
@@ -86,7 +87,7 @@ def translation_table(folder: Path, split: str, num_sentences: int) -> str:
         A table of three columns; a translation that is not the reference has a mark.
     """
     columns = [
-        (folder / f"{split}.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        read_text(folder / f"{split}.{side}.txt").split("\n")[:-1]
         for side in ("source", "reference", "translation")
     ]
     every = max(1, len(columns[0]) // num_sentences)

@@ -19,11 +19,12 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.console import add_trust_flag, run_command
+from vanilla_transformer.console import a_folder, add_trust_flag, run_command
 from vanilla_transformer.files import write_whole
 from vanilla_transformer.hub import check_local
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
 from vanilla_transformer.pipeline_vanilla_transformer import evaluating
+from vanilla_transformer.records import read_text
 from vanilla_transformer.train.config import TrainConfig, bleu_tokenizer_of
 from vanilla_transformer.train.corpus import load_translations, texts_of
 from vanilla_transformer.train.fused import block_bytes
@@ -107,17 +108,17 @@ def _loss_sum(
 
 
 def evaluate(
-    run: str,
+    run: str | Path,
     split: str = "test",
-    dataset: str | None = None,
+    dataset: str | Path | None = None,
     name: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     revision: str | None = None,
     bleu_tokenizer: str | None = None,
     comet: str | None = None,
-    against: str | None = None,
-    output_dir: str | None = None,
+    against: str | Path | None = None,
+    output_dir: str | Path | None = None,
     trust_remote_code: bool = False,
     **search: Any,
 ) -> dict[str, Any] | None:
@@ -153,6 +154,10 @@ def evaluate(
         ValueError: If model, dataset, split, COMET or the other run's translations cannot be had.
     """
     state = _processes()
+    run, dataset, against, output_dir = (
+        str(place) if isinstance(place, Path) else place
+        for place in (run, dataset, against, output_dir)
+    )
     recipe = together(
         lambda: _check_arguments(run, dataset, source_lang, target_lang, output_dir, comet)
     )
@@ -181,7 +186,7 @@ def evaluate(
     bleu_tokenizer = bleu_tokenizer or own_tokenizer
     # a slip is found before a long translation, not after
     together(lambda: score_translations(["a"], ["a"], bleu_tokenizer))
-    folder = Path(output_dir or run)
+    folder = Path(run if output_dir is None else output_dir)
 
     # the others then find what the main process has prepared
     sources, references = main_process_first(
@@ -287,7 +292,9 @@ def _check_arguments(
     comet: str | None,
 ) -> TrainConfig | None:
     """Give the recipe of a run, and refuse what cannot be evaluated."""
-    is_run = (Path(run) / RECIPE_FILE).is_file()
+    is_run = (a_folder(run, "run") / RECIPE_FILE).is_file()
+    if output_dir is not None:
+        a_folder(output_dir, "output_dir")
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
         what = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
@@ -367,10 +374,7 @@ def _kept_translations(
     for key in keys:
         sides = _kept_files(folder, key)
         if all(path.is_file() for path in sides):
-            kept = [
-                [one_line(line) for line in path.read_bytes().decode().split("\n")[:-1]]
-                for path in sides
-            ]
+            kept = [[one_line(line) for line in read_text(path).split("\n")[:-1]] for path in sides]
             if kept[:2] == [list(map(one_line, side)) for side in (sources, references)]:
                 if len(kept[2]) != len(sources):
                     raise ValueError(
@@ -500,12 +504,12 @@ def main(argv: list[str] | None = None) -> int:
         0 if all went well, 1 if it was refused.
     """
 
-    def print_table():
-        table = run(sys.argv[1:] if argv is None else argv)
+    def print_table(argv: list[str]):
+        table = run(argv)
         if table is not None:
             sys.stdout.write(table + "\n")
 
-    return run_command(print_table)
+    return run_command(print_table, argv)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from vanilla_transformer.console import Interrupted
 from vanilla_transformer.files import DISK_FULL, free_space, make_folder, whole_folder, write_whole
 from vanilla_transformer.identity_vanilla_transformer import stacks_difference
+from vanilla_transformer.records import check, read_text
 from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import layout
@@ -183,7 +184,7 @@ def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Pat
     # an earlier version noted none, and of a stream nothing is known before it is read
     if config.streaming or not noted.is_file():
         return
-    before, now = noted.read_text(encoding="utf-8").strip(), ", ".join(texts.hashes)
+    before, now = read_text(noted).strip(), ", ".join(texts.hashes)
     if now != before:
         raise ValueError(
             f"output_dir must be new, or its vocabulary have been learned from the same text: the "
@@ -564,7 +565,9 @@ def _begin(
         state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
         return model, collator, state
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
-    return model, collator, checkpointing.read_state(checkpoint)
+    state = checkpointing.read_state(checkpoint)
+    check(state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
+    return model, collator, state
 
 
 def _go_on(

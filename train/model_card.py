@@ -9,6 +9,8 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
 from vanilla_transformer.files import write_whole
+from vanilla_transformer.hub import read_config
+from vanilla_transformer.records import read_text
 from vanilla_transformer.sizes import size_of
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.corpus import is_on_hub
@@ -68,7 +70,7 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         )
         if (folder / "pictures" / name).is_file()
     ]
-    recipe = (folder / RECIPE_FILE).read_text(encoding="utf-8").strip()
+    recipe = read_text(folder / RECIPE_FILE).strip()
     parts += [
         "All settings, `recipe.yaml`, as the training takes them "
         "(`vanilla-transformer train recipe.yaml`):\n",
@@ -266,7 +268,7 @@ def _examples(
     if not all(path.is_file() for path in paths):
         return []
     # what follows the last line feed is no sentence
-    columns = [path.read_bytes().decode().split("\n")[:-1] for path in paths]
+    columns = [read_text(path).split("\n")[:-1] for path in paths]
     for path, column in zip(paths, columns, strict=True):
         if len(column) != len(columns[0]):
             raise ValueError(
@@ -284,7 +286,7 @@ def _examples(
 
 def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     """What a reader looks for first, of all that recipe, log and environment say."""
-    model = PreTrainedConfig.from_dict(PreTrainedConfig.get_config_dict(folder)[0])
+    model = PreTrainedConfig.from_dict(read_config(folder))
     # a configuration is saved with the names of its own fields
     width = getattr(model, "hidden_size", None) or model.d_model
     metrics = read_metrics(folder)

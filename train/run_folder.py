@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -15,13 +16,27 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from vanilla_transformer.attention_maps import attention_weights
+from vanilla_transformer.console import shown
 from vanilla_transformer.files import all_to_disk, held, refuse_links, remove, write_whole
-from vanilla_transformer.hub import WITHOUT_CODE, check_local, read_tokenizer
+from vanilla_transformer.hub import WITHOUT_CODE, check_local, read_config, read_tokenizer
 from vanilla_transformer.pictures import label_places, new_figure, save_figure
+from vanilla_transformer.records import (
+    NOTHING,
+    NUMBER,
+    TEXT,
+    Kind,
+    list_of,
+    mapping,
+    or_null,
+    read_json,
+    read_json_lines,
+    read_text,
+    whole,
+)
 from vanilla_transformer.train.config import RECIPE_FILE, TrainConfig, load_config
 
 LIBRARIES = (
@@ -39,6 +54,50 @@ METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 ENVIRONMENT_FILE = "environment.txt"
 AVERAGE_FILE = "average.json"
+SETTING = Kind("a number, text, true, false or null", lambda it: not isinstance(it, list | dict))
+METRICS = mapping({"step": whole(0)}, others=or_null(NUMBER))
+AVERAGE = mapping(
+    {
+        "steps": list_of(whole(0), least=1),
+        "ema_decay": or_null(NUMBER),
+        "seconds": or_null(NUMBER),
+    }
+)
+COMPARISON = mapping(
+    {
+        **dict.fromkeys(("score", "ci", "other", "other_ci", "p_value"), NUMBER),
+        "signature": TEXT,
+    }
+)
+SCORES = mapping(
+    others=mapping(
+        {
+            "dataset": TEXT,
+            "name": or_null(TEXT),
+            "split": TEXT,
+            "source_lang": TEXT,
+            "target_lang": TEXT,
+            "sentences": whole(1),
+            "bleu": NUMBER,
+            "bleu_signature": TEXT,
+            "chrf": NUMBER,
+            "chrf_signature": TEXT,
+            "exact_match": NUMBER,
+        },
+        {
+            "comet": NUMBER,
+            "comet_signature": TEXT,
+            "compound_bleu": NUMBER,
+            "compound_bleu_signature": TEXT,
+            "average": or_null(TEXT),
+            "seconds": NUMBER,
+            "search": mapping(others=SETTING),
+            "against": mapping(
+                others=mapping(optional={"bleu": COMPARISON, "chrf": COMPARISON}, others=NOTHING)
+            ),
+        },
+    )
+)
 # what a model in a folder consists of, and what was found of it
 MODEL_FILES = (
     CONFIG_NAME,
@@ -244,17 +303,10 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         A mapping a line, in order; a line that a killed run left unfinished is left out.
 
     Raises:
-        ValueError: If a whole line is no JSON; says which.
+        ValueError: If a whole line is not as it was written; says which.
     """
     path = folder / METRICS_FILE
-    lines = path.read_text(encoding="utf-8").split("\n")[:-1] if path.is_file() else []
-    metrics = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            metrics.append(json.loads(line))
-        except ValueError as error:
-            raise ValueError(f"{path} line {number} must be JSON, got {line!r}.") from error
-    return metrics
+    return read_json_lines(path, METRICS) if path.exists() else []
 
 
 def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
@@ -351,21 +403,8 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     Raises:
         ValueError: If the file is damaged.
     """
-    return _read_json(folder / SCORES_FILE) or {}
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{path} must be JSON, as it was written, got other text: {error}."
-        ) from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a mapping, as it was written, got {content!r}.")
-    return content
+    path = folder / SCORES_FILE
+    return read_json(path, SCORES) if path.exists() else {}
 
 
 def write_average(
@@ -395,7 +434,8 @@ def read_average(folder: Path) -> dict[str, Any] | None:
     Raises:
         ValueError: If the file is damaged.
     """
-    return _read_json(folder / AVERAGE_FILE)
+    path = folder / AVERAGE_FILE
+    return read_json(path, AVERAGE) if path.exists() else None
 
 
 def describe_average(folder: Path) -> str | None:
@@ -429,14 +469,24 @@ def read_environment(folder: Path) -> list[dict[str, str]]:
 
     Returns:
         What was noted, by name, when the run began and each time it went on.
+
+    Raises:
+        ValueError: If it is no text, or a number is none.
     """
     path = folder / ENVIRONMENT_FILE
-    blocks = path.read_text(encoding="utf-8").split("\n\n") if path.is_file() else []
-    return [
+    blocks = read_text(path).replace("\r\n", "\n").split("\n\n") if path.exists() else []
+    starts = [
         dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
         for block in blocks
         if block.strip()
     ]
+    for start in starts:
+        for name in ("cpus", "threads_per_process", "processes"):
+            if not re.fullmatch("[0-9]{1,9}", start.get(name, "0")):
+                raise ValueError(
+                    f"{path}: {name} must be a whole number, got {shown(start[name])}."
+                )
+    return starts
 
 
 def read_recipe(folder: Path) -> TrainConfig:
@@ -471,8 +521,8 @@ def vocabulary_size(folder: Path, recipe: TrainConfig) -> int | None:
     Raises:
         OSError: If the configuration cannot be read.
     """
-    if (folder / CONFIG_NAME).is_file():
-        return PreTrainedConfig.get_config_dict(folder)[0]["vocab_size"]
+    if (folder / CONFIG_NAME).exists():
+        return read_config(folder).get("vocab_size")
     return None if recipe.tokenizer else recipe.vocab_size
 
 

@@ -36,7 +36,7 @@ MAX_LINE_TOKENS = 4096
 
 
 def load_model(
-    run: str,
+    run: str | Path,
     device: torch.device | str | None = None,
     trust_remote_code: bool = False,
     int8: bool = False,

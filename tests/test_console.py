@@ -1,0 +1,92 @@
+import subprocess
+import sys
+
+import pytest
+from tqdm import tqdm
+
+from vanilla_transformer.console import a_folder, naming, run_command
+
+
+def failing(error):
+    def command(arguments):
+        raise error
+
+    return command
+
+
+@pytest.mark.parametrize(
+    ("error", "sentence"),
+    [
+        (ValueError("a rule\nin  two lines"), "error: a rule in two lines\n"),
+        (TypeError("no rule"), "error: unexpected TypeError: no rule. This is a defect of "),
+        (AttributeError("x" * 10_000), "error: unexpected AttributeError: xxx"),
+        (RecursionError(), "error: unexpected RecursionError. This is"),
+        (type("PanicException", (BaseException,), {})("rust"), "error: unexpected PanicException"),
+    ],
+)
+def test_every_error_is_one_short_sentence(error, sentence, capsys):
+    assert run_command(failing(error), []) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(sentence)
+    assert said.count("\n") == 1
+    assert len(said) < 2500
+    assert ("--traceback shows where" in said) == ("unexpected" in said)
+
+
+@pytest.mark.parametrize("error", [ValueError("a rule"), TypeError("no rule")])
+def test_traceback_shows_where_and_is_no_argument_of_the_command(error):
+    got = []
+
+    def command(arguments):
+        got.extend(arguments)
+        raise error
+
+    with pytest.raises(type(error)):
+        run_command(command, ["a", "--traceback", "b"])
+    assert got == ["a", "b"]
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
+def test_what_is_no_error_passes(error):
+    with pytest.raises(type(error)):
+        run_command(failing(error), [])
+
+
+@pytest.mark.parametrize("error", [ValueError("a rule."), TypeError("no rule")])
+def test_the_file_that_was_read_is_named(error, tmp_path, capsys):
+    def command(arguments):
+        with naming(tmp_path), naming(tmp_path / "file.json"):
+            raise error
+
+    assert run_command(command, []) == 1
+    said = capsys.readouterr().err
+    assert said.count(str(tmp_path)) == 1
+    assert f"(in {tmp_path / 'file.json'})" in said
+
+
+def test_a_sentence_begins_on_a_line_of_its_own_after_a_bar(capsys):
+    def command(arguments):
+        bars = [tqdm(total=5), tqdm(total=7)]
+        bars[0].update()
+        raise ValueError("a rule")
+
+    assert run_command(command, []) == 1
+    said = capsys.readouterr().err
+    assert said.split("\n")[-2] == "error: a rule"
+
+
+@pytest.mark.parametrize("module", ["cli", "train", "paper"])
+def test_every_command_line_takes_traceback(module):
+    command = [sys.executable, "-m", f"vanilla_transformer.{module}"]
+    command += ["train"] if module == "cli" else []
+    command += ["./no-such-thing", "--traceback"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "--traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["", " ", "a\0b"])
+def test_a_folder_without_a_name_is_refused(path):
+    with pytest.raises(ValueError, match="output_dir must be the path of a folder"):
+        a_folder(path, "output_dir")
