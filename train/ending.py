@@ -195,45 +195,61 @@ def ending_with_the_stalled(minutes: float) -> Iterator[None]:
     _stores.append(store)
     store.set(str(state.process_index), "0")
     state.wait_for_everyone()
-    is_over = threading.Event()
-    watching = (store, state.process_index, state.num_processes, 60 * minutes, is_over)
-    thread = threading.Thread(target=_watch, args=watching, daemon=True)
-    thread.start()
+    watch = _Watch(store, state.process_index, state.num_processes, 60 * minutes)
+    threads = [threading.Thread(target=it, daemon=True) for it in (watch.exchange, watch.judge)]
+    for thread in threads:
+        thread.start()
     try:
         yield
     finally:
-        is_over.set()
-        thread.join(SECONDS_BETWEEN_SIGNS)
+        watch.is_over.set()
 
 
-def _watch(store: TCPStore, own: int, count: int, seconds: float, is_over: threading.Event):
-    store.set_timeout(timedelta(seconds=seconds))
-    names = [str(process) for process in range(count)]
-    started = last = time.monotonic()
-    seen = dict.fromkeys(names, (b"", started))
-    interval = min(SECONDS_BETWEEN_SIGNS, seconds / 4)
-    for sign in range(1, sys.maxsize):
-        if is_over.wait(interval):
-            return
-        try:
-            store.set(str(own), str(sign))
-            found = store.multi_get(names)
-        except RuntimeError:
-            # the main process has the store; where it has ended, its launcher ends the others
-            if time.monotonic() - last > seconds:
-                _end_without([0], own, seconds, is_over)
-            return
-        now = time.monotonic()
-        # where this process was stopped itself, it has not watched the others
-        was_away = now - last > 4 * interval + 1
-        for name, value in zip(names, found, strict=True):
-            if value != seen[name][0] or was_away:
-                seen[name] = (value, now)
-        last = now
-        silent = [int(name) for name, (_, when) in seen.items() if now - when > seconds]
-        if silent:
-            _end_without(silent, own, seconds, is_over)
-            return
+class _Watch:
+    """Signs of the processes of a run: each gives one every few seconds, and sees the others'."""
+
+    def __init__(self, store: TCPStore, own: int, count: int, seconds: float):
+        self.store, self.own, self.seconds = store, own, seconds
+        self.names = [str(process) for process in range(count)]
+        self.interval = min(SECONDS_BETWEEN_SIGNS, seconds / 4)
+        self.is_over = threading.Event()
+        # the last sign of each process, and when it was new
+        self.seen = {name: (b"", time.monotonic()) for name in self.names}
+        self.answered = time.monotonic()
+
+    def exchange(self):
+        """Give signs and read those of the others; the store may never answer."""
+        sign = 0
+        while not self.is_over.wait(self.interval):
+            sign += 1
+            try:
+                self.store.set(str(self.own), str(sign))
+                found = self.store.multi_get(self.names)
+            except RuntimeError:
+                # the main process, which has the store, has ended: its launcher ends the others
+                self.is_over.set()
+                return
+            self.answered = time.monotonic()
+            for name, value in zip(self.names, found, strict=True):
+                if value != self.seen[name][0]:
+                    self.seen[name] = (value, self.answered)
+
+    def judge(self):
+        """End this process when another one has given no sign for too long."""
+        last = time.monotonic()
+        while not self.is_over.wait(self.interval):
+            now = time.monotonic()
+            # where this process was stopped itself, it has not seen the others' signs
+            if now - last > 4 * self.interval + 1:
+                self.answered = now
+                self.seen = {name: (value, now) for name, (value, _) in self.seen.items()}
+            last = now
+            silent = [int(name) for name, (_, new) in self.seen.items() if now - new > self.seconds]
+            if now - self.answered > self.seconds:
+                silent = [0]
+            if silent:
+                _end_without(silent, self.own, self.seconds, self.is_over)
+                return
 
 
 def _end_without(silent: list[int], own: int, seconds: float, is_over: threading.Event):

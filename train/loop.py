@@ -310,6 +310,15 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
                 saved = f"{last[-1].name} is saved" if last else "no step is saved yet"
                 _say_end(error.number, saved)
             raise
+        except RuntimeError as error:
+            # torch says so in whatever this process does at that moment
+            if "DataLoader worker" not in str(error):
+                raise
+            raise OSError(
+                f"a process that prepares batches died, {_intact(Path(config.output_dir))}: resume "
+                "with --resume, and with fewer num_workers if memory was full "
+                f"({str(error).strip().splitlines()[0].strip()})"
+            ) from error
 
 
 def _say_end(number: int, saved: str):
@@ -845,22 +854,21 @@ def _end(run: Run):
 
 @contextlib.contextmanager
 def _saying_what_is_left(folder: Path) -> Iterator[None]:
-    """Name the checkpoint to resume from where the disk is full or a worker of the data dies."""
+    """Where the disk is full between checkpoints, name the one to resume from."""
     try:
         yield
-    except (OSError, RuntimeError) as error:
-        last = checkpointing.checkpoints(folder / "checkpoints")
-        intact = f"{last[-1].name} is intact" if last else "there is no checkpoint yet"
-        if getattr(error, "errno", None) in DISK_FULL:
-            free = free_space(folder)
-            raise OSError(f"{folder} cannot be written with {free}, {intact}: {error}") from error
-        # torch says so in whatever the main process does
-        if "DataLoader worker" in str(error):
-            raise OSError(
-                f"a process that prepares batches died, {intact}: resume with --resume, and with "
-                f"fewer num_workers if memory was full ({str(error).splitlines()[0]})."
-            ) from error
-        raise
+    except OSError as error:
+        if error.errno not in DISK_FULL:
+            raise
+        free = free_space(folder)
+        raise OSError(
+            f"{folder} cannot be written with {free}, {_intact(folder)}: {error}"
+        ) from error
+
+
+def _intact(folder: Path) -> str:
+    last = checkpointing.checkpoints(folder / "checkpoints")
+    return f"{last[-1].name} is intact" if last else "there is no checkpoint yet"
 
 
 def _is_asked_to_end(run: Run, is_asked_here: bool) -> bool:
