@@ -22,7 +22,7 @@ from vanilla_transformer import sizes as sizing
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
 from vanilla_transformer.hub import AUTO_CLASS, export_for_hub
-from vanilla_transformer.space.app import _load
+from vanilla_transformer.paper.trained import load_trained
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train.fine_tune import main as fine_tune
 from vanilla_transformer.train.loop import train
@@ -271,8 +271,8 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
     tuning = ["--do_train", "--max_steps", "1", "--report_to", "none", "--use_cpu"]
     tuning += ["--source_lang", "en", "--target_lang", "de", *out, str(new / "tuned")]
     calls["fine_tune"] = lambda: fine_tune([str(run), *data, *tuning])
-    calls["push"] = lambda: run_command(lambda: export_for_hub(run, new / "published"))
-    calls["space"] = lambda: run_command(lambda: _load(str(run)) and None)
+    calls["push"] = lambda: run_command(lambda _: export_for_hub(run, new / "published"), [])
+    calls["space"] = lambda: run_command(lambda _: load_trained(str(run)) and None, [])
     return calls
 
 
@@ -285,7 +285,6 @@ def quiet(monkeypatch, tmp_path):
 
     monkeypatch.setattr(builtins, "input", asked)
     monkeypatch.chdir(tmp_path)
-    _load.cache_clear()
 
 
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.__name__.removeprefix("plant_"))
