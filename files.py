@@ -26,8 +26,8 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     nobody away.
 
     Args:
-        folder: Folder to write to; made if it does not exist, and removed if it is empty at the
-            end.
+        folder: Folder to write to; made if it does not exist, and then removed if it is empty at
+            the end.
         seconds: Time to wait for another command that has the folder.
 
     Yields:
@@ -39,11 +39,16 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {folder}.")
-    make_folder(folder)
+    is_new = not folder.exists()
     path = folder / LOCK_FILE
     lock = FileLock(path, timeout=seconds, fallback_to_soft=False, thread_local=False)
     try:
-        lock.acquire()
+        while True:
+            make_folder(folder)
+            # whoever had the folder may have removed it meanwhile
+            with contextlib.suppress(FileNotFoundError):
+                lock.acquire()
+                break
     except Timeout as error:
         raise ValueError(
             f"{folder} is in use by another command. Wait until it ends, or choose another "
@@ -59,8 +64,9 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
         with contextlib.suppress(OSError):
             path.unlink()
         lock.release()
-        with contextlib.suppress(OSError):
-            folder.rmdir()
+        if is_new:
+            with contextlib.suppress(OSError):
+                folder.rmdir()
 
 
 def refuse_links(folder: Path, names: Collection[str]):

@@ -1,10 +1,24 @@
-"""What is written whole is there whole, or as it was before."""
+"""Files and folders that are whole or absent, and that one command at a time writes to."""
 
+import hashlib
+import os
+import shutil
+import threading
+import time
 from pathlib import Path
 
 import pytest
+import train_toys
+from translation_toys import make_model, make_tokenizer
 
-from vanilla_transformer.files import write_whole
+from vanilla_transformer.cli import main
+from vanilla_transformer.export.marian import to_marian
+from vanilla_transformer.files import held, whole_folder, write_whole
+from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.train.averaging import average_run
+from vanilla_transformer.train.loop import train
+
+STEPS = 12
 
 
 def test_a_text_takes_the_place_of_another(tmp_path):
@@ -15,10 +29,254 @@ def test_a_text_takes_the_place_of_another(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_whoever_stops_in_between_leaves_what_there_was(tmp_path, monkeypatch):
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
+@pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace"), (Path, "open")])
+def test_whoever_stops_in_between_leaves_what_there_was(tmp_path, monkeypatch, owner, name, error):
     path = tmp_path / "recipe.yaml"
     write_whole(path, "dataset: demo\n")
-    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        write_whole(path, "dataset: other\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, lambda *_: (_ for _ in ()).throw(error))
+        with pytest.raises(type(error) if isinstance(error, OSError) else error):
+            write_whole(path, "dataset: other\n")
     assert path.read_text(encoding="utf-8") == "dataset: demo\n"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+    outside, path = tmp_path / "outside", tmp_path / "link"
+    outside.write_text("mine")
+    path.symlink_to(outside)
+    write_whole(path, "new")
+    assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
+
+
+def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
+    folder = tmp_path / "a" / "run"
+    with held(folder) as is_locked:
+        assert is_locked
+        with (
+            pytest.raises(ValueError, match=f"{folder} is in use by another command"),
+            held(folder),
+        ):
+            pass
+        (folder / "mine").write_text("x")
+    assert [path.name for path in folder.iterdir()] == ["mine"]
+    with held(folder):
+        (folder / "mine").unlink()
+    assert not folder.exists()
+
+
+def test_whoever_waits_for_a_folder_gets_it(tmp_path):
+    order = []
+
+    def first():
+        with held(tmp_path):
+            order.append("first")
+            time.sleep(0.5)
+            order.append("left")
+
+    thread = threading.Thread(target=first)
+    thread.start()
+    while not order:
+        time.sleep(0.01)
+    with held(tmp_path, seconds=20):
+        order.append("second")
+    thread.join()
+    assert order == ["first", "left", "second"]
+
+
+def test_a_folder_that_cannot_be_locked_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(ValueError, match="must be a folder, got the file"), held(tmp_path / "file"):
+        pass
+
+
+def test_a_new_folder_gets_all_files_at_once_or_none(tmp_path):
+    out = tmp_path / "out"
+
+    def fail():
+        with whole_folder(out) as unfinished:
+            (unfinished / "a").write_text("1")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert not list(tmp_path.iterdir())
+    out.mkdir()
+    with whole_folder(out) as unfinished:
+        (unfinished / "sub").mkdir()
+        (unfinished / "sub/a").write_text("1")
+        assert not list(out.iterdir())
+    assert (out / "sub/a").read_text() == "1"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    # the usual permissions, not those of a folder for one user
+    (tmp_path / "plain").mkdir()
+    assert out.stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_folder_with_files_keeps_those_that_are_not_replaced(tmp_path):
+    (tmp_path / "mine").write_text("x")
+    (tmp_path / "old").write_text("x")
+    with whole_folder(tmp_path) as unfinished:
+        (unfinished / "old").write_text("new")
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "mine": "x",
+        "old": "new",
+    }
+
+
+def test_of_two_that_write_to_a_new_folder_the_second_is_refused(tmp_path):
+    out = tmp_path / "out"
+
+    def write_both():
+        with whole_folder(out) as second:
+            with whole_folder(out) as first:
+                (first / "a").write_text("first")
+            (second / "a").write_text("second")
+
+    with pytest.raises(ValueError, match="must be new or empty, and another command has written"):
+        write_both()
+    assert (out / "a").read_text() == "first"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.fixture(scope="module")
+def toy():
+    tokenizer = make_tokenizer()
+    return make_model(tokenizer), tokenizer
+
+
+@pytest.fixture(scope="module")
+def run(corpus, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(train_toys.toy_config(corpus, folder))
+    return folder
+
+
+def to_ctranslate2(model, tokenizer, folder):
+    from vanilla_transformer.export.ctranslate2 import to_ctranslate2
+
+    to_ctranslate2(model, tokenizer, folder)
+
+
+WRITERS = {
+    "marian": lambda toy, run, out: to_marian(*toy, out, num_positions=60),
+    "ctranslate2": lambda toy, run, out: to_ctranslate2(*toy, out),
+    "publish": lambda toy, run, out: export_for_hub(run, out),
+}
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_leaves_nothing_and_the_next_try_works(
+    toy, run, tmp_path, monkeypatch, writer, call
+):
+    out, calls, real = tmp_path / "out", [], os.fsync
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > call:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match=f"{out} cannot be written with .* kB free, and nothing"):
+            WRITERS[writer](toy, run, out)
+    assert not list(tmp_path.iterdir())
+    WRITERS[writer](toy, run, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("call", range(0, 12, 2))
+def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
+    run, tmp_path, monkeypatch, call
+):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    calls, real = [], os.fsync
+
+    def full(descriptor):
+        calls.append(descriptor)
+        if len(calls) > call:
+            raise OSError(28, "No space left on device")
+        real(descriptor)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(OSError, match="No space left"):
+            average_run(copy, num_checkpoints=1)
+    before, left = train_toys.weights(run), train_toys.weights(copy)
+    is_new = any(not (before[name] == left[name]).all() for name in before)
+    # nothing is said of weights whose average was not noted
+    said = (copy / "average.json").read_text() if (copy / "average.json").exists() else None
+    assert said in ([None] if is_new else [None, (run / "average.json").read_text()])
+    load_run(copy)
+    assert average_run(copy, num_checkpoints=1) == "the mean of 1 checkpoint, of step 12"
+    assert not list(copy.glob(".*"))
+
+
+LINKS = (
+    *("recipe.yaml", "environment.txt", "metrics.jsonl", "config.json", "model.safetensors"),
+    *("average.json", "scores.json", "README.md", "tokenizer.json", ".lock"),
+    *("checkpoints", "tokenizer", "pictures", "hypotheses", "trackers"),
+    *("checkpoints/step-12", "pictures/loss.png", "hypotheses/test.source.txt"),
+    *("checkpoints/.step-16.unfinished", ".model.unfinished", ".metrics.jsonl.unfinished"),
+)
+
+
+def content(folder):
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.usefixtures("new_process")
+def test_no_command_writes_through_a_link_of_a_run_folder(run, tmp_path, name, monkeypatch):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    link = copy / name
+    if link.exists():
+        shutil.move(link, outside / "it")
+    elif "unfinished" in name:
+        (outside / "it").mkdir()
+        (outside / "it" / "mine").write_text("mine")
+    else:
+        (outside / "it").write_text("mine")
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(outside / "it")
+    before = content(outside)
+    recipe = str(run / "recipe.yaml")
+    for arguments in (
+        ["average", str(copy)],
+        ["evaluate", str(copy)],
+        ["train", recipe, "--output_dir", str(copy), "--resume", "--max_steps", "14"],
+    ):
+        assert main(arguments) in (0, 1)
+        assert content(outside) == before, arguments
+
+
+def test_what_a_link_leads_to_is_not_published(run, tmp_path):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    secret = tmp_path / "secret"
+    secret.write_text("mine")
+    (copy / "environment.txt").unlink()
+    (copy / "environment.txt").symlink_to(secret)
+    with pytest.raises(ValueError, match=r"environment\.txt is a link to .*secret, outside of"):
+        export_for_hub(copy, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_model_in_the_cache_of_the_hub_is_published_though_its_files_are_links(run, tmp_path):
+    snapshot, blobs = tmp_path / "models--a--b/snapshots/1234", tmp_path / "models--a--b/blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    for path in run.iterdir():
+        if path.is_file():
+            shutil.copyfile(path, blobs / path.name)
+            (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
+    export_for_hub(snapshot, tmp_path / "out")
+    load_run(tmp_path / "out")

@@ -520,9 +520,6 @@ def _prepare(
         # the text may be mended in its place, and then has another vocabulary
         for path in filter(Path.exists, made_here):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-        # what was refused leaves no folder behind, unless there is something in it
-        with contextlib.suppress(OSError):
-            folder.rmdir()
         raise
 
 
