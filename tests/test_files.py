@@ -61,8 +61,13 @@ def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
             pass
         (folder / "mine").write_text("x")
     assert [path.name for path in folder.iterdir()] == ["mine"]
+    # it is removed only by whoever made it
     with held(folder):
         (folder / "mine").unlink()
+    assert not list(folder.iterdir())
+    folder.rmdir()
+    with held(folder):
+        pass
     assert not folder.exists()
 
 
