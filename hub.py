@@ -35,7 +35,8 @@ from transformers.dynamic_module_utils import (
 )
 from transformers.utils import cached_file
 
-from vanilla_transformer.console import a_folder, sentence_of
+from vanilla_transformer.console import a_folder, naming, sentence_of
+from vanilla_transformer.generation_vanilla_transformer import check_numbers, check_search_tokens
 from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
 from vanilla_transformer.records import (
@@ -428,6 +429,9 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
         weights |= dict.fromkeys(unexpected)
         weights |= {name: torch.empty(shape, device="meta") for name, shape, _ in mismatched}
         check_fit(model, weights, str(source))
+    with naming(Path(source, GENERATION_FILE)):
+        check_numbers(vars(model.generation_config))
+        check_search_tokens(model.generation_config, model.get_input_embeddings().num_embeddings)
     return model
 
 
