@@ -39,8 +39,9 @@ from transformers.dynamic_module_utils import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
-from vanilla_transformer.console import TRUST, a_folder, refuse_code, sentence_of
+from vanilla_transformer.console import TRUST, a_folder, naming, refuse_code, sentence_of
 from vanilla_transformer.files import whole_folder
+from vanilla_transformer.generation_vanilla_transformer import check_numbers, check_search_tokens
 from vanilla_transformer.identity_vanilla_transformer import file_difference
 from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
 from vanilla_transformer.records import (
@@ -523,6 +524,9 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
         weights |= dict.fromkeys(unexpected)
         weights |= {name: torch.empty(shape, device="meta") for name, shape, _ in mismatched}
         check_fit(model, weights, str(source))
+    with naming(Path(source, GENERATION_FILE)):
+        check_numbers(vars(model.generation_config))
+        check_search_tokens(model.generation_config, model.get_input_embeddings().num_embeddings)
     return model
 
 

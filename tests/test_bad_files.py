@@ -1,0 +1,161 @@
+"""A damaged file of a run or of a model is named by every command and function that reads it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import train_toys
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.train.averaging import average_run
+from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.translate import load_model
+
+
+@pytest.fixture(scope="module")
+def evaluated(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bad")
+    corpus = train_toys.write_corpus(folder / "corpus")
+    # paths are as good as their names
+    settings = {**train_toys.toy_settings(corpus, folder / "run", max_steps=4), "dataset": corpus}
+    train(load_config("paper-base", {**settings, "output_dir": folder / "run"}))
+    evaluate(folder / "run")
+    return folder / "run"
+
+
+@pytest.fixture
+def run(evaluated, tmp_path):
+    return Path(shutil.copytree(evaluated, tmp_path / "run"))
+
+
+def change(path, **changes):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+LOAD = (
+    lambda run: load_run(run),
+    lambda run: load_model(str(run)),
+    lambda run: export_for_hub(str(run), run.parent / "out"),
+)
+
+
+@pytest.mark.parametrize(
+    ("file", "changes", "message"),
+    [
+        ("config.json", {"dtype": "float13"}, "dtype must be the name of a floating-point dtype"),
+        ("config.json", {"dtype": 32}, "dtype must be the name of a floating-point dtype"),
+        ("config.json", {"auto_map": ["x"]}, "auto_map must be a mapping"),
+        ("config.json", {"auto_map": {"AutoConfig": 5}}, "auto_map.AutoConfig must be text"),
+        ("config.json", {"architectures": "x"}, "architectures must be a list"),
+        ("config.json", {"vocab_size": "290"}, "vocab_size must be a whole number"),
+        ("config.json", {"decoder_start_token_id": 290}, "decoder_start_token_id must be below"),
+        ("config.json", {"hidden_size": None}, "hidden_size"),
+        ("generation_config.json", {"num_beams": "4"}, "num_beams|'str' and 'int'"),
+        ("generation_config.json", {"num_return_sequences": 0}, "num_return_sequences must be"),
+        ("generation_config.json", {"decoder_start_token_id": 290}, "decoder_start_token_id must"),
+        ("generation_config.json", {"eos_token_id": [2, 999]}, "eos_token_id must be"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length must be a number"),
+        ("tokenizer_config.json", {"pad_token": 5}, "pad_token must be text"),
+        ("tokenizer.json", {"model": 5}, "cannot be loaded"),
+        ("tokenizer.json", {"added_tokens": "x"}, "cannot be loaded"),
+    ],
+)
+@pytest.mark.parametrize("read", LOAD, ids=["load_run", "load_model", "export_for_hub"])
+def test_a_file_of_a_model_is_named(run, read, file, changes, message):
+    change(run / file, **changes)
+    with pytest.raises(ValueError, match=message) as refused:
+        read(run)
+    assert str(run) in "".join([str(refused.value), *getattr(refused.value, "__notes__", ())])
+    assert len(str(refused.value)) < 2000
+
+
+NOT_JSON = (b"", b"\xff\xfe{\0", b"[" * 99_999, b"{", b'{"a": 1, "a": 2}', b"[]", b"5", b"null")
+
+
+@pytest.mark.parametrize("content", NOT_JSON)
+@pytest.mark.parametrize(
+    "file",
+    ["config.json", "generation_config.json", "tokenizer_config.json", "scores.json"],
+)
+def test_what_is_no_mapping_is_refused_for_every_file(run, file, content, capsys):
+    (run / file).write_bytes(content)
+    verb = ["evaluate"] if file == "scores.json" else ["translate"]
+    assert main([*verb, str(run)]) == 1
+    said = capsys.readouterr().err
+    (sentence,) = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert str(run) in sentence
+    assert "unexpected" not in sentence
+    assert len(sentence) < 2000
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("scores.json", b'{"test": {"split": "test"}}', "scores.json: test must have dataset"),
+        ("scores.json", b'{"test": 5}', "scores.json: test must be a mapping, got 5"),
+        ("average.json", b'{"steps": []}', "average.json must have ema_decay"),
+        (
+            "average.json",
+            b'{"steps": [], "ema_decay": null, "seconds": null}',
+            "average.json: steps must be a list of at least 1",
+        ),
+        ("metrics.jsonl", b'{"step": "8"}\n', "metrics.jsonl line 1: step must be a whole number"),
+        ("metrics.jsonl", b'{"step": 8, "loss": "x"}\n', "line 1: loss must be a finite number or"),
+        ("metrics.jsonl", b"\xff\n", "metrics.jsonl must be UTF-8"),
+        ("environment.txt", b"cpus: many\n", "environment.txt: cpus must be a whole number"),
+        ("environment.txt", b"\xff", "environment.txt must be UTF-8"),
+        ("recipe.yaml", b"\xff", "recipe.yaml must be UTF-8"),
+    ],
+)
+def test_a_file_of_a_run_is_named_by_evaluate(run, file, content, message, capsys):
+    (run / file).write_bytes(content)
+    assert main(["evaluate", str(run)]) == 1
+    said = capsys.readouterr().err
+    sentences = [line for line in said.splitlines() if line.startswith("error: ")]
+    assert len(sentences) == 1
+    assert message in sentences[0]
+
+
+def test_kept_translations_that_are_no_text_are_named(run, capsys):
+    path = run / "hypotheses" / "test.source.txt"
+    path.write_bytes(b"\xff\n")
+    assert main(["evaluate", str(run), "--against", str(run)]) == 1
+    assert f"{path} must be UTF-8" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["average", "RUN", "--output_dir", ""],
+        ["average", ""],
+        ["evaluate", "RUN", "--output_dir", ""],
+        ["evaluate", ""],
+        ["translate", ""],
+        ["train", "demo", "--output_dir", ""],
+        ["tokenize", "demo", "--output_dir", " "],
+        ["demo", "--output_dir", ""],
+        ["paper", "schedule", "--output_dir", ""],
+        ["export", "onnx", "RUN", ""],
+    ],
+)
+def test_a_folder_without_a_name_is_refused(evaluated, arguments, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    given = [str(evaluated) if argument == "RUN" else argument for argument in arguments]
+    assert main(given) == 1
+    said = capsys.readouterr().err
+    assert said.count("error: ") == 1
+    assert "''" in said or "' '" in said
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_path_is_as_good_as_its_name(run, tmp_path):
+    said = average_run(str(run), num_checkpoints=1, output_dir=str(tmp_path / "one"))
+    assert said == average_run(run, num_checkpoints=1, output_dir=tmp_path / "other")
+    assert evaluate(run, output_dir=tmp_path / "other", against=run)["against"]
+    with pytest.raises(ValueError, match="folder must be the path of a folder, got ''"):
+        export_for_hub(run, "")
