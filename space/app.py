@@ -22,7 +22,12 @@ from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
@@ -56,7 +61,7 @@ MAX_TOKENS = 256
 MAX_LOGITS = 1 << 24
 # longest translation beyond its source
 MAX_EXTRA_TOKENS = 50
-MAX_SECONDS = 20
+MAX_SECONDS = 30
 # of a picture of attention: more would fill the memory, and could not be read
 MAX_WORDS = 100
 TRANSLATIONS_AT_ONCE = 2
@@ -190,6 +195,34 @@ class Hypothesis(NamedTuple):
     score: float
 
 
+class Deadline(StoppingCriteria):
+    """Criterion that ends a search after `MAX_SECONDS`, counted from its first step.
+
+    Attributes:
+        is_over: The search was ended.
+    """
+
+    def __init__(self):
+        self.end: float | None = None
+        self.is_over = False
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Return which rows have to stop.
+
+        Args:
+            input_ids: Target tokens so far, [rows, T].
+            scores: Unused.
+            kwargs: Unused.
+
+        Returns:
+            True for each row when the time is over, [rows].
+        """
+        now = time.monotonic()
+        self.end = self.end or now + MAX_SECONDS
+        self.is_over = now > self.end
+        return torch.full((len(input_ids),), self.is_over, device=input_ids.device)
+
+
 @torch.inference_mode()
 def find_hypotheses(
     model: PreTrainedModel,
@@ -228,16 +261,16 @@ def find_hypotheses(
     inputs = {"input_ids": torch.tensor([ids], device=model.device)}
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
     own_extra_tokens = getattr(model.generation_config, "max_extra_tokens", None)
-    start = time.monotonic()
+    deadline = Deadline()
     found = model.generate(
         **inputs,
         num_beams=num_beams,
         num_return_sequences=num_beams,
         length_penalty_alpha=length_penalty_alpha,
         max_extra_tokens=min(MAX_EXTRA_TOKENS, own_extra_tokens or MAX_EXTRA_TOKENS),
-        max_time=MAX_SECONDS,
+        stopping_criteria=StoppingCriteriaList([deadline]),
     )  # [num_beams, T + 1]
-    if time.monotonic() - start > MAX_SECONDS:
+    if deadline.is_over:
         raise TimeoutError(
             f"the search must end within {MAX_SECONDS} seconds, and did not: give a shorter "
             "sentence or a smaller beam size."

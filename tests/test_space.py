@@ -16,6 +16,7 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
+from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.cli import main
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
@@ -128,9 +129,28 @@ def test_a_sentence_that_is_too_long_or_none_is_refused_before_the_search(
 
 
 def test_a_search_that_takes_too_long_ends_and_says_so(loaded, monkeypatch):
-    monkeypatch.setattr(app, "MAX_SECONDS", 1e-9)
-    with pytest.raises(TimeoutError, match=r"the search must end within .* seconds"):
-        find_hypotheses(*loaded, SENTENCE, 4, 0.6)
+    model, tokenizer = loaded
+    steps = []
+    begin = generation.begin
+
+    def slow(*given):
+        decoding = begin(*given)
+        step = decoding.step
+
+        def next_step(ids):
+            steps.append(time.sleep(0.1))
+            return step(ids)
+
+        decoding.step = next_step
+        return decoding
+
+    monkeypatch.setattr(generation, "begin", slow)
+    monkeypatch.setattr(app, "MAX_SECONDS", 0.15)
+    for beams in (1, 4):
+        steps.clear()
+        with pytest.raises(TimeoutError, match=r"the search must end within 0.15 seconds"):
+            find_hypotheses(model, tokenizer, SENTENCE, beams, 0.6)
+        assert 1 < len(steps) < 6
 
 
 def test_a_translation_is_bounded_whatever_the_model_allows(run_folder):
@@ -276,7 +296,7 @@ def test_the_page_tells_nothing_of_the_paths_of_the_machine(client, tmp_path, ru
     names += [f"{run_folder}/", f"{run_folder}/.", "Helsinki-NLP/opus-mt-en-de", [str(run_folder)]]
     sentences = {
         refusal(client, "_translate", name, SENTENCE, 2, 0.6, "cross").replace(
-            app._shortened(name), "NAME"
+            f"got {app._shortened(name)}.", "got NAME."
         )
         for name in names
     }
