@@ -8,7 +8,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -130,20 +130,30 @@ def save_checkpoint(
         make_folder(folder)
         remove_unfinished(folder)
         unfinished.mkdir()
-        model.save_pretrained(unfinished, state_dict=dict(weights), max_shard_size="1TB")
-        if moving_average is not None:
-            save_file(dict(moving_average), unfinished / EMA_FILE, metadata={"format": "pt"})
-        tensors = {"optimizer": optimizer_state}
-        if scaler is not None:
-            tensors["scaler"] = scaler.state_dict()
-        torch.save(tensors, unfinished / OPTIMIZER_FILE)
-        files = sorted(unfinished.iterdir())
-        # to hash takes no longer where the disk is waited for anyway
+        hashes: dict[Path, Future[str]] = {}
+        synced: list[Future[None]] = []
         with ThreadPoolExecutor() as threads:
-            hashes = threads.map(_sha256, files)
-            list(threads.map(to_disk, files))
-            sha256 = {path.name: found for path, found in zip(files, hashes, strict=True)}
-        sizes = {path.name: path.stat().st_size for path in files}
+
+            def settle():
+                # while the next file is written
+                for path in sorted(set(unfinished.iterdir()) - set(hashes)):
+                    hashes[path] = threads.submit(_sha256, path)
+                    synced.append(threads.submit(to_disk, path))
+
+            model.save_pretrained(unfinished, state_dict=dict(weights), max_shard_size="1TB")
+            settle()
+            if moving_average is not None:
+                save_file(dict(moving_average), unfinished / EMA_FILE, metadata={"format": "pt"})
+                settle()
+            tensors = {"optimizer": optimizer_state}
+            if scaler is not None:
+                tensors["scaler"] = scaler.state_dict()
+            torch.save(tensors, unfinished / OPTIMIZER_FILE)
+            settle()
+        for done in synced:
+            done.result()
+        sha256 = {path.name: found.result() for path, found in hashes.items()}
+        sizes = {path.name: path.stat().st_size for path in hashes}
         notes = {"step": step, "is_stop": is_stop, **state, "sizes": sizes, "sha256": sha256}
         write_whole(unfinished / STATE_FILE, _state_text(notes))
         if final.exists():
