@@ -636,8 +636,11 @@ def check_numbers(settings: Mapping[str, Any]):
     """
     for name, least in LEAST.items():
         value = settings.get(name)
-        if value is not None and (type(value) is not int or not least <= value < 2**31):
+        if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        # a sum of two still fits into a tensor
+        if value is not None and value >= 2**62:
+            raise ValueError(f"{name} must be below {2**62}, got {value}.")
     for name in NUMBERS:
         value = settings.get(name)
         if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):

@@ -95,7 +95,7 @@ def test_what_is_no_mapping_is_refused_for_every_file(run, file, content, capsys
 @pytest.mark.parametrize(
     ("file", "content", "message"),
     [
-        ("scores.json", b'{"test": {"split": "test"}}', "scores.json: test must have dataset"),
+        ("scores.json", b'{"test": {"bleu": 5}}', "scores.json: test must have dataset"),
         ("scores.json", b'{"test": 5}', "scores.json: test must be a mapping, got 5"),
         ("average.json", b'{"steps": []}', "average.json must have ema_decay"),
         (

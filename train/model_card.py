@@ -41,7 +41,7 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         ValueError: If what was kept of evaluations is damaged; says which file.
     """
     average = describe_average(folder)
-    scores = read_scores(folder)
+    scores = {key: score for key, score in read_scores(folder).items() if "bleu" in score}
     steps = max((line["step"] for line in read_metrics(folder)), default=0)
     corpora, on_hub = _corpora(config), _on_hub(folder, config)
     title = folder.resolve().name

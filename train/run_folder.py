@@ -29,6 +29,7 @@ from vanilla_transformer.records import (
     NUMBER,
     TEXT,
     Kind,
+    check,
     list_of,
     mapping,
     or_null,
@@ -71,32 +72,28 @@ COMPARISON = mapping(
 )
 SCORES = mapping(
     others=mapping(
-        {
-            "dataset": TEXT,
-            "name": or_null(TEXT),
-            "split": TEXT,
-            "source_lang": TEXT,
-            "target_lang": TEXT,
-            "sentences": whole(1),
-            "bleu": NUMBER,
-            "bleu_signature": TEXT,
-            "chrf": NUMBER,
-            "chrf_signature": TEXT,
-            "exact_match": NUMBER,
-        },
-        {
-            "comet": NUMBER,
-            "comet_signature": TEXT,
-            "compound_bleu": NUMBER,
-            "compound_bleu_signature": TEXT,
+        optional={
             "average": or_null(TEXT),
-            "seconds": NUMBER,
             "search": mapping(others=SETTING),
             "against": mapping(
                 others=mapping(optional={"bleu": COMPARISON, "chrf": COMPARISON}, others=NOTHING)
             ),
-        },
+        }
     )
+)
+# an entry of translations; there are others, of trees for one
+TRANSLATED = mapping(
+    {
+        **dict.fromkeys(("dataset", "split", "source_lang", "target_lang"), TEXT),
+        "name": or_null(TEXT),
+        "sentences": whole(1),
+        **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
+        **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
+    },
+    {
+        **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
+        **dict.fromkeys(("comet_signature", "compound_bleu_signature"), TEXT),
+    },
 )
 # what a model in a folder consists of, and what was found of it
 MODEL_FILES = (
@@ -404,7 +401,11 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
         ValueError: If the file is damaged.
     """
     path = folder / SCORES_FILE
-    return read_json(path, SCORES) if path.exists() else {}
+    scores = read_json(path, SCORES) if path.exists() else {}
+    for key, score in scores.items():
+        if "bleu" in score:
+            check(score, TRANSLATED, path, key)
+    return scores
 
 
 def write_average(
