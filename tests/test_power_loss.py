@@ -105,7 +105,7 @@ def crash_at(seconds, corpus, disk, settings):
 @pytest.mark.parametrize(
     ("crashes", "settings"),
     [
-        (6, {}),
+        (3, {}),
         pytest.param(100, {}, marks=pytest.mark.slow),
         pytest.param(25, {"ema_decay": 0.9, "num_workers": 1}, marks=pytest.mark.slow),
         pytest.param(
@@ -131,8 +131,8 @@ def test_a_run_goes_on_after_every_power_loss_as_if_there_had_been_none(
         run("mkfs.ext4", "-q", "-F", str(image))
         mount(image, place)
         try:
-            # one in six after the end
-            is_late = number % 6 == 5
+            # one in three after the end
+            is_late = number % 3 == 2
             least = duration if is_late else 0.05 * duration
             most = duration + AFTER_THE_END if is_late else duration
             has_ended = crash_at(rng.uniform(least, most), corpus, disk, settings)
