@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -144,8 +145,8 @@ def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
 
 
 def test_a_training_that_was_asked_to_end_does_not_say_that_it_is_done(monkeypatch):
-    for is_finished, status in ((False, 143), (True, 0)):
-        monkeypatch.setattr(loop, "train", lambda config, resume, done=is_finished: done)
+    for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 0)):
+        monkeypatch.setattr(loop, "train_until_asked", lambda config, resume, it=number: it)
         assert main(["train", "demo"]) == status
 
 

@@ -326,7 +326,7 @@ def test_what_cannot_be_written_or_compared_is_found_before_a_translation(
     monkeypatch.setattr(evaluating, "_translate_shared", translated)
     (tmp_path / "file").touch()
     assert main([str(run), "--output_dir", str(tmp_path / "file")]) == 1
-    assert "output_dir must be a folder that results can be written to" in capsys.readouterr().err
+    assert "output_dir must be a folder, got the file" in capsys.readouterr().err
     # its path becomes part of a file's name
     far = tmp_path / ("d" * 200)
     far.symlink_to(Path(read_recipe(run).dataset).resolve())

@@ -71,7 +71,7 @@ def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monke
     assert turned[0]["input_ids"] == rows[0]["labels"]
     assert bytes_alone[0] != rows[0]
     # as by another version of the code
-    monkeypatch.setattr(pairing, "__file__", __file__)
+    monkeypatch.setattr(pairing, "CODE", (__file__,))
     encode_pairs(texts, "train", loaded, "en", "de")
     assert len(calls) == 3
 
