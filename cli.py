@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.console import add_trust_flag, log_to_stderr, run_command
+from vanilla_transformer.console import add_trust_flag, log_to_stderr, naming, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -144,14 +144,15 @@ def _average(arguments: argparse.Namespace, rest: list[str]):
 
     is_own = arguments.output_dir is None
     target = arguments.run_folder if is_own else arguments.output_dir
-    average = average_run(
-        arguments.run_folder,
-        arguments.num_checkpoints,
-        arguments.minutes,
-        arguments.ema,
-        target,
-        arguments.trust_remote_code,
-    )
+    with naming(arguments.run_folder):
+        average = average_run(
+            arguments.run_folder,
+            arguments.num_checkpoints,
+            arguments.minutes,
+            arguments.ema,
+            target,
+            arguments.trust_remote_code,
+        )
     print(f"{average}, is in {target}")
 
 

@@ -70,6 +70,8 @@ PRIVATE_NAMES = {
         "_load_video_processor",
         "_sanitize_parameters",
     ),
+    # of the progress bars that are open
+    "tqdm.std.tqdm": ("_instances",),
     # of Accelerator.prepare, which wraps the forward of a model
     "accelerate.accelerator": ("_original_forward",),
     "transformers.tokenization_utils_base": ("_extra_special_tokens", "_special_tokens_map"),
