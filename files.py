@@ -26,8 +26,8 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     nobody away.
 
     Args:
-        folder: Folder to write to; made if it does not exist, and then removed if it is empty at
-            the end.
+        folder: Folder to write to; made, with its parents, if it does not exist. What was made and
+            is empty at the end is removed.
         seconds: Time to wait for another command that has the folder.
 
     Yields:
@@ -39,7 +39,7 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {folder}.")
-    is_new = not folder.exists()
+    made = [place for place in (folder, *folder.parents) if not place.exists()]
     path = folder / LOCK_FILE
     lock = FileLock(path, timeout=seconds, fallback_to_soft=False, thread_local=False)
     try:
@@ -64,9 +64,9 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
         with contextlib.suppress(OSError):
             path.unlink()
         lock.release()
-        if is_new:
-            with contextlib.suppress(OSError):
-                folder.rmdir()
+        with contextlib.suppress(OSError):
+            for place in made:
+                place.rmdir()
 
 
 def refuse_links(folder: Path, names: Collection[str]):

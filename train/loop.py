@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import signal
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -314,6 +315,8 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
             # torch says so in whatever this process does at that moment
             if "DataLoader worker" not in str(error):
                 raise
+            # even in the middle of the bar's last line
+            sys.stderr.write("\n")
             raise OSError(
                 f"a process that prepares batches died, {_intact(Path(config.output_dir))}: resume "
                 "with --resume, and with fewer num_workers if memory was full "
