@@ -159,3 +159,11 @@ def test_a_path_is_as_good_as_its_name(run, tmp_path):
     assert evaluate(run, output_dir=tmp_path / "other", against=run)["against"]
     with pytest.raises(ValueError, match="folder must be the path of a folder, got ''"):
         export_for_hub(run, "")
+
+
+def test_a_search_with_settings_that_a_run_does_not_have_is_another_search(run):
+    scores = json.loads((run / "scores.json").read_text())
+    scores["test"]["search"]["num_beamss"] = 4
+    (run / "scores.json").write_text(json.dumps(scores))
+    average_run(run, num_checkpoints=1)
+    assert "num_beamss 4" in (run / "README.md").read_text()

@@ -250,7 +250,7 @@ def _other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> st
     search = score.get("search", {})
     # a model of another class does not have the paper's settings
     own = {name: it for name, it in search.items() if it is not None}
-    if key != score["split"] or all(getattr(config, name) == it for name, it in own.items()):
+    if key != score["split"] or all(getattr(config, name, None) == it for name, it in own.items()):
         return None
     return ", ".join(f"{name} {it}" for name, it in search.items())
 
