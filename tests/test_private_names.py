@@ -105,7 +105,7 @@ PRIVATE_NAMES = {
     "deepspeed.runtime.bf16_optimizer": ("_lazy_init_hp_params_optimizer_state",),
 }
 # of Python's own library
-OF_PYTHON = {"_ArgumentGroup", "_abc_impl", "_asdict", "_replace"}
+OF_PYTHON = {"_ArgumentGroup", "_abc_impl", "_asdict", "_exit", "_replace"}
 # what torch adds to each class of an autograd function
 ADDED_BY_TORCH = {"_backward_cls"}
 
