@@ -142,18 +142,16 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _average(arguments: argparse.Namespace, rest: list[str]):
     from vanilla_transformer.train.averaging import average_run
 
-    is_own = arguments.output_dir is None
-    target = arguments.run_folder if is_own else arguments.output_dir
     with naming(arguments.run_folder):
         average = average_run(
             arguments.run_folder,
             arguments.num_checkpoints,
             arguments.minutes,
             arguments.ema,
-            target,
+            arguments.output_dir,
             arguments.trust_remote_code,
         )
-    print(f"{average}, is in {target}")
+    print(f"{average}, is in {Path(arguments.output_dir or arguments.run_folder)}")
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]):

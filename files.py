@@ -39,12 +39,12 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {folder}.")
-    made = [place for place in (folder, *folder.parents) if not place.exists()]
+    made: list[Path] = []
     path = folder / LOCK_FILE
     lock = FileLock(path, timeout=seconds, fallback_to_soft=False, thread_local=False)
     try:
         while True:
-            make_folder(folder)
+            made += make_folder(folder)
             # whoever had the folder may have removed it meanwhile
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire()
@@ -92,16 +92,33 @@ def refuse_links(folder: Path, names: Collection[str]):
                 )
 
 
-def make_folder(folder: Path):
+def make_folder(folder: Path) -> list[Path]:
     """Make a folder, with its parents, that is still there after a power loss.
 
     Args:
         folder: Folder; nothing happens if it exists.
+
+    Returns:
+        The folders that were made, each before its parent.
     """
     missing = [place for place in (folder, *folder.parents) if not place.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     for place in missing:
         to_disk(place.parent)
+    return missing
+
+
+def unfinished_path(path: Path) -> Path:
+    """Return a new hidden name beside a file or folder, to write to before it takes its place.
+
+    Args:
+        path: File or folder that is to be written.
+
+    Returns:
+        Path in the same folder. Commands that were killed leave such files; `hold_run` and the next
+        save remove them.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
@@ -111,7 +128,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
         path: File; its folder exists. A link is replaced, not followed.
         content: All that the file holds; text is written in UTF-8.
     """
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
+    unfinished = unfinished_path(path)
     try:
         with unfinished.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -145,7 +162,7 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
     is_one_step = not folder.exists() or not (any(folder.iterdir()) or os.path.ismount(folder))
     place = folder.parent if is_one_step else folder
     make_folder(place)
-    unfinished = place / f".{folder.name}.{secrets.token_hex(4)}.unfinished"
+    unfinished = unfinished_path(place / folder.name)
     unfinished.mkdir()
     try:
         yield unfinished
@@ -153,15 +170,15 @@ def whole_folder(folder: str | Path) -> Iterator[Path]:
         if is_one_step:
             _take_place(unfinished, folder)
         else:
-            move_files(unfinished, folder)
+            _move_files(unfinished, folder)
     except Exception as error:
         # some libraries say it with an error of their own
         is_full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
         if not is_full:
             raise
         raise OSError(
-            f"{folder} cannot be written with {free_space(place)}, and nothing of it was left: "
-            f"{' '.join(str(error).split())}"
+            f"{folder} cannot be written with {free_space(place)}, and no unfinished file was "
+            f"left: {' '.join(str(error).split())}"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -182,13 +199,8 @@ def _take_place(unfinished: Path, folder: Path):
     to_disk(folder.parent)
 
 
-def move_files(unfinished: Path, folder: Path):
-    """Move all files of a folder into another one, the weights last: without them it does not load.
-
-    Args:
-        unfinished: Folder with the files, which are on disk.
-        folder: Folder that gets them; it exists.
-    """
+def _move_files(unfinished: Path, folder: Path):
+    # the weights come last: without them the folder does not load
     files = [path for path in unfinished.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: path.suffix == ".safetensors"):
         target = folder / path.relative_to(unfinished)

@@ -421,8 +421,8 @@ def read_tokenizer(
         raise ValueError(
             f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
         ) from error
-    # where a file of several is missing, the library goes on with None for its name; tokenizers has
-    # no error of its own, and panics
+    # the library looks for a file by the name None where one of several files is missing, and the
+    # Rust code of tokenizers panics
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
@@ -486,7 +486,7 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
     """Load a model, and refuse weights that the library would leave out, make up or stumble over.
 
     Args:
-        model_class: Of the model.
+        model_class: Class of the model.
         source: A folder or a Hub name.
 
     Returns:

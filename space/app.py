@@ -31,7 +31,7 @@ from transformers import (
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
-from vanilla_transformer.console import run_command, sentence_of
+from vanilla_transformer.console import run_command, sentence_of, shown
 from vanilla_transformer.paper.attention import KINDS, draw_matrix
 from vanilla_transformer.paper.positional_encoding import (
     CANDIDATES,
@@ -139,7 +139,7 @@ class Setting(NamedTuple):
         if not (is_number and self.lowest <= value <= self.highest):
             raise ValueError(
                 f"{self.label!r} must be a number from {self.lowest:,} to {self.highest:,}, got "
-                f"{_shortened(value)}."
+                f"{shown(value)}."
             )
         return value
 
@@ -169,14 +169,9 @@ SCHEDULE = {
 def _choose(label: str, value: Any, choices: Sequence[Any]) -> Any:
     if value not in choices:
         raise ValueError(
-            f"{label} must be one of {', '.join(map(str, choices))}, got {_shortened(value)}."
+            f"{label} must be one of {', '.join(map(str, choices))}, got {shown(value)}."
         )
     return value
-
-
-def _shortened(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Hypothesis(NamedTuple):
@@ -248,7 +243,7 @@ def find_hypotheses(
         TimeoutError: If the search takes more than `MAX_SECONDS`.
     """
     if not isinstance(source, str):
-        raise ValueError(f"the sentence must be text, got {_shortened(source)}.")
+        raise ValueError(f"the sentence must be text, got {shown(source)}.")
     if not source.strip():
         raise ValueError("the sentence must have words, got only white space.")
     if len(source) > MAX_CHARACTERS:
@@ -438,7 +433,7 @@ def _translation_tab(models: Models):
         ]
         return rows, weights, *_choices(weights, kind)
 
-    shown = [attention, kind, layer, head]
+    looked_at = [attention, kind, layer, head]
     draw = _in_sentences(draw_attention)
     asked = [model, source, beams, alpha, kind]
     button.click(
@@ -448,10 +443,12 @@ def _translation_tab(models: Models):
         # the function says in its own words what a value must be
         preprocess=False,
         concurrency_limit=TRANSLATIONS_AT_ONCE,
-    ).success(draw, shown, plot)
-    kind.input(_in_sentences(_choices), [attention, kind], [layer, head]).success(draw, shown, plot)
+    ).success(draw, looked_at, plot)
+    kind.input(_in_sentences(_choices), [attention, kind], [layer, head]).success(
+        draw, looked_at, plot
+    )
     for choice in (layer, head):
-        choice.input(draw, shown, plot)
+        choice.input(draw, looked_at, plot)
 
 
 def _positions_tab():

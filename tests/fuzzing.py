@@ -68,7 +68,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 class Case(NamedTuple):
-    """What is damaged, and which command reads it."""
+    """A mutation of a file, and the command that reads the file."""
 
     seed: int
     file: str

@@ -1,5 +1,6 @@
 """Files and folders that are whole or absent, and that one command at a time writes to."""
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -171,33 +172,9 @@ WRITERS = {
 }
 
 
-@pytest.mark.parametrize("call", [0, 1, 3])
-@pytest.mark.parametrize("writer", WRITERS)
-def test_a_full_disk_leaves_nothing_and_the_next_try_works(
-    toy, run, tmp_path, monkeypatch, writer, call
-):
-    out, calls, real = tmp_path / "out", [], os.fsync
-
-    def full(descriptor):
-        calls.append(descriptor)
-        if len(calls) > call:
-            raise OSError(28, "No space left on device")
-        real(descriptor)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match=f"{out} cannot be written with .* kB free, and nothing"):
-            WRITERS[writer](toy, run, out)
-    assert not list(tmp_path.iterdir())
-    WRITERS[writer](toy, run, out)
-    assert [path.name for path in tmp_path.iterdir()] == ["out"]
-
-
-@pytest.mark.parametrize("call", range(0, 12, 2))
-def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
-    run, tmp_path, monkeypatch, call
-):
-    copy = Path(shutil.copytree(run, tmp_path / "run"))
+@contextlib.contextmanager
+def full_disk_after(call, monkeypatch):
+    """Let each fsync fail after so many that did not."""
     calls, real = [], os.fsync
 
     def full(descriptor):
@@ -208,8 +185,35 @@ def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
 
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
-        with pytest.raises(OSError, match="No space left"):
-            average_run(copy, num_checkpoints=1)
+        yield
+
+
+@pytest.mark.parametrize("call", [0, 1, 3])
+@pytest.mark.parametrize("writer", WRITERS)
+def test_a_full_disk_leaves_nothing_and_the_next_try_works(
+    toy, run, tmp_path, monkeypatch, writer, call
+):
+    out = tmp_path / "out"
+    with (
+        full_disk_after(call, monkeypatch),
+        pytest.raises(
+            OSError,
+            match=f"{out} cannot be written with .* kB free, and no unfinished file was left",
+        ),
+    ):
+        WRITERS[writer](toy, run, out)
+    assert not list(tmp_path.iterdir())
+    WRITERS[writer](toy, run, out)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("call", range(0, 12, 2))
+def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
+    run, tmp_path, monkeypatch, call
+):
+    copy = Path(shutil.copytree(run, tmp_path / "run"))
+    with full_disk_after(call, monkeypatch), pytest.raises(OSError, match="No space left"):
+        average_run(copy, num_checkpoints=1)
     before, left = train_toys.weights(run), train_toys.weights(copy)
     is_new = any(not (before[name] == left[name]).all() for name in before)
     # nothing is said of weights whose average was not noted

@@ -61,8 +61,8 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
         Tensors by name, in float32.
 
     Raises:
-        ValueError: If there is no checkpoint, they are of different models, or a weight is not
-            finite.
+        ValueError: If there is no checkpoint, or they are of different models.
+        FloatingPointError: If a weight is not finite; says which.
     """
     if not folders:
         raise ValueError("an average must have at least one checkpoint, got none.")
@@ -157,6 +157,7 @@ def average_run(
     Raises:
         ValueError: If the folder is none of a run, or has not what is to be averaged, or something
             other than an average would be replaced.
+        FloatingPointError: If a weight is not finite; says which.
         OSError: If the model cannot be written.
     """
     folder = a_folder(folder, "run")
@@ -188,6 +189,7 @@ def average_held_run(
 
     Raises:
         ValueError: As in `average_run`.
+        FloatingPointError: As in `average_run`.
         OSError: As in `average_run`.
     """
     config = read_recipe(folder)
@@ -247,10 +249,11 @@ def _averaged_model(
             if not any(found.values()):
                 model_class = model_class_of(config, folder)
                 model = load_whole(model_class, averaged[-1]).float().eval()
-                weights = (
-                    read_weights(averaged[-1], EMA_FILE) if is_ema else average_weights(averaged)
-                )
-                refuse_not_finite(weights, f"the average of {averaged[-1]}")
+                if is_ema:
+                    weights = read_weights(averaged[-1], EMA_FILE)
+                    refuse_not_finite(weights, f"the moving average of {averaged[-1]}")
+                else:
+                    weights = average_weights(averaged)
                 load_weights(model, weights)
                 return model, [read_state(path) for path in averaged], is_ema
         except (OSError, ValueError):

@@ -1,13 +1,12 @@
 """Files that are made once from text, and are whole in the cache or absent."""
 
 import hashlib
-import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import datasets
 
-from vanilla_transformer.files import make_folder, to_disk
+from vanilla_transformer.files import make_folder, to_disk, unfinished_path
 
 
 def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Path:
@@ -27,7 +26,7 @@ def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Pat
     path = Path(datasets.config.HF_DATASETS_CACHE, "vanilla_transformer", version, name)
     if not path.is_file():
         make_folder(path.parent)
-        unfinished = path.with_name(f".{name}.{secrets.token_hex(4)}.unfinished")
+        unfinished = unfinished_path(path)
         try:
             write(unfinished)
             if unfinished.is_file():

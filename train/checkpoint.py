@@ -5,7 +5,6 @@ import json
 import logging
 import math
 import re
-import secrets
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -18,7 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vanilla_transformer.files import free_space, make_folder, to_disk, write_whole
+from vanilla_transformer.files import (
+    free_space,
+    make_folder,
+    remove,
+    to_disk,
+    unfinished_path,
+    write_whole,
+)
 from vanilla_transformer.hub import UNREADABLE
 from vanilla_transformer.records import (
     ANYTHING,
@@ -125,7 +131,7 @@ def save_checkpoint(
         OSError: If it cannot be written, for want of space for one; the last one is untouched.
     """
     final = folder / f"step-{step}"
-    unfinished = folder / f".step-{step}.{secrets.token_hex(4)}.unfinished"
+    unfinished = unfinished_path(final)
     try:
         make_folder(folder)
         remove_unfinished(folder)
@@ -195,7 +201,7 @@ def _hash_of(notes: Mapping[str, Any]) -> str:
 
 def _remove(path: Path):
     # what is half removed has no longer the name of a checkpoint
-    doomed = path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
+    doomed = unfinished_path(path)
     try:
         path.rename(doomed)
         shutil.rmtree(doomed)
@@ -210,7 +216,7 @@ def remove_unfinished(folder: Path) -> None:
         folder: Of all checkpoints.
     """
     for path in folder.glob(".step-*.unfinished"):
-        shutil.rmtree(path, ignore_errors=True)
+        remove(path)
 
 
 def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:

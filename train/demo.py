@@ -55,7 +55,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
 
 def _run_to_its_end(launch: list[str], environment: dict[str, str]) -> int:
     """Run the training, and pass on to it what asks this command to end."""
-    with noticing_requests() as requests, requests.deferred():
+    with noticing_requests(is_told=False) as requests, requests.deferred():
         launcher = subprocess.Popen(launch, env=environment)
         is_passed_on = False
         while True:

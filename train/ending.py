@@ -1,4 +1,4 @@
-"""What ends a run before its last step: signals, a launcher that is gone, a process that stalls."""
+"""End a run before its last step: on a signal, without its launcher, or with a stalled process."""
 
 import contextlib
 import os

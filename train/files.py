@@ -1,9 +1,9 @@
-"""What packed text files begin with, and how they fail."""
+"""First bytes of packed text files, and the errors of those that are cut off."""
 
 import lzma
 import zlib
 
-# what gzip's files begin with
+# first bytes of a gzip file
 GZIP = b"\x1f\x8b"
 # what reading raises where a packed file is not whole
 CUT_SHORT = (OSError, EOFError, zlib.error, lzma.LZMAError)

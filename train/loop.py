@@ -340,7 +340,7 @@ def _train(run: Run, requests: Requests) -> int | None:
         _end(run)
         return number
     if run.is_late:
-        _refuse_without_last_step(run)
+        _say_that_the_end_was_skipped(run)
     if run.accelerator.is_main_process:
         average = average_held_run(run.folder, trust_remote_code=True)
         logger.info("%s, is in %s", average, run.folder)
@@ -381,7 +381,7 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     return None
 
 
-def _refuse_without_last_step(run: Run):
+def _say_that_the_end_was_skipped(run: Run):
     """Warn that the last step was skipped and is not saved; refuse where no other step is."""
     last = checkpointing.checkpoints(run.folder / "checkpoints")
     if not last:
