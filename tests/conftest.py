@@ -1,6 +1,7 @@
 """Small models with sizes that are all different, for every test file."""
 
 import contextlib
+import signal
 import subprocess
 
 import datasets
@@ -15,6 +16,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer.train.ending import SIGNALS
 
 # how long an example takes says how busy the machine is
 settings.register_profile("any machine", deadline=None)
@@ -74,6 +76,12 @@ def new_process():
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
+def default_signals():
+    """Let no signal be ignored that the parent ignores."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start():
     """A function from a recipe and flags to a process that does not outlive its test."""
@@ -88,6 +96,8 @@ def start():
             stdout=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
+            # these tests may run under nohup, which ignores one
+            preexec_fn=default_signals,
         )
         started.append(process)
         return process

@@ -19,6 +19,7 @@ from vanilla_transformer import (
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.attention_maps import attention_weights
 from vanilla_transformer.cli import main
+from vanilla_transformer.console import shown
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 
 gradio = pytest.importorskip("gradio", reason="gradio is not installed")
@@ -296,7 +297,7 @@ def test_the_page_tells_nothing_of_the_paths_of_the_machine(client, tmp_path, ru
     names += [f"{run_folder}/", f"{run_folder}/.", "Helsinki-NLP/opus-mt-en-de", [str(run_folder)]]
     sentences = {
         refusal(client, "_translate", name, SENTENCE, 2, 0.6, "cross").replace(
-            f"got {app._shortened(name)}.", "got NAME."
+            f"got {shown(name)}.", "got NAME."
         )
         for name in names
     }

@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import psutil
 import pytest
 import train_toys
 from test_train_resume import FOREVER, last_step, wait_until
+from torch.utils.data import DataLoader
 
+from vanilla_transformer.train import loop
 from vanilla_transformer.train.checkpoint import checkpoints, newest_intact
 from vanilla_transformer.train.loop import train
 
@@ -100,7 +103,8 @@ def test_a_signal_that_is_ignored_stays_ignored(recipe, tmp_path):
 
 def test_a_run_whose_terminal_is_closed_saves_its_step(recipe, tmp_path):
     script = (
-        "import os, pty, subprocess, sys, time\n"
+        "import os, pty, signal, subprocess, sys, time\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"
         "process, terminal = pty.fork()\n"
         "if process == 0:\n"
         "    os.execv(sys.argv[1], sys.argv[1:])\n"
@@ -222,6 +226,23 @@ def test_a_worker_that_dies_is_one_sentence(start, recipe, tmp_path):
     )
 
 
+def test_a_worker_whose_pipe_closes_before_its_end_is_heard_of_is_one_sentence(
+    corpus, tmp_path, monkeypatch
+):
+    batches = iter(DataLoader(range(10), num_workers=1))
+
+    def die(run, requests):
+        next(batches)
+        (worker,) = psutil.Process().children()
+        threading.Timer(0.3, worker.kill).start()
+        raise ConnectionResetError
+
+    monkeypatch.setattr(loop, "_train", die)
+    config = train_toys.toy_config(corpus, tmp_path / "run", num_workers=1)
+    with pytest.raises(OSError, match="a process that prepares batches died, there is no"):
+        train(config)
+
+
 @pytest.mark.parametrize("changes", [{}, {"max_steps": 1}, {"ema_decay": 0.9}])
 def test_a_run_whose_weights_are_not_finite_ends_with_an_error_and_no_model(
     corpus, tmp_path, changes
@@ -235,7 +256,6 @@ def test_a_run_whose_weights_are_not_finite_ends_with_an_error_and_no_model(
 def test_a_run_whose_last_step_is_skipped_is_made_of_the_steps_before(
     corpus, tmp_path, monkeypatch, caplog
 ):
-    from vanilla_transformer.train import loop
     from vanilla_transformer.train import step as loop_step
 
     real_step, real_loss = loop.training_step, loop_step.batch_loss_sum

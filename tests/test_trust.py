@@ -183,8 +183,12 @@ def plant_pickled_optimizer(run: Path, canary: Canary):
 def note_sizes(run: Path):
     """Let each checkpoint say that its files are whole, as a stranger can."""
     for folder in (run / "checkpoints").glob("step-*"):
-        names = {path.name: path.stat().st_size for path in folder.iterdir() if path.is_file()}
-        edit(folder / "state.json", sizes={it: names[it] for it in names if it != "state.json"})
+        state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+        files = [path for path in folder.iterdir() if path.name != "state.json"]
+        files = [path for path in files if path.is_file()]
+        state["sizes"] = {path.name: path.stat().st_size for path in files}
+        state["sha256"] = {path.name: checkpointing._sha256(path) for path in files}
+        (folder / "state.json").write_text(checkpointing._state_text(state), encoding="utf-8")
 
 
 def plant_kernel(run: Path, canary: Canary):

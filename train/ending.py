@@ -156,6 +156,26 @@ def leave_signals_to_the_run(worker: int):
         signal.signal(number, signal.SIG_IGN)
 
 
+@contextlib.contextmanager
+def naming_a_dead_worker(workers: int) -> Iterator[None]:
+    """Let torch say that a DataLoader worker died, where reading from it failed first.
+
+    The pipes of a process that is killed are closed a moment before its parent hears of its end.
+
+    Args:
+        workers: Number of workers.
+
+    Raises:
+        RuntimeError: If a worker died; torch raises it in whatever this process does.
+    """
+    try:
+        yield
+    except (EOFError, OSError):
+        if workers:
+            time.sleep(1)
+        raise
+
+
 def say_last(text: str):
     """Say something on stderr after the launcher of several processes has ended with a traceback.
 
@@ -275,6 +295,7 @@ __all__ = [
     "Requests",
     "ending_with_the_stalled",
     "leave_signals_to_the_run",
+    "naming_a_dead_worker",
     "noticing_requests",
     "say_last",
 ]

@@ -62,6 +62,7 @@ from vanilla_transformer.train.ending import (
     Requests,
     ending_with_the_stalled,
     leave_signals_to_the_run,
+    naming_a_dead_worker,
     noticing_requests,
     say_last,
 )
@@ -304,7 +305,9 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
     with noticing_requests(is_main) as requests:
         try:
             with contextlib.ExitStack() as until_end:
-                return _train(_open_run(config, resume, until_end), requests)
+                run = _open_run(config, resume, until_end)
+                with naming_a_dead_worker(config.num_workers):
+                    return _train(run, requests)
         except Interrupted as error:
             if is_main:
                 last = checkpointing.checkpoints(Path(config.output_dir) / "checkpoints")
