@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vanilla_transformer.modeling_vanilla_transformer import eager_attention
-from vanilla_transformer.pipeline_vanilla_transformer import TranslationPipeline, evaluating
+from .modeling_vanilla_transformer import eager_attention
+from .pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
 # a token of spaces alone, as it is shown
 SPACE = "\u2423"

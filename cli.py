@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from vanilla_transformer.console import add_trust_flag, log_to_stderr, naming, run_command
+from .console import add_trust_flag, log_to_stderr, naming, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,13 +101,13 @@ def _write_utf_8():
 
 
 def _demo(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.train.demo import run_demo
+    from .train.demo import run_demo
 
     print(run_demo(arguments.output_dir))
 
 
 def _tokenize(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.train.config import parse_arguments
+    from .train.config import parse_arguments
 
     config, switches = parse_arguments(rest, "vanilla-transformer tokenize")
     if switches.resume:
@@ -117,13 +117,13 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
             f"tokenizer must be null where one is to be learned, got {config.tokenizer!r}."
         )
     if switches.dry_run:
-        from vanilla_transformer.train.dry_run import describe
+        from .train.dry_run import describe
 
         print(describe(config, switches.recipe))
         return
-    from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
-    from vanilla_transformer.train.loop import prepare_tokenizer
-    from vanilla_transformer.train.run_folder import hold_run
+    from .tokenization.learning import refuse_small_vocabulary
+    from .train.loop import prepare_tokenizer
+    from .train.run_folder import hold_run
 
     refuse_small_vocabulary(config.vocab_size)
     # what train would refuse
@@ -134,13 +134,13 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
-    from vanilla_transformer.train.__main__ import run
+    from .train.__main__ import run
 
     return run(rest, "vanilla-transformer train")
 
 
 def _average(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.train.averaging import average_run
+    from .train.averaging import average_run
 
     with naming(arguments.run_folder):
         average = average_run(
@@ -155,7 +155,7 @@ def _average(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _evaluate(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.train.evaluate import run
+    from .train.evaluate import run
 
     table = run(rest, "vanilla-transformer evaluate")
     if table is not None:
@@ -165,7 +165,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]):
 def _translate(arguments: argparse.Namespace, rest: list[str]):
     # what is read is UTF-8 whatever the locale, and so is what is written
     _write_utf_8()
-    from vanilla_transformer.train.translate import run
+    from .train.translate import run
 
     for line in run(rest, "vanilla-transformer translate"):
         print(line, flush=True)
@@ -173,14 +173,14 @@ def _translate(arguments: argparse.Namespace, rest: list[str]):
 
 def _paper(arguments: argparse.Namespace, rest: list[str]):
     _write_utf_8()
-    from vanilla_transformer.paper.__main__ import run
+    from .paper.__main__ import run
 
     run(rest, "vanilla-transformer paper")
 
 
 def _space(arguments: argparse.Namespace, rest: list[str]):
     try:
-        from vanilla_transformer.space.app import run
+        from .space.app import run
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
@@ -189,19 +189,19 @@ def _space(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _convert(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.conversion.command import run
+    from .conversion.command import run
 
     print(run(rest, "vanilla-transformer convert"))
 
 
 def _export(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.export.command import run
+    from .export.command import run
 
     print(run(rest, "vanilla-transformer export"))
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):
-    from vanilla_transformer.hub import push_to_hub
+    from .hub import push_to_hub
 
     options = _given(arguments, "private", "revision", "commit_message", "trust_remote_code")
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)

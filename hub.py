@@ -39,12 +39,12 @@ from transformers.dynamic_module_utils import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
-from vanilla_transformer.console import TRUST, a_folder, naming, refuse_code, sentence_of
-from vanilla_transformer.files import whole_folder
-from vanilla_transformer.generation_vanilla_transformer import check_numbers, check_search_tokens
-from vanilla_transformer.identity_vanilla_transformer import file_difference
-from vanilla_transformer.pipeline_vanilla_transformer import TASK, check_tokenizer
-from vanilla_transformer.records import (
+from .console import TRUST, a_folder, naming, refuse_code, sentence_of
+from .files import whole_folder
+from .generation_vanilla_transformer import check_numbers, check_search_tokens
+from .identity_vanilla_transformer import file_difference
+from .pipeline_vanilla_transformer import TASK, check_tokenizer
+from .records import (
     TEXT,
     Kind,
     list_of,
@@ -55,14 +55,14 @@ from vanilla_transformer.records import (
     read_text,
     whole,
 )
-from vanilla_transformer.registration import (
+from .registration import (
     TranslationPipeline,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.sizes import refuse_other_sizes
+from .sizes import refuse_other_sizes
 
 PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
 AUTO_CLASS = "AutoModelForSeq2SeqLM"
@@ -518,7 +518,7 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
         loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")
     )
     if missing or unexpected or mismatched:
-        from vanilla_transformer.conversion.weights import check_fit
+        from .conversion.weights import check_fit
 
         weights = {name: part for name, part in model.state_dict().items() if name not in missing}
         weights |= dict.fromkeys(unexpected)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vanilla_transformer.console import shown
+from .console import shown
 
 # bytes of a file that is read whole; the logs of the longest runs have a fraction of it
 LARGEST_FILE = 1 << 30

@@ -2,17 +2,17 @@
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import (
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,
     sinusoidal_encoding,
 )
-from vanilla_transformer.pipeline_vanilla_transformer import (
+from .pipeline_vanilla_transformer import (
     TranslationPipeline,
     register_translation_task,
 )
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+from .tokenization.tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
 
-from vanilla_transformer.configuration_vanilla_transformer import (
+from .configuration_vanilla_transformer import (
     LAYER_FIELDS,
     VanillaTransformerConfig,
 )

@@ -9,14 +9,14 @@ from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from vanilla_transformer.benchmarks.work import SIZES, add_device, open_device
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.console import run_command
-from vanilla_transformer.paper.study import show_study
-from vanilla_transformer.train.config import parse_arguments
+from ..configuration_vanilla_transformer import closest_name
+from ..console import run_command
+from ..paper.study import show_study
+from ..train.config import parse_arguments
+from .work import SIZES, add_device, open_device
 
 if TYPE_CHECKING:
-    from vanilla_transformer.paper.study import Section
+    from ..paper.study import Section
 
 
 class Part(NamedTuple):

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.fused import product
-from vanilla_transformer.train.memory import keep_memory
+from ..pictures import new_figure
+from ..train.fused import product
+from ..train.memory import keep_memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

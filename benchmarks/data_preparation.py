@@ -12,14 +12,14 @@ from pathlib import Path
 import datasets
 import numpy as np
 
-from vanilla_transformer.benchmarks.contest import memory
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.train.batches import Collator, TrainingSteps, split_step
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import text_hash
-from vanilla_transformer.train.data import load_texts, make_steps, prepare_data
-from vanilla_transformer.train.loop import prepare_tokenizer
-from vanilla_transformer.train.pairs import Pairs, encode_pairs, judge, prepare_pairs
+from ..paper.study import Section
+from ..train.batches import Collator, TrainingSteps, split_step
+from ..train.config import TrainConfig
+from ..train.corpus import text_hash
+from ..train.data import load_texts, make_steps, prepare_data
+from ..train.loop import prepare_tokenizer
+from ..train.pairs import Pairs, encode_pairs, judge, prepare_pairs
+from .contest import memory
 
 MILLION = 1_000_000
 # what a step is cut into where the recipe leaves it to the memory of a device

@@ -11,20 +11,20 @@ import onnxruntime
 import torch
 from transformers import MarianMTModel, PreTrainedModel
 
-from vanilla_transformer.benchmarks.work import run_parser, texts_of_run
-from vanilla_transformer.console import run_command
-from vanilla_transformer.export.ctranslate2 import to_ctranslate2
-from vanilla_transformer.export.marian import to_marian
-from vanilla_transformer.export.onnx import (
+from ..console import run_command
+from ..export.ctranslate2 import to_ctranslate2
+from ..export.marian import to_marian
+from ..export.onnx import (
     DECODER_FILE,
     DECODER_WITH_PAST_FILE,
     ENCODER_FILE,
     to_onnx,
 )
-from vanilla_transformer.hub import load_run
-from vanilla_transformer.paper.study import Section, show_study
-from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
-from vanilla_transformer.train.translate import one_line, translate_lines
+from ..hub import load_run
+from ..paper.study import Section, show_study
+from ..search_vanilla_transformer import gnmt_length_penalty
+from ..train.translate import one_line, translate_lines
+from .work import run_parser, texts_of_run
 
 NUM_BEAMS = 4
 ALPHA = 0.6

@@ -27,21 +27,21 @@ from transformers import (
 )
 from transformers.trainer_utils import get_last_checkpoint
 
-from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.benchmarks.peers import marian_config
-from vanilla_transformer.console import run_command
-from vanilla_transformer.train.averaging import average_weights
-from vanilla_transformer.train.config import PRECISIONS, TrainConfig
-from vanilla_transformer.train.corpus import texts_of
-from vanilla_transformer.train.data import load_main_corpus
-from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
-from vanilla_transformer.train.run_folder import (
+from .. import VanillaTransformerConfig
+from ..console import run_command
+from ..train.averaging import average_weights
+from ..train.config import PRECISIONS, TrainConfig
+from ..train.corpus import texts_of
+from ..train.data import load_main_corpus
+from ..train.pairs import drop_untrainable, encode_pairs, lengths
+from ..train.run_folder import (
     load_tokenizer,
     read_recipe,
     write_environment,
 )
-from vanilla_transformer.train.schedule import learning_rate
-from vanilla_transformer.train.scoring import score_translations
+from ..train.schedule import learning_rate
+from ..train.scoring import score_translations
+from .peers import marian_config
 
 
 def train_marian(

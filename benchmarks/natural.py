@@ -16,38 +16,38 @@ from typing import Any
 import torch
 from transformers import MarianMTModel
 
-from vanilla_transformer.benchmarks.contest import (
+from ..console import run_command
+from ..export.marian import to_marian
+from ..hub import load_run
+from ..paper.study import Section, show_study
+from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from ..train.config import PRECISIONS
+from ..train.layout import DTYPES
+from ..train.run_folder import read_recipe
+from ..train.scoring import score_translations
+from ..train.translate import one_line, translate_lines
+from .contest import (
     Contender,
     numbers_of,
     race,
     ratio_figure,
     rows_of,
 )
-from vanilla_transformer.benchmarks.marian_trainer import translate
-from vanilla_transformer.benchmarks.peers import MARIAN, OURS
-from vanilla_transformer.benchmarks.translation import (
+from .marian_trainer import translate
+from .peers import MARIAN, OURS
+from .translation import (
     CTRANSLATE2,
     OURS_INT8,
     ctranslate2_names,
     load_ctranslate2,
     refuse_others,
 )
-from vanilla_transformer.benchmarks.work import (
+from .work import (
     add_device,
     open_device,
     run_parser,
     texts_of_run,
 )
-from vanilla_transformer.console import run_command
-from vanilla_transformer.export.marian import to_marian
-from vanilla_transformer.hub import load_run
-from vanilla_transformer.paper.study import Section, show_study
-from vanilla_transformer.pipeline_vanilla_transformer import TOKENS_PER_BATCH
-from vanilla_transformer.train.config import PRECISIONS
-from vanilla_transformer.train.layout import DTYPES
-from vanilla_transformer.train.run_folder import read_recipe
-from vanilla_transformer.train.scoring import score_translations
-from vanilla_transformer.train.translate import one_line, translate_lines
 
 MARIAN_AS_THEY_COME = f"{MARIAN}, sentences as they come"
 # sentences that each engine is given at once, and that transformers' models have in a batch

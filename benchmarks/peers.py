@@ -16,10 +16,10 @@ from transformers import (
     PreTrainedModel,
 )
 
-from vanilla_transformer import VanillaTransformerConfig, sinusoidal_encoding
-from vanilla_transformer.conversion import from_fsmt, from_marian, from_torch
-from vanilla_transformer.conversion.weights import SAME_FIELDS
-from vanilla_transformer.train.step import IGNORED, smoothed_loss_sum
+from .. import VanillaTransformerConfig, sinusoidal_encoding
+from ..conversion import from_fsmt, from_marian, from_torch
+from ..conversion.weights import SAME_FIELDS
+from ..train.step import IGNORED, smoothed_loss_sum
 
 OURS = "this package"
 MARIAN = "transformers Marian"

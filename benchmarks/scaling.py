@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from vanilla_transformer.benchmarks.contest import Contender, race
-from vanilla_transformer.benchmarks.peers import MARIAN, OURS
-from vanilla_transformer.benchmarks.training import Trainee, difference
-from vanilla_transformer.benchmarks.work import Batch, model_config, training_flops
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.batches import Collator
-from vanilla_transformer.train.run_folder import METRICS_FILE
+from ..paper.study import Section
+from ..pictures import new_figure
+from ..train.batches import Collator
+from ..train.run_folder import METRICS_FILE
+from .contest import Contender, race
+from .peers import MARIAN, OURS
+from .training import Trainee, difference
+from .work import Batch, model_config, training_flops
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

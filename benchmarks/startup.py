@@ -9,21 +9,21 @@ from pathlib import Path
 
 import torch
 
-from vanilla_transformer import (
+from .. import (
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerTokenizer,
 )
-from vanilla_transformer.benchmarks.contest import Contender, numbers_of, race, ratio_figure, ratios
-from vanilla_transformer.benchmarks.peers import build_marian
-from vanilla_transformer.benchmarks.work import model_config
-from vanilla_transformer.paper.study import Section
+from ..paper.study import Section
+from .contest import Contender, numbers_of, race, ratio_figure, ratios
+from .peers import build_marian
+from .work import model_config
 
 LIBRARY = "import transformers' Marian"
 # one translation, by the model's own tokenizer; the peer gets the same ids
 TRANSLATE = """
 import sys, torch
 from {module} import {name}
-from vanilla_transformer import VanillaTransformerTokenizer
+from .. import VanillaTransformerTokenizer
 tokenizer = VanillaTransformerTokenizer.from_pretrained(sys.argv[1])
 model = {name}.from_pretrained(sys.argv[1]).eval()
 with torch.no_grad():

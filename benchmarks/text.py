@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 
-from vanilla_transformer.benchmarks.contest import (
+from ..paper.study import Section
+from ..tokenization.learning import learn_vocabulary
+from .contest import (
     Contender,
     Result,
     numbers_of,
@@ -16,10 +18,8 @@ from vanilla_transformer.benchmarks.contest import (
     ratio_figure,
     ratios,
 )
-from vanilla_transformer.benchmarks.peers import OURS
-from vanilla_transformer.benchmarks.work import read_corpus
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.tokenization.learning import learn_vocabulary
+from .peers import OURS
+from .work import read_corpus
 
 PEER = "SentencePiece BPE"
 COLUMNS = ("contender", "ratio", "from", "to", "sentences/s", "peak MB")

@@ -9,8 +9,13 @@ from accelerate import Accelerator
 from torch import Tensor, nn
 from transformers.trainer_pt_utils import LabelSmoother
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.benchmarks.contest import (
+from .. import VanillaTransformerForConditionalGeneration
+from ..paper.study import Section
+from ..train import layout
+from ..train.config import TrainConfig
+from ..train.fused import fused_loss_sum, suit_processor
+from ..train.step import IGNORED, mask_for_sdpa, training_step
+from .contest import (
     COLUMNS,
     Contender,
     matrix_product,
@@ -19,8 +24,8 @@ from vanilla_transformer.benchmarks.contest import (
     ratio_figure,
     rows_of,
 )
-from vanilla_transformer.benchmarks.peers import MARIAN, OURS, PEERS
-from vanilla_transformer.benchmarks.work import (
+from .peers import MARIAN, OURS, PEERS
+from .work import (
     Batch,
     bucketed_batches,
     model_config,
@@ -28,11 +33,6 @@ from vanilla_transformer.benchmarks.work import (
     read_corpus,
     training_flops,
 )
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.train import layout
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.fused import fused_loss_sum, suit_processor
-from vanilla_transformer.train.step import IGNORED, mask_for_sdpa, training_step
 
 USUAL = "transformers Marian, random sentences"
 OURS_RANDOM = "this package, the same random sentences"

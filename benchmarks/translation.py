@@ -10,7 +10,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.benchmarks.contest import (
+from ..conversion import from_marian
+from ..paper.study import Section
+from .contest import (
     COLUMNS,
     Contender,
     matrix_product,
@@ -19,11 +21,9 @@ from vanilla_transformer.benchmarks.contest import (
     ratio_figure,
     rows_of,
 )
-from vanilla_transformer.benchmarks.peers import MARIAN, OURS, build_marian
-from vanilla_transformer.benchmarks.training import dtype_of
-from vanilla_transformer.benchmarks.work import Corpus, model_config, read_corpus, search_flops
-from vanilla_transformer.conversion import from_marian
-from vanilla_transformer.paper.study import Section
+from .peers import MARIAN, OURS, build_marian
+from .training import dtype_of
+from .work import Corpus, model_config, read_corpus, search_flops
 
 OURS_INT8 = f"{OURS} int8"
 CTRANSLATE2 = "CTranslate2 "
@@ -87,7 +87,7 @@ class Search:
         Returns:
             A name for each row of the embedding.
         """
-        from vanilla_transformer.export.parts import vocabulary
+        from ..export.parts import vocabulary
 
         return vocabulary(model, tokenizer)
 
@@ -145,7 +145,7 @@ def load_ctranslate2(
     """
     import ctranslate2
 
-    from vanilla_transformer.export.ctranslate2 import to_ctranslate2
+    from ..export.ctranslate2 import to_ctranslate2
 
     with tempfile.TemporaryDirectory() as folder:
         compute_type = name.removeprefix(CTRANSLATE2)

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.tokenization.learning import learn_vocabulary
-from vanilla_transformer.train.batches import Collator, plan_steps, steps_for
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import load_translations, texts_of
-from vanilla_transformer.train.data import load_texts, vocabulary_texts
-from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
-from vanilla_transformer.train.run_folder import read_recipe
+from .. import VanillaTransformerConfig
+from ..tokenization.learning import learn_vocabulary
+from ..train.batches import Collator, plan_steps, steps_for
+from ..train.config import TrainConfig
+from ..train.corpus import load_translations, texts_of
+from ..train.data import load_texts, vocabulary_texts
+from ..train.pairs import drop_untrainable, encode_pairs, lengths
+from ..train.run_folder import read_recipe
 
 DEVICES = ("cpu", "cuda")
 # Table 3's base and big, and the size that text of some 30,000 sentences is enough for

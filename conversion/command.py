@@ -10,17 +10,17 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.console import empty_folder
-from vanilla_transformer.conversion.fairseq import fairseq_tokenizer, from_fairseq
-from vanilla_transformer.conversion.fsmt import from_fsmt
-from vanilla_transformer.conversion.marian import from_marian
-from vanilla_transformer.conversion.opennmt import from_opennmt, opennmt_tokenizer
-from vanilla_transformer.files import whole_folder
-from vanilla_transformer.hub import WITHOUT_CODE, check_local, load_whole, read_tokenizer
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..console import empty_folder
+from ..files import whole_folder
+from ..hub import WITHOUT_CODE, check_local, load_whole, read_tokenizer
+from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.pipeline_vanilla_transformer import check_tokenizer
+from ..pipeline_vanilla_transformer import check_tokenizer
+from .fairseq import fairseq_tokenizer, from_fairseq
+from .fsmt import from_fsmt
+from .marian import from_marian
+from .opennmt import from_opennmt, opennmt_tokenizer
 
 Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
 # the library's own classes, by the name that a configuration has for them

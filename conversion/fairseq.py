@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.files import (
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from .files import (
     read_checkpoint,
     read_lines,
     settings_of,
     token_tokenizer,
 )
-from vanilla_transformer.conversion.weights import (
+from .weights import (
     BART_PARTS,
     assembled,
     needed,
     number_of_layers,
     renamed,
     split_projections,
-)
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
 )
 
 # for errors

@@ -11,8 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from vanilla_transformer.hub import UNREADABLE
-from vanilla_transformer.sizes import check_stored
+from ..hub import UNREADABLE
+from ..sizes import check_stored
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:

@@ -3,12 +3,12 @@
 import torch
 from transformers import FSMTForConditionalGeneration
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.check import checked, refuse_changed
-from vanilla_transformer.conversion.weights import assembled, bart_fields, check_kind, stack_weights
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
+from .check import checked, refuse_changed
+from .weights import assembled, bart_fields, check_kind, stack_weights
 
 
 def from_fsmt(

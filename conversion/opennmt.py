@@ -8,16 +8,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.files import (
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from .files import (
     read_checkpoint,
     settings_of,
     token_tokenizer,
 )
-from vanilla_transformer.conversion.weights import assembled, needed, number_of_layers, renamed
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from .weights import assembled, needed, number_of_layers, renamed
 
 # for errors
 WEIGHTS = "the weights of OpenNMT-py's Transformer"

@@ -7,16 +7,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.check import checked_stacks, refuse_changed
-from vanilla_transformer.conversion.weights import (
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from .check import checked_stacks, refuse_changed
+from .weights import (
     assembled,
     check_kind,
     renamed,
     split_projections,
-)
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
 )
 
 # nn.Transformer numbers a layer's norms in the order of its sub-layers

@@ -5,16 +5,16 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from vanilla_transformer.configuration_vanilla_transformer import (
+from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
     TOKEN_ID_FIELDS,
     VanillaTransformerConfig,
 )
-from vanilla_transformer.generation_vanilla_transformer import set_paper_search
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..generation_vanilla_transformer import set_paper_search
+from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.sizes import (
+from ..sizes import (
     FLOAT32_BYTES,
     num_weights,
     refuse_beyond_memory,

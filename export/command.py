@@ -3,8 +3,8 @@
 import argparse
 from importlib import import_module
 
-from vanilla_transformer.console import add_trust_flag, empty_folder
-from vanilla_transformer.hub import load_run
+from ..console import add_trust_flag, empty_folder
+from ..hub import load_run
 
 # packages that an export needs
 PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxscript onnxruntime"}

@@ -10,14 +10,9 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from vanilla_transformer.comparison import batch_to_compare, refuse_difference
-from vanilla_transformer.export.check import (
-    DIFFERS,
-    refuse_changed_model,
-)
-from vanilla_transformer.export.parts import activation_of, position_table, vocabulary
-from vanilla_transformer.files import whole_folder
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..comparison import batch_to_compare, refuse_difference
+from ..files import whole_folder
+from ..modeling_vanilla_transformer import (
     DecoderLayer,
     EncoderLayer,
     FeedForward,
@@ -26,6 +21,11 @@ from vanilla_transformer.modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerForConditionalGeneration,
 )
+from .check import (
+    DIFFERS,
+    refuse_changed_model,
+)
+from .parts import activation_of, position_table, vocabulary
 
 logger = logging.getLogger(__name__)
 

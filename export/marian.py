@@ -14,22 +14,22 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from vanilla_transformer.comparison import batch_to_compare, refuse_difference
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.conversion.weights import BART_PARTS, SAME_FIELDS, renamed
-from vanilla_transformer.export.check import (
+from ..comparison import batch_to_compare, refuse_difference
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..conversion.weights import BART_PARTS, SAME_FIELDS, renamed
+from ..files import whole_folder
+from ..generation_vanilla_transformer import SEARCH_FIELDS
+from ..modeling_vanilla_transformer import (
+    VanillaTransformerForConditionalGeneration,
+)
+from ..tokenization.tokenization_vanilla_transformer import (
+    VanillaTransformerTokenizer,
+)
+from .check import (
     DIFFERS,
     refuse_changed_model,
 )
-from vanilla_transformer.export.parts import position_table
-from vanilla_transformer.files import whole_folder
-from vanilla_transformer.generation_vanilla_transformer import SEARCH_FIELDS
-from vanilla_transformer.modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from .parts import position_table
 
 PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
 # which dimension of a weight belongs to the residual stream, by the end of Marian's name for it

@@ -21,14 +21,14 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer.comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
-from vanilla_transformer.export.check import (
-    DIFFERS,
-)
-from vanilla_transformer.files import whole_folder
-from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
+from ..files import whole_folder
+from ..generation_vanilla_transformer import CACHE_NAME
+from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
+)
+from .check import (
+    DIFFERS,
 )
 
 ENCODER_FILE = "encoder_model.onnx"

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import (
     VanillaTransformerDecoder,
     VanillaTransformerEncoder,
     VanillaTransformerForConditionalGeneration,

@@ -6,8 +6,8 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.console import a_folder, run_command
+from ..configuration_vanilla_transformer import closest_name
+from ..console import a_folder, run_command
 
 
 class Study(NamedTuple):
@@ -48,7 +48,7 @@ def listing() -> str:
     Returns:
         A line each.
     """
-    from vanilla_transformer.paper.study import text_table
+    from .study import text_table
 
     rows = [(name, study.place, study.title) for name, study in STUDIES.items()]
     return text_table(("name", "in the paper", "what it shows"), rows)
@@ -84,7 +84,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         raise ValueError(
             f"{name!r} is not a study of the paper.{known} They are {', '.join(STUDIES)}."
         )
-    from vanilla_transformer.paper.study import show_study
+    from .study import show_study
 
     study = STUDIES[name]
     module = importlib.import_module(f"vanilla_transformer.paper.{study.module}")

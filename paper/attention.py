@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.attention_maps import AttentionWeights, attention_weights
-from vanilla_transformer.paper.inside_head import draw_head_steps, inside_head
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.trained import add_model_flag, load_trained
-from vanilla_transformer.pictures import label_places, new_figure
-from vanilla_transformer.records import read_text
+from ..attention_maps import AttentionWeights, attention_weights
+from ..pictures import label_places, new_figure
+from ..records import read_text
+from .inside_head import draw_head_steps, inside_head
+from .study import Section
+from .trained import add_model_flag, load_trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

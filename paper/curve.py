@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vanilla_transformer.paper.label_smoothing import least_loss
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.run_folder import (
+from ..pictures import new_figure
+from ..train.run_folder import (
     METRICS_FILE,
     RECIPE_FILE,
     logged,
@@ -19,6 +17,8 @@ from vanilla_transformer.train.run_folder import (
     read_recipe,
     vocabulary_size,
 )
+from .label_smoothing import least_loss
+from .study import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

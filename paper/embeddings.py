@@ -15,16 +15,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from vanilla_transformer import (
+from .. import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.paper.positional_encoding import model_encoding
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.trained import add_model_flag, load_trained
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.step import smoothed_loss_sum
+from ..pictures import new_figure
+from ..train.config import TrainConfig
+from ..train.step import smoothed_loss_sum
+from .positional_encoding import model_encoding
+from .study import Section
+from .trained import add_model_flag, load_trained
 
 VOCAB_SIZE = TrainConfig.vocab_size
 NUM_TOKENS = 64

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vanilla_transformer.paper.trees import EMPTY_TAG, TOP, Bracket, Tree
+from .trees import EMPTY_TAG, TOP, Bracket, Tree
 
 # as tags these take their words out of the sentence, as labels their brackets out of the count
 DELETED = (TOP, EMPTY_TAG, ",", ":", "``", "''", ".")

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.attention_maps import AttentionWeights, attention_weights
-from vanilla_transformer.modeling_vanilla_transformer import (
+from ..attention_maps import AttentionWeights, attention_weights
+from ..modeling_vanilla_transformer import (
     MultiHeadAttention,
     scaled_dot_product_attention,
 )
-from vanilla_transformer.pictures import label_places, new_figure
+from ..pictures import label_places, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from vanilla_transformer.paper.order_task import (
+from ..pictures import new_figure
+from ..train.config import TrainConfig
+from ..train.step import smoothed_loss_sum
+from .order_task import (
     FIRST_WORD,
     Training,
     predict,
     small_model,
     train_small_model,
 )
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.table3 import PAPER
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.step import smoothed_loss_sum
+from .study import Section
+from .table3 import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

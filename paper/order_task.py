@@ -14,13 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from vanilla_transformer import (
+from .. import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerEncoder
-from vanilla_transformer.train.schedule import follow_rate, learning_rate
-from vanilla_transformer.train.step import smoothed_loss_sum
+from ..modeling_vanilla_transformer import VanillaTransformerEncoder
+from ..train.schedule import follow_rate, learning_rate
+from ..train.step import smoothed_loss_sum
 
 START = 1
 FIRST_WORD = 3

@@ -14,16 +14,16 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.paper.trees import (
+from .. import TranslationPipeline
+from ..tokenization.tokenization_vanilla_transformer import symbol_token
+from ..train.corpus import SPLITS
+from .trees import (
     WORD,
     Tree,
     clean,
     linearize,
     read_trees,
 )
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import symbol_token
-from vanilla_transformer.train.corpus import SPLITS
 
 # the languages of the text that a parser is trained on
 SOURCE_LANG, TARGET_LANG = "en", "tree"

@@ -12,9 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from vanilla_transformer import VanillaTransformerConfig, sinusoidal_encoding
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.modeling_vanilla_transformer import (
+from .. import VanillaTransformerConfig, sinusoidal_encoding
+from ..configuration_vanilla_transformer import closest_name
+from ..modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerForConditionalGeneration,
     VanillaTransformerModel,

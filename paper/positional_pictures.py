@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from vanilla_transformer.paper.positional_encoding import (
+from ..pictures import new_figure
+from .positional_encoding import (
     PROPERTIES,
     Measured,
     Overlap,
@@ -19,7 +20,6 @@ from vanilla_transformer.paper.positional_encoding import (
     offset_map,
     wavelengths,
 )
-from vanilla_transformer.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

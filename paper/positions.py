@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import torch
 
-from vanilla_transformer import VanillaTransformerConfig, sinusoidal_encoding
-from vanilla_transformer.modeling_vanilla_transformer import VanillaTransformerEncoder
-from vanilla_transformer.paper import order_task
-from vanilla_transformer.paper import positional_encoding as encodings
-from vanilla_transformer.paper import positional_pictures as pictures
-from vanilla_transformer.paper.order_task import COPYING, WHO_CHASES_WHOM, Training
-from vanilla_transformer.paper.positional_encoding import (
+from .. import VanillaTransformerConfig, sinusoidal_encoding
+from ..modeling_vanilla_transformer import VanillaTransformerEncoder
+from . import order_task
+from . import positional_encoding as encodings
+from . import positional_pictures as pictures
+from .order_task import COPYING, WHO_CHASES_WHOM, Training
+from .positional_encoding import (
     DECIDED_BY,
     LEAST_DISTANCE,
     PAPER_BASE,
     PROPERTIES,
 )
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.trained import add_model_flag, load_trained
+from .study import Section
+from .trained import add_model_flag, load_trained
 
 EXAMPLE_WORDS = ("River", "Bank")
 EXAMPLE_WIDTH = 6

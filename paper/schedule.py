@@ -4,10 +4,10 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.config import load_config
-from vanilla_transformer.train.schedule import learning_rate
+from ..pictures import new_figure
+from ..train.config import load_config
+from ..train.schedule import learning_rate
+from .study import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

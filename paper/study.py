@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vanilla_transformer.files import held, make_folder, write_whole
-from vanilla_transformer.pictures import save_figure
+from ..files import held, make_folder, write_whole
+from ..pictures import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -157,7 +157,7 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
     Raises:
         ValueError: If the folder cannot be.
     """
-    from vanilla_transformer.train.run_folder import environment_facts
+    from ..train.run_folder import environment_facts
 
     # a folder that cannot be is refused before anything is computed
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())

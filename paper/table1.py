@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.table1_layers import (
+from ..pictures import new_figure
+from .study import Section
+from .table1_layers import (
     ATTENTION,
     D_K,
     DILATED,
@@ -21,7 +22,6 @@ from vanilla_transformer.paper.table1_layers import (
     path_lengths,
     slope,
 )
-from vanilla_transformer.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from vanilla_transformer.modeling_vanilla_transformer import scaled_dot_product_attention
+from ..modeling_vanilla_transformer import scaled_dot_product_attention
 
 # of a head, as in the base model: a wider layer has more of them
 D_K = 64

@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import nn
 
-import vanilla_transformer
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.modeling_vanilla_transformer import MultiHeadAttention
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.config import TrainConfig, load_config
-from vanilla_transformer.train.dry_run import flops_per_token
-from vanilla_transformer.train.run_folder import (
+from .. import VanillaTransformerForConditionalGeneration
+from ..modeling_vanilla_transformer import MultiHeadAttention
+from ..pictures import new_figure
+from ..train.config import TrainConfig, load_config
+from ..train.dry_run import flops_per_token
+from ..train.run_folder import (
     RECIPE_FILE,
     SCORES_FILE,
     read_metrics,
@@ -23,6 +21,7 @@ from vanilla_transformer.train.run_folder import (
     read_scores,
     vocabulary_size,
 )
+from .study import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,7 +92,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--results",
         type=Path,
-        default=Path(vanilla_transformer.__file__).parent / "results",
+        default=Path(__file__).parents[1] / "results",
         help="folder of run folders whose scores to show; the checkout's results if not given",
     )
 

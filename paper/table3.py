@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from vanilla_transformer import (
+from .. import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.train.config import TrainConfig, load_config
+from ..pictures import new_figure
+from ..train.config import TrainConfig, load_config
+from .study import Section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from vanilla_transformer.paper.table3_training import RowResult
+    from .table3_training import RowResult
 
 
 class PaperRow(NamedTuple):
@@ -156,7 +156,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     if any(PAPER[row].parameters for row in flags.rows):
         yield _parameters_section(counts, flags.vocab_size)
     if flags.train:
-        from vanilla_transformer.paper.table3_training import train_rows
+        from .table3_training import train_rows
 
         yield _built_section(configs, flags)
         yield _trained_section(train_rows(configs, flags.output_dir), flags)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.data import load_main_corpus
-from vanilla_transformer.train.evaluate import evaluate
-from vanilla_transformer.train.loop import prepare_tokenizer, train
-from vanilla_transformer.train.run_folder import (
+from .. import VanillaTransformerConfig
+from ..train.config import TrainConfig
+from ..train.data import load_main_corpus
+from ..train.evaluate import evaluate
+from ..train.loop import prepare_tokenizer, train
+from ..train.run_folder import (
     RECIPE_FILE,
     hold_run,
     perplexity,

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.paper.evalb import (
+from ..pictures import new_figure
+from .evalb import (
     CorpusScore,
     SentenceScore,
     matches,
@@ -19,10 +20,10 @@ from vanilla_transformer.paper.evalb import (
     score_sentence,
     scored_brackets,
 )
-from vanilla_transformer.paper.parsing import parse, prepare_treebank
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.trained import add_model_flag, load_trained
-from vanilla_transformer.paper.trees import (
+from .parsing import parse, prepare_treebank
+from .study import Section
+from .trained import add_model_flag, load_trained
+from .trees import (
     WORD,
     Bracket,
     Tree,
@@ -34,7 +35,6 @@ from vanilla_transformer.paper.trees import (
     trees_in,
     walk,
 )
-from vanilla_transformer.pictures import new_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

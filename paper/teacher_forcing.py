@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
-from vanilla_transformer.attention_maps import token_texts
-from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
-from vanilla_transformer.paper.study import Section
-from vanilla_transformer.paper.trained import add_model_flag, load_trained
-from vanilla_transformer.pictures import new_figure
-from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.tokenization.learning import learn_vocabulary
-from vanilla_transformer.train.demo_corpus import build_demo_corpus
-from vanilla_transformer.train.step import smoothed_loss_sum
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..attention_maps import token_texts
+from ..generation_vanilla_transformer import CACHE_NAME
+from ..pictures import new_figure
+from ..pipeline_vanilla_transformer import max_source_tokens
+from ..tokenization.learning import learn_vocabulary
+from ..train.demo_corpus import build_demo_corpus
+from ..train.step import smoothed_loss_sum
+from .study import Section
+from .trained import add_model_flag, load_trained
 
 NUM_SENTENCES = 8
 REPEATS = 3

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.console import add_trust_flag
-from vanilla_transformer.train.translate import load_model
+from ..console import add_trust_flag
+from ..train.translate import load_model
 
 DEMO = "runs/demo"
 

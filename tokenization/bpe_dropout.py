@@ -7,7 +7,7 @@ import random
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import symbol_token
+from .tokenization_vanilla_transformer import symbol_token
 
 
 class BpeDropout:

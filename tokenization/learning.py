@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
-from vanilla_transformer.tokenization.tokenization_vanilla_transformer import (
+from .tokenization_vanilla_transformer import (
     VanillaTransformerTokenizer,
     symbol_token,
 )

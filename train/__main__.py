@@ -2,8 +2,8 @@
 
 import sys
 
-from vanilla_transformer.console import EXIT_SIGNAL, run_command
-from vanilla_transformer.train.config import parse_arguments
+from ..console import EXIT_SIGNAL, run_command
+from .config import parse_arguments
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
@@ -24,11 +24,11 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
     config, switches = parse_arguments(argv, prog)
     # the libraries of training are not needed to refuse a setting
     if switches.dry_run:
-        from vanilla_transformer.train.dry_run import describe
+        from .dry_run import describe
 
         sys.stdout.write(describe(config, switches.recipe) + "\n")
         return 0
-    from vanilla_transformer.train.loop import train_until_asked
+    from .loop import train_until_asked
 
     number = train_until_asked(config, resume=switches.resume)
     return 0 if number is None else EXIT_SIGNAL + number

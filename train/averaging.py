@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.console import a_folder, refuse_code
-from vanilla_transformer.files import whole_folder, write_whole
-from vanilla_transformer.hub import load_whole
-from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.checkpoint import (
+from ..console import a_folder, refuse_code
+from ..files import whole_folder, write_whole
+from ..hub import load_whole
+from ..pipeline_vanilla_transformer import max_source_tokens
+from .checkpoint import (
     BAD_FILE,
     EMA_FILE,
     OPTIMIZER_FILE,
@@ -27,12 +27,12 @@ from vanilla_transformer.train.checkpoint import (
     refuse_not_finite,
     regular_checkpoints,
 )
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import texts_of
-from vanilla_transformer.train.data import load_main_corpus
-from vanilla_transformer.train.model_card import write_model_card
-from vanilla_transformer.train.model_class import model_class_of, set_search
-from vanilla_transformer.train.run_folder import (
+from .config import TrainConfig
+from .corpus import texts_of
+from .data import load_main_corpus
+from .model_card import write_model_card
+from .model_class import model_class_of, set_search
+from .run_folder import (
     AVERAGE_FILE,
     ENVIRONMENT_FILE,
     METRICS_FILE,

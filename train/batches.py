@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from vanilla_transformer.train.pairs import CHUNK, Pairs
-from vanilla_transformer.train.step import IGNORED
+from .pairs import CHUNK, Pairs
+from .step import IGNORED
 
 # widens the choice of those who share a group, for a little padding
 LENGTH_NOISE = 1.0

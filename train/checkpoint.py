@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from vanilla_transformer.files import (
+from ..files import (
     free_space,
     make_folder,
     remove,
@@ -25,8 +25,8 @@ from vanilla_transformer.files import (
     unfinished_path,
     write_whole,
 )
-from vanilla_transformer.hub import UNREADABLE
-from vanilla_transformer.records import (
+from ..hub import UNREADABLE
+from ..records import (
     ANYTHING,
     NOTHING,
     NUMBER,
@@ -38,7 +38,7 @@ from vanilla_transformer.records import (
     read_json,
     whole,
 )
-from vanilla_transformer.sizes import check_stored
+from ..sizes import check_stored
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"

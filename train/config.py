@@ -23,17 +23,17 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
-from vanilla_transformer.configuration_vanilla_transformer import (
+from ..configuration_vanilla_transformer import (
     SEPARATE_VOCABULARY_KEYS,
     TOKEN_ID_FIELDS,
     VanillaTransformerConfig,
     closest_name,
 )
-from vanilla_transformer.console import LONGEST_VALUE, add_trust_flag, refuse_code, shown
-from vanilla_transformer.files import write_whole
-from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.records import LARGEST_NUMBER, is_whole_text, read_text
-from vanilla_transformer.sizes import refuse_impossible
+from ..console import LONGEST_VALUE, add_trust_flag, refuse_code, shown
+from ..files import write_whole
+from ..pipeline_vanilla_transformer import max_source_tokens
+from ..records import LARGEST_NUMBER, is_whole_text, read_text
+from ..sizes import refuse_impossible
 
 RECIPES = Path(__file__).parent / "recipes"
 # of a run, in its folder
@@ -373,7 +373,7 @@ class TrainConfig:
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
         make_config = VanillaTransformerConfig.from_paper
         if self.model_class is not None:
-            from vanilla_transformer.train.model_class import make_config, model_class_of
+            from .model_class import make_config, model_class_of
 
             make_config = partial(make_config, model_class_of(self, Path(self.output_dir or ".")))
         try:

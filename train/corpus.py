@@ -21,11 +21,11 @@ import pyarrow.compute as pc
 from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.hub import check_local
-from vanilla_transformer.train.cache import cached
-from vanilla_transformer.train.files import CUT_SHORT, GZIP
-from vanilla_transformer.train.json_records import is_json, read_json
+from ..configuration_vanilla_transformer import closest_name
+from ..hub import check_local
+from .cache import cached
+from .files import CUT_SHORT, GZIP
+from .json_records import is_json, read_json
 
 SPLITS = ("train", "validation", "test")
 
@@ -82,7 +82,7 @@ def load_translations(
         )
     # a folder of that name is a folder
     if dataset == "demo" and not text_files:
-        from vanilla_transformer.train.demo_corpus import build_demo_corpus
+        from .demo_corpus import build_demo_corpus
 
         splits = dict(build_demo_corpus())
         if streaming:

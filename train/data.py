@@ -10,16 +10,16 @@ from typing import Any
 import datasets
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.train.batches import Collator, TrainingSteps, shares_of
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import (
+from .batches import Collator, TrainingSteps, shares_of
+from .config import TrainConfig
+from .corpus import (
     dataset_commit,
     load_translations,
     other_validation,
     text_hash,
     texts_of,
 )
-from vanilla_transformer.train.pairs import (
+from .pairs import (
     NO_TEXT,
     Pairs,
     Spelling,
@@ -30,7 +30,7 @@ from vanilla_transformer.train.pairs import (
     refuse_useless,
     say_counts,
 )
-from vanilla_transformer.train.streaming import Stream, StreamedSteps
+from .streaming import Stream, StreamedSteps
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import psutil
 
-from vanilla_transformer.console import Interrupted, a_folder
-from vanilla_transformer.records import read_text
-from vanilla_transformer.train.ending import STARTER, noticing_requests
-from vanilla_transformer.train.evaluate import evaluate, score_table
+from ..console import Interrupted, a_folder
+from ..records import read_text
+from .ending import STARTER, noticing_requests
+from .evaluate import evaluate, score_table
 
 SHOWN_SENTENCES = 12
 COLUMN_WIDTH = 38

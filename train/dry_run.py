@@ -9,20 +9,20 @@ import yaml
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from vanilla_transformer.sizes import size_of
-from vanilla_transformer.tokenization.learning import refuse_small_vocabulary
-from vanilla_transformer.train.config import TrainConfig, read_recipe_file, recipe_comment
-from vanilla_transformer.train.memory import (
+from ..sizes import size_of
+from ..tokenization.learning import refuse_small_vocabulary
+from .config import TrainConfig, read_recipe_file, recipe_comment
+from .memory import (
     CPU_TOKENS,
     batchless_bytes,
     bytes_per_token,
     state_bytes,
 )
-from vanilla_transformer.train.model_class import make_model
-from vanilla_transformer.train.progress import refuse_trackers
-from vanilla_transformer.train.run_folder import load_tokenizer
-from vanilla_transformer.train.schedule import rate_of
-from vanilla_transformer.train.scoring import refuse_bleu_tokenizer
+from .model_class import make_model
+from .progress import refuse_trackers
+from .run_folder import load_tokenizer
+from .schedule import rate_of
+from .scoring import refuse_bleu_tokenizer
 
 
 def describe(config: TrainConfig, recipe: str) -> str:

@@ -16,7 +16,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch.distributed import TCPStore
 
-from vanilla_transformer.console import Interrupted
+from ..console import Interrupted
 
 # a terminal that is closed sends SIGHUP, which Windows does not have
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in dir(signal)]

@@ -18,25 +18,25 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.console import a_folder, add_trust_flag, run_command
-from vanilla_transformer.files import write_whole
-from vanilla_transformer.hub import check_local
-from vanilla_transformer.identity_vanilla_transformer import stacks_difference
-from vanilla_transformer.pipeline_vanilla_transformer import evaluating
-from vanilla_transformer.records import read_text
-from vanilla_transformer.train.config import TrainConfig, bleu_tokenizer_of
-from vanilla_transformer.train.corpus import load_translations, texts_of
-from vanilla_transformer.train.fused import block_bytes
-from vanilla_transformer.train.layout import (
+from ..configuration_vanilla_transformer import closest_name
+from ..console import a_folder, add_trust_flag, run_command
+from ..files import write_whole
+from ..hub import check_local
+from ..identity_vanilla_transformer import stacks_difference
+from ..pipeline_vanilla_transformer import evaluating
+from ..records import read_text
+from .config import TrainConfig, bleu_tokenizer_of
+from .corpus import load_translations, texts_of
+from .fused import block_bytes
+from .layout import (
     LONGEST_WAIT,
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
     together,
 )
-from vanilla_transformer.train.model_card import COMPOUND_BLEU, METRICS, write_model_card
-from vanilla_transformer.train.run_folder import (
+from .model_card import COMPOUND_BLEU, METRICS, write_model_card
+from .run_folder import (
     RECIPE_FILE,
     SCORES_FILE,
     describe_average,
@@ -44,15 +44,15 @@ from vanilla_transformer.train.run_folder import (
     read_recipe,
     read_scores,
 )
-from vanilla_transformer.train.scoring import (
+from .scoring import (
     COMET_MODEL,
     comet_program,
     comet_score,
     compare_translations,
     score_translations,
 )
-from vanilla_transformer.train.step import IGNORED, REPLICATED, smoothed_loss_sum
-from vanilla_transformer.train.translate import (
+from .step import IGNORED, REPLICATED, smoothed_loss_sum
+from .translate import (
     SEARCH,
     add_search,
     fitting_lines,

@@ -33,24 +33,24 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from vanilla_transformer.console import run_command
-from vanilla_transformer.files import held
-from vanilla_transformer.generation_vanilla_transformer import set_paper_search
-from vanilla_transformer.hub import load_run, push_to_hub
-from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.checkpoint import refuse_not_finite
-from vanilla_transformer.train.config import bleu_tokenizer_of
-from vanilla_transformer.train.corpus import is_on_hub, load_translations
-from vanilla_transformer.train.layout import (
+from ..console import run_command
+from ..files import held
+from ..generation_vanilla_transformer import set_paper_search
+from ..hub import load_run, push_to_hub
+from ..pipeline_vanilla_transformer import max_source_tokens
+from .checkpoint import refuse_not_finite
+from .config import bleu_tokenizer_of
+from .corpus import is_on_hub, load_translations
+from .layout import (
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
     together,
 )
-from vanilla_transformer.train.pairs import drop_untrainable, encode_pairs, lengths
-from vanilla_transformer.train.scoring import score_translations
-from vanilla_transformer.train.step import IGNORED
-from vanilla_transformer.train.trainer import FusedTrainer
+from .pairs import drop_untrainable, encode_pairs, lengths
+from .scoring import score_translations
+from .step import IGNORED
+from .trainer import FusedTrainer
 
 logger = logging.getLogger(__name__)
 

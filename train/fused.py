@@ -19,9 +19,9 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer.identity_vanilla_transformer import computing_modules, first_difference
-from vanilla_transformer.kernels_vanilla_transformer import exp_, is_intel
+from .. import VanillaTransformerForConditionalGeneration
+from ..identity_vanilla_transformer import computing_modules, first_difference
+from ..kernels_vanilla_transformer import exp_, is_intel
 
 # scores in memory at a time; each block but the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29

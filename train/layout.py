@@ -25,10 +25,10 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from vanilla_transformer.train.checkpoint import ADAM_MOMENTS
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.fused import suit_processor
-from vanilla_transformer.train.memory import keep_memory
+from .checkpoint import ADAM_MOMENTS
+from .config import TrainConfig
+from .fused import suit_processor
+from .memory import keep_memory
 
 logger = logging.getLogger(__name__)
 

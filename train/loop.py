@@ -27,21 +27,21 @@ from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer.console import Interrupted
-from vanilla_transformer.files import DISK_FULL, free_space, make_folder, whole_folder, write_whole
-from vanilla_transformer.identity_vanilla_transformer import stacks_difference
-from vanilla_transformer.records import check, read_text
-from vanilla_transformer.tokenization.learning import learn_vocabulary, refuse_small_vocabulary
-from vanilla_transformer.train import checkpoint as checkpointing
-from vanilla_transformer.train import layout
-from vanilla_transformer.train.averaging import MovingAverage, average_held_run
-from vanilla_transformer.train.batches import (
+from ..console import Interrupted
+from ..files import DISK_FULL, free_space, make_folder, whole_folder, write_whole
+from ..identity_vanilla_transformer import stacks_difference
+from ..records import check, read_text
+from ..tokenization.learning import learn_vocabulary, refuse_small_vocabulary
+from . import checkpoint as checkpointing
+from . import layout
+from .averaging import MovingAverage, average_held_run
+from .batches import (
     Collator,
     StepData,
     TrainingSteps,
     evaluation_batches,
 )
-from vanilla_transformer.train.config import (
+from .config import (
     TrainConfig,
     changes_of_steps,
     recipe_text,
@@ -50,7 +50,7 @@ from vanilla_transformer.train.config import (
     refuse_other_vocabulary,
     save_config,
 )
-from vanilla_transformer.train.data import (
+from .data import (
     Data,
     Texts,
     load_texts,
@@ -58,7 +58,7 @@ from vanilla_transformer.train.data import (
     prepare_data,
     vocabulary_texts,
 )
-from vanilla_transformer.train.ending import (
+from .ending import (
     Requests,
     ending_with_the_stalled,
     leave_signals_to_the_run,
@@ -66,18 +66,18 @@ from vanilla_transformer.train.ending import (
     noticing_requests,
     say_last,
 )
-from vanilla_transformer.train.evaluate import validation_loss
-from vanilla_transformer.train.fused import FLOAT32_ATTENTION
-from vanilla_transformer.train.memory import refuse_too_large, tokens_that_fit
-from vanilla_transformer.train.model_class import keep_file, make_model, set_search, try_model
-from vanilla_transformer.train.pairs import say_counts
-from vanilla_transformer.train.progress import (
+from .evaluate import validation_loss
+from .fused import FLOAT32_ATTENTION
+from .memory import refuse_too_large, tokens_that_fit
+from .model_class import keep_file, make_model, set_search, try_model
+from .pairs import say_counts
+from .progress import (
     Progress,
     count_cells,
     open_trackers,
     refuse_trackers,
 )
-from vanilla_transformer.train.run_folder import (
+from .run_folder import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
     RECIPE_FILE,
@@ -90,15 +90,15 @@ from vanilla_transformer.train.run_folder import (
     tokenizer_hash,
     write_environment,
 )
-from vanilla_transformer.train.schedule import follow_rate, rate_of
-from vanilla_transformer.train.scoring import refuse_bleu_tokenizer
-from vanilla_transformer.train.step import (
+from .schedule import follow_rate, rate_of
+from .scoring import refuse_bleu_tokenizer
+from .step import (
     REPLICATED,
     StepResult,
     mask_for_sdpa,
     training_step,
 )
-from vanilla_transformer.train.streaming import StreamedSteps
+from .streaming import StreamedSteps
 
 # settings that each machine may have its own of
 OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")

@@ -8,13 +8,13 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
-from vanilla_transformer.files import write_whole
-from vanilla_transformer.hub import read_config
-from vanilla_transformer.records import read_text
-from vanilla_transformer.sizes import size_of
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import is_on_hub
-from vanilla_transformer.train.run_folder import (
+from ..files import write_whole
+from ..hub import read_config
+from ..records import read_text
+from ..sizes import size_of
+from .config import TrainConfig
+from .corpus import is_on_hub
+from .run_folder import (
     RECIPE_FILE,
     describe_average,
     read_average,

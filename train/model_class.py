@@ -13,22 +13,22 @@ import torch
 import transformers
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from vanilla_transformer import modeling_vanilla_transformer as modeling
-from vanilla_transformer.configuration_vanilla_transformer import (
+from .. import modeling_vanilla_transformer as modeling
+from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
     SEPARATE_VOCABULARY_KEYS,
     TOKEN_ID_FIELDS,
     VanillaTransformerConfig,
     closest_name,
 )
-from vanilla_transformer.files import write_whole
-from vanilla_transformer.generation_vanilla_transformer import SearchMixin, set_paper_search
-from vanilla_transformer.hub import AUTO_CLASS
-from vanilla_transformer.pipeline_vanilla_transformer import evaluating
-from vanilla_transformer.sizes import OTHER_NAMES, size_of
+from ..files import write_whole
+from ..generation_vanilla_transformer import SearchMixin, set_paper_search
+from ..hub import AUTO_CLASS
+from ..pipeline_vanilla_transformer import evaluating
+from ..sizes import OTHER_NAMES, size_of
 
 if TYPE_CHECKING:
-    from vanilla_transformer.train.config import TrainConfig
+    from .config import TrainConfig
 
 # arguments that training gives to `forward`
 INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")

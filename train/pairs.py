@@ -17,11 +17,11 @@ import pyarrow as pa
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.tokenization import bpe_dropout
-from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
-from vanilla_transformer.train.cache import cached
-from vanilla_transformer.train.corpus import text_hash, texts_of
-from vanilla_transformer.train.run_folder import tokenizer_hash
+from ..tokenization import bpe_dropout
+from ..tokenization.bpe_dropout import BpeDropout
+from .cache import cached
+from .corpus import text_hash, texts_of
+from .run_folder import tokenizer_hash
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,11 @@ from accelerate.utils import LoggerType
 from torch import Tensor
 from tqdm import tqdm
 
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.files import to_disk, write_whole
-from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.run_folder import METRICS_FILE, read_metrics
-from vanilla_transformer.train.step import IGNORED, StepResult
+from ..configuration_vanilla_transformer import closest_name
+from ..files import to_disk, write_whole
+from .config import TrainConfig
+from .run_folder import METRICS_FILE, read_metrics
+from .step import IGNORED, StepResult
 
 # all of it fits into 80 columns
 BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"

@@ -19,12 +19,12 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from vanilla_transformer.attention_maps import attention_weights
-from vanilla_transformer.console import shown
-from vanilla_transformer.files import all_to_disk, held, refuse_links, remove, write_whole
-from vanilla_transformer.hub import WITHOUT_CODE, check_local, read_config, read_tokenizer
-from vanilla_transformer.pictures import label_places, new_figure, save_figure
-from vanilla_transformer.records import (
+from ..attention_maps import attention_weights
+from ..console import shown
+from ..files import all_to_disk, held, refuse_links, remove, write_whole
+from ..hub import WITHOUT_CODE, check_local, read_config, read_tokenizer
+from ..pictures import label_places, new_figure, save_figure
+from ..records import (
     NOTHING,
     NUMBER,
     TEXT,
@@ -38,7 +38,7 @@ from vanilla_transformer.records import (
     read_text,
     whole,
 )
-from vanilla_transformer.train.config import RECIPE_FILE, TrainConfig, load_config
+from .config import RECIPE_FILE, TrainConfig, load_config
 
 LIBRARIES = (
     "vanilla_transformer",

@@ -6,7 +6,7 @@ from functools import partial
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from vanilla_transformer.train.config import TrainConfig
+from .config import TrainConfig
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:

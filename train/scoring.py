@@ -17,8 +17,8 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from sacremoses.corpus import NonbreakingPrefixes
 
-from vanilla_transformer.configuration_vanilla_transformer import closest_name
-from vanilla_transformer.train.config import bleu_tokenizer_of
+from ..configuration_vanilla_transformer import closest_name
+from .config import bleu_tokenizer_of
 
 logger = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from torch.nn.utils import get_total_norm
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from vanilla_transformer.identity_vanilla_transformer import stacks_difference
-from vanilla_transformer.train.fused import fused_loss_sum
+from ..identity_vanilla_transformer import stacks_difference
+from .fused import fused_loss_sum
 
 IGNORED = -100
 # every process has all weights

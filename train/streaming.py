@@ -21,14 +21,14 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from vanilla_transformer.train.batches import (
+from .batches import (
     Block,
     Collator,
     StepData,
     refuse_longest,
     steps_for,
 )
-from vanilla_transformer.train.pairs import (
+from .pairs import (
     Pairs,
     counts_of,
     encode_table,

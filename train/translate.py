@@ -15,12 +15,12 @@ from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.console import add_trust_flag
-from vanilla_transformer.generation_vanilla_transformer import ENGINES
-from vanilla_transformer.hub import load_run
-from vanilla_transformer.pipeline_vanilla_transformer import max_source_tokens
-from vanilla_transformer.train.corpus import MAX_LINE_BYTES, opened, read_lines
+from .. import TranslationPipeline
+from ..console import add_trust_flag
+from ..generation_vanilla_transformer import ENGINES
+from ..hub import load_run
+from ..pipeline_vanilla_transformer import max_source_tokens
+from .corpus import MAX_LINE_BYTES, opened, read_lines
 
 SEARCH = {
     "num_beams": (int, "beam size"),
