@@ -28,12 +28,7 @@ from transformers import (
 from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
-from .engine_vanilla_transformer import (
-    SearchEngine,
-    cache_obstacle,
-    engine_for,
-    forget_engine,
-)
+from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
     Decoding,

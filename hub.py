@@ -39,22 +39,12 @@ from transformers.dynamic_module_utils import (
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
+from .atomic_files import whole_folder
 from .console import TRUST, a_folder, naming, refuse_code, sentence_of
-from .files import whole_folder
 from .generation_vanilla_transformer import check_numbers, check_search_tokens
 from .identity_vanilla_transformer import file_difference
 from .pipeline_vanilla_transformer import TASK, check_tokenizer
-from .records import (
-    TEXT,
-    Kind,
-    list_of,
-    mapping,
-    one_of,
-    or_null,
-    read_json,
-    read_text,
-    whole,
-)
+from .records import TEXT, Kind, list_of, mapping, one_of, or_null, read_json, read_text, whole
 from .registration import (
     TranslationPipeline,
     VanillaTransformerConfig,

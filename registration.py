@@ -8,13 +8,8 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     sinusoidal_encoding,
 )
-from .pipeline_vanilla_transformer import (
-    TranslationPipeline,
-    register_translation_task,
-)
-from .tokenization.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
+from .pipeline_vanilla_transformer import TranslationPipeline, register_translation_task
+from .tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 __all__ = [
     "TranslationPipeline",

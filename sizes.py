@@ -9,10 +9,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
 
-from .configuration_vanilla_transformer import (
-    LAYER_FIELDS,
-    VanillaTransformerConfig,
-)
+from .configuration_vanilla_transformer import LAYER_FIELDS, VanillaTransformerConfig
 
 # names of these fields in the configurations of T5 and its relatives
 OTHER_NAMES = {

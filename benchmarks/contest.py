@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from ..train.fused import product
 from ..train.memory import keep_memory
 

@@ -14,12 +14,7 @@ from transformers import MarianMTModel, PreTrainedModel
 from ..console import run_command
 from ..export.ctranslate2 import to_ctranslate2
 from ..export.marian import to_marian
-from ..export.onnx import (
-    DECODER_FILE,
-    DECODER_WITH_PAST_FILE,
-    ENCODER_FILE,
-    to_onnx,
-)
+from ..export.onnx import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, to_onnx
 from ..hub import load_run
 from ..paper.study import Section, show_study
 from ..search_vanilla_transformer import gnmt_length_penalty

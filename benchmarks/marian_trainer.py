@@ -34,11 +34,7 @@ from ..train.config import PRECISIONS, TrainConfig
 from ..train.corpus import texts_of
 from ..train.data import load_main_corpus
 from ..train.pairs import drop_untrainable, encode_pairs, lengths
-from ..train.run_folder import (
-    load_tokenizer,
-    read_recipe,
-    write_environment,
-)
+from ..train.run_folder import load_tokenizer, read_recipe, write_environment
 from ..train.schedule import learning_rate
 from ..train.scoring import score_translations
 from .peers import marian_config

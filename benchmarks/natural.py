@@ -26,13 +26,7 @@ from ..train.layout import DTYPES
 from ..train.run_folder import read_recipe
 from ..train.scoring import score_translations
 from ..train.translate import one_line, translate_lines
-from .contest import (
-    Contender,
-    numbers_of,
-    race,
-    ratio_figure,
-    rows_of,
-)
+from .contest import Contender, numbers_of, race, ratio_figure, rows_of
 from .marian_trainer import translate
 from .peers import MARIAN, OURS
 from .translation import (
@@ -42,12 +36,7 @@ from .translation import (
     load_ctranslate2,
     refuse_others,
 )
-from .work import (
-    add_device,
-    open_device,
-    run_parser,
-    texts_of_run,
-)
+from .work import add_device, open_device, run_parser, texts_of_run
 
 MARIAN_AS_THEY_COME = f"{MARIAN}, sentences as they come"
 # sentences that each engine is given at once, and that transformers' models have in a batch

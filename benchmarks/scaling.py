@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
+from ..drawing import new_figure
 from ..paper.study import Section
-from ..pictures import new_figure
 from ..train.batches import Collator
 from ..train.run_folder import METRICS_FILE
 from .contest import Contender, race

@@ -9,10 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .. import (
-    VanillaTransformerForConditionalGeneration,
-    VanillaTransformerTokenizer,
-)
+from .. import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 from ..paper.study import Section
 from .contest import Contender, numbers_of, race, ratio_figure, ratios
 from .peers import build_marian

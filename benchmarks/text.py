@@ -10,14 +10,7 @@ import torch
 
 from ..paper.study import Section
 from ..tokenization.learning import learn_vocabulary
-from .contest import (
-    Contender,
-    Result,
-    numbers_of,
-    race,
-    ratio_figure,
-    ratios,
-)
+from .contest import Contender, Result, numbers_of, race, ratio_figure, ratios
 from .peers import OURS
 from .work import read_corpus
 

@@ -15,15 +15,7 @@ from ..train import layout
 from ..train.config import TrainConfig
 from ..train.fused import fused_loss_sum, suit_processor
 from ..train.step import IGNORED, mask_for_sdpa, training_step
-from .contest import (
-    COLUMNS,
-    Contender,
-    matrix_product,
-    numbers_of,
-    race,
-    ratio_figure,
-    rows_of,
-)
+from .contest import COLUMNS, Contender, matrix_product, numbers_of, race, ratio_figure, rows_of
 from .peers import MARIAN, OURS, PEERS
 from .work import (
     Batch,

@@ -12,15 +12,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..conversion import from_marian
 from ..paper.study import Section
-from .contest import (
-    COLUMNS,
-    Contender,
-    matrix_product,
-    numbers_of,
-    race,
-    ratio_figure,
-    rows_of,
-)
+from .contest import COLUMNS, Contender, matrix_product, numbers_of, race, ratio_figure, rows_of
 from .peers import MARIAN, OURS, build_marian
 from .training import dtype_of
 from .work import Corpus, model_config, read_corpus, search_flops

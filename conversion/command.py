@@ -10,12 +10,10 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..atomic_files import whole_folder
 from ..console import empty_folder
-from ..files import whole_folder
 from ..hub import WITHOUT_CODE, check_local, load_whole, read_tokenizer
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import check_tokenizer
 from .fairseq import fairseq_tokenizer, from_fairseq
 from .fsmt import from_fsmt

@@ -11,23 +11,9 @@ from torch import Tensor
 from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from .files import (
-    read_checkpoint,
-    read_lines,
-    settings_of,
-    token_tokenizer,
-)
-from .weights import (
-    BART_PARTS,
-    assembled,
-    needed,
-    number_of_layers,
-    renamed,
-    split_projections,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .files import read_checkpoint, read_lines, settings_of, token_tokenizer
+from .weights import BART_PARTS, assembled, needed, number_of_layers, renamed, split_projections
 
 # for errors
 WEIGHTS = "the weights of fairseq's transformer"

@@ -4,9 +4,7 @@ import torch
 from transformers import FSMTForConditionalGeneration
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import checked, refuse_changed
 from .weights import assembled, bart_fields, check_kind, stack_weights
 

@@ -8,16 +8,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import checked_stacks, refuse_changed
-from .weights import (
-    assembled,
-    check_kind,
-    renamed,
-    split_projections,
-)
+from .weights import assembled, check_kind, renamed, split_projections
 
 # nn.Transformer numbers a layer's norms in the order of its sub-layers
 ENCODER_PARTS = {

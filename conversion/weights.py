@@ -11,15 +11,8 @@ from ..configuration_vanilla_transformer import (
     VanillaTransformerConfig,
 )
 from ..generation_vanilla_transformer import set_paper_search
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from ..sizes import (
-    FLOAT32_BYTES,
-    num_weights,
-    refuse_beyond_memory,
-    refuse_impossible,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, refuse_impossible
 
 Value = TypeVar("Value")
 # BART's names of a layer's parts, which Marian and FSMT share, and ours

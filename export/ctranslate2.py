@@ -10,8 +10,8 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from ..atomic_files import whole_folder
 from ..comparison import batch_to_compare, refuse_difference
-from ..files import whole_folder
 from ..modeling_vanilla_transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -21,10 +21,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerForConditionalGeneration,
 )
-from .check import (
-    DIFFERS,
-    refuse_changed_model,
-)
+from .check import DIFFERS, refuse_changed_model
 from .parts import activation_of, position_table, vocabulary
 
 logger = logging.getLogger(__name__)

@@ -14,21 +14,14 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from ..atomic_files import whole_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion.weights import BART_PARTS, SAME_FIELDS, renamed
-from ..files import whole_folder
 from ..generation_vanilla_transformer import SEARCH_FIELDS
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from ..tokenization.tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-)
-from .check import (
-    DIFFERS,
-    refuse_changed_model,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
+from .check import DIFFERS, refuse_changed_model
 from .parts import position_table
 
 PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}

@@ -21,15 +21,11 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
+from ..atomic_files import whole_folder
 from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
-from ..files import whole_folder
 from ..generation_vanilla_transformer import CACHE_NAME
-from ..modeling_vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-)
-from .check import (
-    DIFFERS,
-)
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .check import DIFFERS
 
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..attention_maps import AttentionWeights, attention_weights
-from ..pictures import label_places, new_figure
+from ..drawing import label_places, new_figure
 from ..records import read_text
 from .inside_head import draw_head_steps, inside_head
 from .study import Section

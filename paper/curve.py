@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from ..train.run_folder import (
     METRICS_FILE,
     RECIPE_FILE,

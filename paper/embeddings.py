@@ -15,11 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from .. import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
-from ..pictures import new_figure
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..drawing import new_figure
 from ..train.config import TrainConfig
 from ..train.step import smoothed_loss_sum
 from .positional_encoding import model_encoding

@@ -13,11 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..attention_maps import AttentionWeights, attention_weights
-from ..modeling_vanilla_transformer import (
-    MultiHeadAttention,
-    scaled_dot_product_attention,
-)
-from ..pictures import label_places, new_figure
+from ..drawing import label_places, new_figure
+from ..modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

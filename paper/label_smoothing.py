@@ -13,16 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from ..train.config import TrainConfig
 from ..train.step import smoothed_loss_sum
-from .order_task import (
-    FIRST_WORD,
-    Training,
-    predict,
-    small_model,
-    train_small_model,
-)
+from .order_task import FIRST_WORD, Training, predict, small_model, train_small_model
 from .study import Section
 from .table3 import PAPER
 

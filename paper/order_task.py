@@ -14,10 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from .. import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..modeling_vanilla_transformer import VanillaTransformerEncoder
 from ..train.schedule import follow_rate, learning_rate
 from ..train.step import smoothed_loss_sum

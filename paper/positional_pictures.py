@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from .positional_encoding import (
     PROPERTIES,
     Measured,

@@ -12,12 +12,7 @@ from . import order_task
 from . import positional_encoding as encodings
 from . import positional_pictures as pictures
 from .order_task import COPYING, WHO_CHASES_WHOM, Training
-from .positional_encoding import (
-    DECIDED_BY,
-    LEAST_DISTANCE,
-    PAPER_BASE,
-    PROPERTIES,
-)
+from .positional_encoding import DECIDED_BY, LEAST_DISTANCE, PAPER_BASE, PROPERTIES
 from .study import Section
 from .trained import add_model_flag, load_trained
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..drawing import new_figure
 from ..modeling_vanilla_transformer import scaled_dot_product_attention
-from ..pictures import new_figure
 from .study import Section
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)

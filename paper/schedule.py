@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from ..train.config import load_config
 from ..train.schedule import learning_rate
 from .study import Section

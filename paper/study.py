@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..files import held, make_folder, write_whole
-from ..pictures import save_figure
+from ..atomic_files import held, make_folder, write_whole
+from ..drawing import save_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

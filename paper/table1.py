@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from .study import Section
 from .table1_layers import (
     ATTENTION,

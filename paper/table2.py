@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from .. import VanillaTransformerForConditionalGeneration
+from ..drawing import new_figure
 from ..modeling_vanilla_transformer import MultiHeadAttention
-from ..pictures import new_figure
 from ..train.config import TrainConfig, load_config
 from ..train.dry_run import flops_per_token
 from ..train.run_folder import (

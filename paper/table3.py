@@ -8,11 +8,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from .. import (
-    VanillaTransformerConfig,
-    VanillaTransformerForConditionalGeneration,
-)
-from ..pictures import new_figure
+from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ..drawing import new_figure
 from ..train.config import TrainConfig, load_config
 from .study import Section
 

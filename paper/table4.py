@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..pictures import new_figure
+from ..drawing import new_figure
 from .evalb import (
     CorpusScore,
     SentenceScore,

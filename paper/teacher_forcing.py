@@ -14,8 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..attention_maps import token_texts
+from ..drawing import new_figure
 from ..generation_vanilla_transformer import CACHE_NAME
-from ..pictures import new_figure
 from ..pipeline_vanilla_transformer import max_source_tokens
 from ..tokenization.learning import learn_vocabulary
 from ..train.demo_corpus import build_demo_corpus

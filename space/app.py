@@ -32,6 +32,7 @@ from transformers import (
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
 from vanilla_transformer.console import run_command, sentence_of, shown
+from vanilla_transformer.drawing import DOTS_PER_INCH, label_places, new_figure
 from vanilla_transformer.paper.attention import KINDS, draw_matrix
 from vanilla_transformer.paper.positional_encoding import (
     CANDIDATES,
@@ -50,7 +51,6 @@ from vanilla_transformer.paper.positional_pictures import (
 )
 from vanilla_transformer.paper.schedule import Schedule, draw_schedules
 from vanilla_transformer.paper.trained import DEMO, load_trained
-from vanilla_transformer.pictures import DOTS_PER_INCH, label_places, new_figure
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 
 TITLE = "The Transformer of “Attention Is All You Need”"

@@ -20,6 +20,7 @@ from vanilla_transformer.attention_maps import (
     words_of,
 )
 from vanilla_transformer.cli import main
+from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.paper.attention import (
     PLACES,
@@ -32,7 +33,6 @@ from vanilla_transformer.paper.attention import (
     unchanged_words,
 )
 from vanilla_transformer.paper.inside_head import inside_head
-from vanilla_transformer.pictures import new_figure
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,9 @@ import pytest
 
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer.cli import main
+from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.paper.curve import sections
 from vanilla_transformer.paper.label_smoothing import least_loss
-from vanilla_transformer.pictures import new_figure
 from vanilla_transformer.train.config import load_config, save_config
 from vanilla_transformer.train.run_folder import draw_loss_curve, logged, plot_losses
 

@@ -18,11 +18,7 @@ from train_toys import toy_model, toy_settings
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.paper.evalb import score_corpus, score_sentence
-from vanilla_transformer.paper.parsing import (
-    TreeConstraint,
-    parse,
-    prepare_treebank,
-)
+from vanilla_transformer.paper.parsing import TreeConstraint, parse, prepare_treebank
 from vanilla_transformer.paper.trees import (
     FEW,
     MANY,

@@ -10,10 +10,8 @@ import pytest
 import torch
 import train_toys
 
-from vanilla_transformer import (
-    VanillaTransformerForConditionalGeneration,
-    files,
-)
+from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer import atomic_files as files
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train.checkpoint import (
     checkpoints,

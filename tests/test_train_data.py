@@ -10,12 +10,7 @@ import train_toys
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.batches import Collator
 from vanilla_transformer.train.config import load_config, parse_arguments
-from vanilla_transformer.train.data import (
-    load_texts,
-    make_steps,
-    prepare_data,
-    vocabulary_texts,
-)
+from vanilla_transformer.train.data import load_texts, make_steps, prepare_data, vocabulary_texts
 
 
 def write_texts(folder, **splits):

@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.files import held
+from vanilla_transformer.atomic_files import held
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
@@ -427,7 +427,7 @@ def test_two_do_not_train_in_one_folder(corpus, tmp_path):
 def test_a_folder_is_free_once_its_holder_is_killed_though_its_child_lives(tmp_path):
     holder = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from vanilla_transformer.files import held\n"
+        "from vanilla_transformer.atomic_files import held\n"
         "with held(Path(sys.argv[1])):\n"
         "    if os.fork() == 0:\n"
         "        print(os.getpid(), flush=True)\n"

@@ -19,11 +19,7 @@ from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_card import write_model_card
-from vanilla_transformer.train.run_folder import (
-    read_environment,
-    read_recipe,
-    write_environment,
-)
+from vanilla_transformer.train.run_folder import read_environment, read_recipe, write_environment
 
 
 @pytest.fixture(scope="module")

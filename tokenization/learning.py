@@ -7,10 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
-from .tokenization_vanilla_transformer import (
-    VanillaTransformerTokenizer,
-    symbol_token,
-)
+from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, symbol_token
 
 logger = logging.getLogger(__name__)
 

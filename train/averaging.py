@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..atomic_files import whole_folder, write_whole
 from ..console import a_folder, refuse_code
-from ..files import whole_folder, write_whole
 from ..hub import load_whole
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .checkpoint import (

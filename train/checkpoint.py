@@ -17,14 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..files import (
-    free_space,
-    make_folder,
-    remove,
-    to_disk,
-    unfinished_path,
-    write_whole,
-)
+from ..atomic_files import free_space, make_folder, remove, to_disk, unfinished_path, write_whole
 from ..hub import UNREADABLE
 from ..records import (
     ANYTHING,

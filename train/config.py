@@ -23,6 +23,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
+from ..atomic_files import write_whole
 from ..configuration_vanilla_transformer import (
     SEPARATE_VOCABULARY_KEYS,
     TOKEN_ID_FIELDS,
@@ -30,7 +31,6 @@ from ..configuration_vanilla_transformer import (
     closest_name,
 )
 from ..console import LONGEST_VALUE, add_trust_flag, refuse_code, shown
-from ..files import write_whole
 from ..pipeline_vanilla_transformer import max_source_tokens
 from ..records import LARGEST_NUMBER, is_whole_text, read_text
 from ..sizes import refuse_impossible

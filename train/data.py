@@ -12,13 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from .batches import Collator, TrainingSteps, shares_of
 from .config import TrainConfig
-from .corpus import (
-    dataset_commit,
-    load_translations,
-    other_validation,
-    text_hash,
-    texts_of,
-)
+from .corpus import dataset_commit, load_translations, other_validation, text_hash, texts_of
 from .pairs import (
     NO_TEXT,
     Pairs,

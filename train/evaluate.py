@@ -18,9 +18,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..atomic_files import write_whole
 from ..configuration_vanilla_transformer import closest_name
 from ..console import a_folder, add_trust_flag, run_command
-from ..files import write_whole
 from ..hub import check_local
 from ..identity_vanilla_transformer import stacks_difference
 from ..pipeline_vanilla_transformer import evaluating
@@ -52,14 +52,7 @@ from .scoring import (
     score_translations,
 )
 from .step import IGNORED, REPLICATED, smoothed_loss_sum
-from .translate import (
-    SEARCH,
-    add_search,
-    fitting_lines,
-    load_model,
-    one_line,
-    translate_lines,
-)
+from .translate import SEARCH, add_search, fitting_lines, load_model, one_line, translate_lines
 
 # an evaluation has the folder of its results only while it writes them
 SECONDS_TO_WAIT = 10.0

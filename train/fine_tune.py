@@ -33,20 +33,15 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
+from ..atomic_files import held
 from ..console import run_command
-from ..files import held
 from ..generation_vanilla_transformer import set_paper_search
 from ..hub import load_run, push_to_hub
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .checkpoint import refuse_not_finite
 from .config import bleu_tokenizer_of
 from .corpus import is_on_hub, load_translations
-from .layout import (
-    is_launched_on_cpu,
-    leave_processes,
-    main_process_first,
-    together,
-)
+from .layout import is_launched_on_cpu, leave_processes, main_process_first, together
 from .pairs import drop_untrainable, encode_pairs, lengths
 from .scoring import score_translations
 from .step import IGNORED

@@ -27,20 +27,15 @@ from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from ..atomic_files import DISK_FULL, free_space, make_folder, whole_folder, write_whole
 from ..console import Interrupted
-from ..files import DISK_FULL, free_space, make_folder, whole_folder, write_whole
 from ..identity_vanilla_transformer import stacks_difference
 from ..records import check, read_text
 from ..tokenization.learning import learn_vocabulary, refuse_small_vocabulary
 from . import checkpoint as checkpointing
 from . import layout
 from .averaging import MovingAverage, average_held_run
-from .batches import (
-    Collator,
-    StepData,
-    TrainingSteps,
-    evaluation_batches,
-)
+from .batches import Collator, StepData, TrainingSteps, evaluation_batches
 from .config import (
     TrainConfig,
     changes_of_steps,
@@ -50,14 +45,7 @@ from .config import (
     refuse_other_vocabulary,
     save_config,
 )
-from .data import (
-    Data,
-    Texts,
-    load_texts,
-    make_steps,
-    prepare_data,
-    vocabulary_texts,
-)
+from .data import Data, Texts, load_texts, make_steps, prepare_data, vocabulary_texts
 from .ending import (
     Requests,
     ending_with_the_stalled,
@@ -71,12 +59,7 @@ from .fused import FLOAT32_ATTENTION
 from .memory import refuse_too_large, tokens_that_fit
 from .model_class import keep_file, make_model, set_search, try_model
 from .pairs import say_counts
-from .progress import (
-    Progress,
-    count_cells,
-    open_trackers,
-    refuse_trackers,
-)
+from .progress import Progress, count_cells, open_trackers, refuse_trackers
 from .run_folder import (
     ENVIRONMENT_FILE,
     METRICS_FILE,
@@ -92,12 +75,7 @@ from .run_folder import (
 )
 from .schedule import follow_rate, rate_of
 from .scoring import refuse_bleu_tokenizer
-from .step import (
-    REPLICATED,
-    StepResult,
-    mask_for_sdpa,
-    training_step,
-)
+from .step import REPLICATED, StepResult, mask_for_sdpa, training_step
 from .streaming import StreamedSteps
 
 # settings that each machine may have its own of

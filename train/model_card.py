@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ..files import write_whole
+from ..atomic_files import write_whole
 from ..hub import read_config
 from ..records import read_text
 from ..sizes import size_of

@@ -14,6 +14,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .. import modeling_vanilla_transformer as modeling
+from ..atomic_files import write_whole
 from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
     SEPARATE_VOCABULARY_KEYS,
@@ -21,7 +22,6 @@ from ..configuration_vanilla_transformer import (
     VanillaTransformerConfig,
     closest_name,
 )
-from ..files import write_whole
 from ..generation_vanilla_transformer import SearchMixin, set_paper_search
 from ..hub import AUTO_CLASS
 from ..pipeline_vanilla_transformer import evaluating

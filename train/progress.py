@@ -15,8 +15,8 @@ from accelerate.utils import LoggerType
 from torch import Tensor
 from tqdm import tqdm
 
+from ..atomic_files import to_disk, write_whole
 from ..configuration_vanilla_transformer import closest_name
-from ..files import to_disk, write_whole
 from .config import TrainConfig
 from .run_folder import METRICS_FILE, read_metrics
 from .step import IGNORED, StepResult

@@ -19,11 +19,11 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
+from ..atomic_files import all_to_disk, held, refuse_links, remove, write_whole
 from ..attention_maps import attention_weights
 from ..console import shown
-from ..files import all_to_disk, held, refuse_links, remove, write_whole
+from ..drawing import label_places, new_figure, save_figure
 from ..hub import WITHOUT_CODE, check_local, read_config, read_tokenizer
-from ..pictures import label_places, new_figure, save_figure
 from ..records import (
     NOTHING,
     NUMBER,

@@ -21,20 +21,8 @@ import pyarrow as pa
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from .batches import (
-    Block,
-    Collator,
-    StepData,
-    refuse_longest,
-    steps_for,
-)
-from .pairs import (
-    Pairs,
-    counts_of,
-    encode_table,
-    judge,
-    refuse_useless,
-)
+from .batches import Block, Collator, StepData, refuse_longest, steps_for
+from .pairs import Pairs, counts_of, encode_table, judge, refuse_useless
 
 # read at once
 READ_PAIRS = 1000

@@ -6,7 +6,10 @@ import time
 
 import torch
 
-from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from vanilla_transformer import (
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer.identity_vanilla_transformer import computing_modules
 

@@ -12,9 +12,9 @@ import pytest
 import train_toys
 from translation_toys import make_model, make_tokenizer
 
+from vanilla_transformer.atomic_files import held, whole_folder, write_whole
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.marian import to_marian
-from vanilla_transformer.files import held, whole_folder, write_whole
 from vanilla_transformer.hub import export_for_hub, load_run
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.loop import train

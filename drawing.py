@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .files import make_folder, write_whole
+from .atomic_files import make_folder, write_whole
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
