@@ -14,8 +14,8 @@ from test_train_resume import FOREVER, last_step, wait_until
 from torch.utils.data import DataLoader
 
 from vanilla_transformer.train import loop
-from vanilla_transformer.train.checkpoint import checkpoints, newest_intact
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints, newest_intact
 
 pytestmark = pytest.mark.usefixtures("new_process")
 

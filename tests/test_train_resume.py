@@ -14,9 +14,9 @@ import pytest
 import train_toys
 from accelerate.state import AcceleratorState
 
-from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
