@@ -169,11 +169,9 @@ def test_no_process_outlives_a_launcher_that_is_killed(start, recipe, tmp_path, 
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_a_demo_that_ends(tmp_path, number):
+def test_no_process_outlives_a_demo_that_ends(begin, tmp_path, number):
     command = [Path(sys.executable).with_name("vanilla-transformer"), "demo"]
-    process = subprocess.Popen(
-        command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    process = begin(command, cwd=tmp_path)
     folder = tmp_path / "runs/demo"
     wait_until(lambda: last_step(folder) >= 1, process)
     family = psutil.Process(process.pid).children(recursive=True)
