@@ -1,11 +1,12 @@
-"""Other text in the form of a corpus that is tokenized and lower-cased.
+"""Select other text, and tokenize and lower-case it like a corpus.
 
     python prepare.py CORPUS CORPUS_NAME OTHERS OTHERS_NAME OUT
 
-Of the training split of OTHERS whole sentences of prose are kept, of three to thirty words a side,
-tokenized by Moses' rules and lower-cased. Those that stand in CORPUS, on either side, are left out,
-whatever their case, spaces and punctuation; but a quotation mark, which CORPUS has as &quot;, keeps
-its letters there, so that some of the training split stay. Of what is evaluated none does.
+The script keeps whole sentences of prose of the training split of OTHERS, of three to thirty words
+a side, tokenized by Moses' rules and lower-cased. It leaves out pairs with a sentence of CORPUS on
+either side; case, spaces and punctuation are ignored. CORPUS writes a quotation mark as &quot;,
+whose letters are compared, so that some sentences of its training split are kept. For the evaluated
+splits the entity is decoded first, and the script stops if one of their sentences is kept.
 """
 
 import html
@@ -18,31 +19,31 @@ from sacremoses import MosesPunctNormalizer, MosesTokenizer
 
 LANGUAGES = ("de", "en")
 WORDS = range(3, 31)
-# of programs and their menus; and no numbers, of which captions have few
+# text of programs and menus, and numbers, which are rare in captions
 NO_PROSE = re.compile(r"[_<>{}\[\]|\\=@/%#*+~^$`…\d]|\.\.\.")
 
 
 def is_sentence(text: str) -> bool:
-    """Whether a text looks like one sentence of prose.
+    """Return whether a text looks like one sentence of prose.
 
     Args:
-        text: With its case and its punctuation.
+        text: Text with its case and its punctuation.
 
     Returns:
-        Whether it begins and ends as one, and has nothing in it that prose has not.
+        Whether the text begins and ends like a sentence and has only characters of prose.
     """
     is_whole = text[:1].isupper() and text.endswith((".", "!", "?"))
     return is_whole and not NO_PROSE.search(text)
 
 
 def letters(text: str) -> str:
-    """What stays of a text however it is tokenized.
+    """Return the part of a text that tokenization does not change.
 
     Args:
-        text: Plain or tokenized.
+        text: Plain or tokenized text.
 
     Returns:
-        Its letters and digits, in lower case.
+        Letters and digits of the text, in lower case.
     """
     return re.sub(r"\W", "", text.lower())
 
@@ -51,11 +52,11 @@ def main(corpus: str, corpus_name: str, others: str, others_name: str, out: str)
     """Write OUT/train.de and OUT/train.en.
 
     Args:
-        corpus: Of which nothing is kept.
-        corpus_name: Configuration of that dataset.
-        others: What to choose from.
-        others_name: Configuration of that dataset.
-        out: Folder to write to.
+        corpus: Dataset whose sentences are left out.
+        corpus_name: Configuration of `corpus`.
+        others: Dataset to select from.
+        others_name: Configuration of `others`.
+        out: Output folder.
     """
     own = datasets.load_dataset(corpus, corpus_name)
     known = {
@@ -66,7 +67,7 @@ def main(corpus: str, corpus_name: str, others: str, others_name: str, out: str)
     }
     normalizers = [MosesPunctNormalizer(language) for language in LANGUAGES]
     tokenizers = [MosesTokenizer(language) for language in LANGUAGES]
-    # a pair that comes again is kept once
+    # a dictionary keeps a repeated pair once, in the order of the text
     kept: dict[tuple[str, ...], None] = {}
     for pair in datasets.load_dataset(others, others_name, split="train")["translation"]:
         texts = [pair[language] for language in LANGUAGES]
@@ -86,7 +87,7 @@ def main(corpus: str, corpus_name: str, others: str, others_name: str, out: str)
     }
     for text in (text for sides in kept for text in sides):
         if letters(html.unescape(text)) in evaluated:
-            raise ValueError(f"no text of {corpus} that is evaluated must be kept, got {text!r}.")
+            raise ValueError(f"no evaluated sentence of {corpus} must be kept, got {text!r}.")
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
     for language, column in zip(LANGUAGES, zip(*kept, strict=True), strict=True):

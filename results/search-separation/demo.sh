@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# The demo with three seeds, two versions side by side on one core each; the cores change with the seed.
-# demo.sh OLD_PYTHON OLD NEW_PYTHON NEW OUT
+# The demo with three seeds; two versions run at the same time on one core each, and swap cores with each seed.
+# Usage: demo.sh OLD_PYTHON OLD NEW_PYTHON NEW OUT
 set -euo pipefail
 out=$5
+mkdir -p "$out"
 one() {  # NAME PYTHON FOLDER CORE SEED
     run=$out/$1-seed-$5
     export PYTHONPATH=$3 OMP_NUM_THREADS=1

@@ -1,4 +1,4 @@
-"""Speed relative to Marian in the same repeat, of two versions: relative.py OUT"""
+"""Print the speed of two versions relative to Marian in the same repeat: relative.py OUT."""
 
 import json
 import statistics

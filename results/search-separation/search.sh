@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Search benchmark of two versions in turns: search.sh OLD NEW OUT REPEATS
+# Search benchmark of two versions in turns. Usage: search.sh OLD NEW OUT REPEATS
 # OLD and NEW are folders with the package as vanilla_transformer; both run in the active environment.
 set -euo pipefail
 out=$3
+mkdir -p "$out"
 for repeat in $(seq 1 "$4"); do
     for version in old new; do
         folder=$1

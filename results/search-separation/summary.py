@@ -1,4 +1,4 @@
-"""Speed of two versions, the median over the repeats: `python summary.py repeats`."""
+"""Print the speed of two versions, medians over the repeats: `python summary.py repeats`."""
 
 import json
 import statistics
