@@ -20,7 +20,7 @@ from vanilla_transformer.paper.__main__ import STUDIES
 DOCS = ROOT / "docs"
 PAGES = {page.name: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}
 NOTEBOOK = DOCS / "positional_encoding.ipynb"
-STUDY_FOLDER = ROOT / "results" / "2026-11-21-paper"
+STUDY_FOLDER = ROOT / "results" / "paper"
 # these end in seconds; of the others, which their own tests compute, only the flags are read
 QUICK = ("scaling", "schedule", "curve", "table4")
 # each block of these pages needs what the ones before it have left

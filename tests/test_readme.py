@@ -133,7 +133,7 @@ def table_rows(heading):
 
 
 def test_the_scores_that_the_demo_prints_are_those_that_are_kept():
-    [run] = set(re.findall(r"\(results/([^/)]*-demo)/", README))
+    [run] = set(re.findall(r"\(results/(demo)/", README))
     assert f"\n{score_table(kept(f'{run}/scores.json')['test'])}\n" in README
 
 
@@ -174,7 +174,7 @@ CONTENDERS = {
 )
 def test_the_speed_is_that_of_the_study_that_is_kept(column, study, section, which):
     shown = {row[0]: row[column] for row in table_rows("## Speed") if row[column]}
-    measured = kept(f"2026-11-22-speed/{study}/study.json")["sections"][section]
+    measured = kept(f"speed-amd/{study}/study.json")["sections"][section]
     names = {name: key for key, them in CONTENDERS.items() for name in them}
     expected = {}
     for row in measured["rows"]:
@@ -189,7 +189,7 @@ def test_the_speed_is_that_of_the_study_that_is_kept(column, study, section, whi
 def test_the_memory_of_a_stream_is_that_of_the_studies_that_are_kept():
     after = []
     for copies in (1, 4, 16):
-        study = kept(f"2026-11-24-data-streamed/copies-{copies}/study.json")
+        study = kept(f"data-streaming/copies-{copies}/study.json")
         rows = dict(study["sections"]["data"]["rows"])
         after.append(re.search(r"; (\d+) MB,", rows["block 7"])[1])
     assert f"it is {after[0]}, {after[1]} and {after[2]} MB after eight\n" in README
@@ -197,11 +197,11 @@ def test_the_memory_of_a_stream_is_that_of_the_studies_that_are_kept():
 
 def test_what_data_takes_is_what_is_kept():
     """Each number of the table stands in one of the two studies."""
-    table = README.split("](results/2026-11-22-data)):\n\n| | measured |\n")[1].split("\n\n")[0]
+    table = README.split("](results/data-preparation)):\n\n| | measured |\n")[1].split("\n\n")[0]
     shown = {
         number for row in table.splitlines()[1:] for number in NUMBER.findall(row.split("|")[2])
     }
-    studies = [kept(f"2026-11-22-data/{kind}/study.json") for kind in ("stored", "streamed")]
+    studies = [kept(f"data-preparation/{kind}/study.json") for kind in ("stored", "streamed")]
     measured = [text for study in studies for _, text in study["sections"]["data"]["rows"]]
     assert len(shown) > 10
     assert shown <= {number for text in measured for number in NUMBER.findall(text)}

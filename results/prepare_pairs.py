@@ -1,0 +1,58 @@
+"""Write line-aligned text as a dataset with configurations, which the commands of results/ read.
+
+    python results/prepare_pairs.py FOLDER NAME SPLIT=PREFIX [SPLIT=PREFIX ...] [--join_bpe]
+
+NAME is the configuration and names the two languages, such as en-de. The files PREFIX.en and
+PREFIX.de (.gz too) become FOLDER/NAME/SPLIT.jsonl. FOLDER/README.md lists all configurations.
+"""
+
+import argparse
+import gzip
+import json
+from pathlib import Path
+
+
+def read_lines(prefix: str, language: str, join_bpe: bool) -> list[str]:
+    """Read one side of a split.
+
+    Args:
+        prefix: Path without the language.
+        language: Ending of the file.
+        join_bpe: Whether to join the byte pairs that "@@ " separates.
+
+    Returns:
+        The lines, without their ends.
+    """
+    path = Path(f"{prefix}.{language}")
+    data = path.read_bytes() if path.is_file() else gzip.decompress(Path(f"{path}.gz").read_bytes())
+    text = data.decode("utf-8")
+    lines = text.removesuffix("\n").split("\n")
+    return [line.replace("@@ ", "") if join_bpe else line for line in lines]
+
+
+def main() -> None:
+    """Write the splits and the list of configurations."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path, help="folder of the dataset")
+    parser.add_argument("name", help="configuration, such as en-de")
+    parser.add_argument("splits", nargs="+", metavar="SPLIT=PREFIX", help="text of each split")
+    parser.add_argument("--join_bpe", action="store_true", help='remove "@@ " from the text')
+    flags = parser.parse_args()
+    languages = flags.name.split("-")
+    (flags.folder / flags.name).mkdir(parents=True, exist_ok=True)
+    for pair in flags.splits:
+        split, prefix = pair.split("=", 1)
+        sides = [read_lines(prefix, language, flags.join_bpe) for language in languages]
+        path = flags.folder / flags.name / f"{split}.jsonl"
+        with path.open("w", encoding="utf-8") as file:
+            for texts in zip(*sides, strict=True):
+                record = {"translation": dict(zip(languages, texts, strict=True))}
+                file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        print(f"{path}: {len(sides[0]):,} pairs")
+    names = sorted(path.parent.name for path in flags.folder.glob("*/train.jsonl"))
+    configs = "".join(f"- config_name: {name}\n  data_dir: {name}\n" for name in names)
+    (flags.folder / "README.md").write_text(f"---\nconfigs:\n{configs}---\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
