@@ -201,7 +201,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):
-    from .hub import push_to_hub
+    from .publishing import push_to_hub
 
     options = _given(arguments, "private", "revision", "commit_message", "trust_remote_code")
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)

@@ -4,8 +4,6 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
 
@@ -175,37 +173,7 @@ def _weight_bytes(source: str | Path) -> int | None:
     return sum(path.stat().st_size for path in files)
 
 
-def check_stored(tensor: Any, name: str, path: str | Path) -> None:
-    """Refuse a tensor of which a file holds less than its shape says.
-
-    Args:
-        tensor: What `torch.load` returned for the name.
-        name: Name of the tensor, for the error.
-        path: File, for the error.
-
-    Raises:
-        ValueError: If it is no tensor, or not all of its numbers are in the file.
-    """
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
-    is_plain = (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not (tensor.is_nested or tensor.is_quantized)
-    )
-    if not is_plain:
-        raise ValueError(f"{path} must hold a plain tensor for {name}, got another kind.")
-    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if stored < tensor.numel():
-        raise ValueError(
-            f"{path} must hold all {tensor.numel():,} numbers of {name}, got {stored:,} that are "
-            f"expanded to the shape {list(tensor.shape)}."
-        )
-
-
 __all__ = [
-    "check_stored",
     "num_weights",
     "refuse_beyond_memory",
     "refuse_impossible",

@@ -15,7 +15,7 @@ from ..console import run_command
 from ..export.ctranslate2 import to_ctranslate2
 from ..export.marian import to_marian
 from ..export.onnx import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, to_onnx
-from ..hub import load_run
+from ..loading import load_run
 from ..paper.study import Section, show_study
 from ..search_vanilla_transformer import gnmt_length_penalty
 from ..train.translate import one_line, translate_lines

@@ -18,7 +18,7 @@ from transformers import MarianMTModel
 
 from ..console import run_command
 from ..export.marian import to_marian
-from ..hub import load_run
+from ..loading import load_run
 from ..paper.study import Section, show_study
 from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
 from ..train.config import PRECISIONS

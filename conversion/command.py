@@ -12,7 +12,7 @@ from transformers import (
 
 from ..atomic_files import whole_folder
 from ..console import empty_folder
-from ..hub import WITHOUT_CODE, check_local, load_whole, read_tokenizer
+from ..loading import WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import check_tokenizer
 from .fairseq import fairseq_tokenizer, from_fairseq

@@ -12,7 +12,7 @@ from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .files import read_checkpoint, read_lines, settings_of, token_tokenizer
+from .toolkit_files import read_checkpoint, read_lines, settings_of, token_tokenizer
 from .weights import BART_PARTS, assembled, needed, number_of_layers, renamed, split_projections
 
 # for errors

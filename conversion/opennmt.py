@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .files import read_checkpoint, settings_of, token_tokenizer
+from .toolkit_files import read_checkpoint, settings_of, token_tokenizer
 from .weights import assembled, needed, number_of_layers, renamed
 
 # for errors

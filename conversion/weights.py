@@ -13,6 +13,7 @@ from ..configuration_vanilla_transformer import (
 from ..generation_vanilla_transformer import set_paper_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, refuse_impossible
+from ..weight_checks import check_fit
 
 Value = TypeVar("Value")
 # BART's names of a layer's parts, which Marian and FSMT share, and ours
@@ -24,28 +25,6 @@ BART_PARTS = {
     ".final_layer_norm.": ".feed_forward_norm.",
     ".fc1.": ".feed_forward.fc1.",
     ".fc2.": ".feed_forward.fc2.",
-}
-
-
-# what a weight of another architecture is called there, and what it belongs to; first match counts
-FOREIGN_PARTS = {
-    "adapter": "adapters",
-    "lora_": "LoRA, which must be merged first",
-    "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
-    "project_in_dim": "embeddings of another width than the layers",
-    "project_out_dim": "embeddings of another width than the layers",
-    "adaptive_softmax": "an adaptive softmax",
-    "rotary": "rotary positions (RoPE)",
-    "relative": "relative positions",
-    "embed_positions": "learned positions",
-    "expert": "a mixture of experts",
-    "w_3": "a gated feed-forward (SwiGLU)",
-    "gate_proj": "a gated feed-forward (SwiGLU)",
-    "q_norm": "normalized queries and keys",
-    "k_norm": "normalized queries and keys",
-    "copy": "a copy mechanism",
-    "rnn": "a recurrent network",
-    "conv": "convolutions",
 }
 
 # fields that have one name and meaning in our configuration and in those of Marian and FSMT
@@ -189,34 +168,6 @@ def check_kind(name: str, value: Any, kind: type):
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}.")
-
-
-def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
-    """Refuse weights of another architecture, and say which one.
-
-    Args:
-        model: With the parameters that there must be.
-        weights: Tensors by our names, or by the other model's where we have none.
-        origin: What the weights are of, for the error.
-
-    Raises:
-        ValueError: If a weight is left over, missing or of another shape.
-    """
-    known = model.state_dict()
-    for name in sorted(weights.keys() - known.keys()):
-        meaning = next((what for part, what in FOREIGN_PARTS.items() if part in name), None)
-        raise ValueError(
-            f"the weights of {origin} must all have a place here, got {name}"
-            + (f", which belongs to {meaning}." if meaning else ".")
-        )
-    for name in sorted(known.keys() - weights.keys()):
-        raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
-    for name, tensor in weights.items():
-        if tensor.shape != known[name].shape:
-            raise ValueError(
-                f"{name} must be of shape {list(known[name].shape)}, got {list(tensor.shape)} in "
-                f"{origin}."
-            )
 
 
 def assembled(

@@ -4,7 +4,7 @@ import argparse
 from importlib import import_module
 
 from ..console import add_trust_flag, empty_folder
-from ..hub import load_run
+from ..loading import load_run
 
 # packages that an export needs
 PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxscript onnxruntime"}

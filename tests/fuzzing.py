@@ -432,7 +432,8 @@ def _arguments(case: Case) -> list[str]:
 def _perform(arguments: list[str]) -> int:
     from vanilla_transformer.cli import main
     from vanilla_transformer.console import run_command
-    from vanilla_transformer.hub import export_for_hub, load_run
+    from vanilla_transformer.loading import load_run
+    from vanilla_transformer.publishing import export_for_hub
 
     name, *rest = arguments
     calls = {
@@ -515,7 +516,7 @@ def try_cases(root: Path, seeds: range):
 
     import vanilla_transformer.attention_maps
     import vanilla_transformer.cli
-    import vanilla_transformer.hub
+    import vanilla_transformer.loading
     import vanilla_transformer.paper.curve
     import vanilla_transformer.train.dry_run
     import vanilla_transformer.train.evaluate

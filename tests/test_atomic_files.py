@@ -15,7 +15,8 @@ from translation_toys import make_model, make_tokenizer
 from vanilla_transformer.atomic_files import held, whole_folder, write_whole
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.marian import to_marian
-from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.loop import train
 

@@ -8,7 +8,8 @@ import pytest
 import train_toys
 
 from vanilla_transformer.cli import main
-from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train

@@ -12,7 +12,7 @@ import pytest
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.demo import contents, translation_table
 
@@ -131,7 +131,7 @@ def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
         pushed.append((arguments, options))
         return SimpleNamespace(commit_url="where it is")
 
-    monkeypatch.setattr("vanilla_transformer.hub.push_to_hub", push_to_hub)
+    monkeypatch.setattr("vanilla_transformer.publishing.push_to_hub", push_to_hub)
     flags = ["--private", "--revision", "next", "--commit_message", "a new one"]
     flags.append("--trust_remote_code")
     assert main(["push", "some/run", "user/name", *flags]) == 0
@@ -200,7 +200,9 @@ def test_a_closed_stream_is_named(run):
 def test_a_run_without_a_model_says_what_makes_one(run, capsys, tmp_path):
     shutil.copytree(run / "checkpoints", tmp_path / "run/checkpoints")
     assert main(["translate", str(tmp_path / "run")]) == 1
-    message = f"a run without a model yet: `vanilla-transformer average {tmp_path / 'run'}` makes"
+    message = (
+        f"a run that has no model yet: `vanilla-transformer average {tmp_path / 'run'}` averages"
+    )
     assert message in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ import torch
 import train_toys
 
 from vanilla_transformer import cli
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.averaging import average_weights
 from vanilla_transformer.train.loop import train
 

@@ -28,7 +28,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion import from_fairseq, from_opennmt
 from vanilla_transformer.conversion.fairseq import fairseq_tokenizer
-from vanilla_transformer.conversion.files import read_lines
+from vanilla_transformer.conversion.toolkit_files import read_lines
 
 PEERS = Path(__file__).parent / "peers"
 CONVERT = {"fairseq": from_fairseq, "opennmt": from_opennmt}

@@ -23,7 +23,8 @@ from translation_toys import make_model, make_tokenizer
 
 import vanilla_transformer
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.hub import export_for_hub, load_run, push_to_hub
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub, push_to_hub
 
 NAME = "user/tiny"
 TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the house"]
@@ -167,7 +168,8 @@ def hub(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     with running_hub() as running:
         running.failing = r"POST /api/models/user/unlucky/commit/"
         code = f"""
-from vanilla_transformer.hub import load_run, push_to_hub
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import push_to_hub
 from vanilla_transformer import TranslationPipeline
 run = {str(run_folder)!r}
 print(push_to_hub(run, {NAME!r}, commit_message="publish tiny").commit_url)
@@ -373,7 +375,10 @@ def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
         ("another model", "run must be a vanilla_transformer, got a marian"),
         ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
         ({"encoder_layers": 9}, "must be complete, got none for model.encoder.layers"),
-        ({"encoder_layers": 1}, "must all have a place here, got model.encoder.layers.1"),
+        (
+            {"encoder_layers": 1},
+            "must all have a parameter in the model, got model.encoder.layers.1",
+        ),
         ("half the search settings", "must have a generation_config.json of search settings"),
         ({"encoder_ffn_dim": "many"}, "run must be a run folder.*'encoder_ffn_dim'.*int"),
         ({"encoder_ffn_dim": 5}, "must be of shape .*, got .* in .*run"),
@@ -441,7 +446,7 @@ def test_publishing_leaves_no_trace_in_the_classes(run_folder, tmp_path):
 def test_a_name_that_is_nowhere_is_refused_at_once(name, tmp_path):
     program = """
 import sys, time
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 started = time.monotonic()
 try:
     load_run(sys.argv[1])

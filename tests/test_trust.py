@@ -21,8 +21,9 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer import sizes as sizing
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
-from vanilla_transformer.hub import AUTO_CLASS, export_for_hub
+from vanilla_transformer.loading import AUTO_CLASS
 from vanilla_transformer.paper.trained import load_trained
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.fine_tune import main as fine_tune
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder import checkpoint as checkpointing

@@ -11,8 +11,7 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ..hub import UNREADABLE
-from ..sizes import check_stored
+from ..weight_checks import UNREADABLE, check_stored
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
