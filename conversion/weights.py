@@ -1,4 +1,4 @@
-"""What every conversion does: build a model, give it weights under our names, set its search."""
+"""Steps of every conversion: rename weights, build the model, load the weights, set its search."""
 
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ..sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, refuse_imp
 from ..weight_checks import check_fit
 
 Value = TypeVar("Value")
-# BART's names of a layer's parts, which Marian and FSMT share, and ours
+# names of a layer's parts in BART, Marian and FSMT, and our names
 BART_PARTS = {
     ".self_attn.": ".self_attention.",
     ".self_attn_layer_norm.": ".self_attention_norm.",
@@ -27,7 +27,7 @@ BART_PARTS = {
     ".fc2.": ".feed_forward.fc2.",
 }
 
-# fields that have one name and meaning in our configuration and in those of Marian and FSMT
+# fields with the same name and meaning in our configuration and in those of Marian and FSMT
 SAME_FIELDS = (
     *LAYER_FIELDS,
     "max_position_embeddings",
@@ -40,11 +40,11 @@ SAME_FIELDS = (
 
 
 def renamed(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
-    """Give the parts of a layer our names.
+    """Rename weights to our names.
 
     Args:
         weights: Tensors by the other model's names.
-        parts: Their piece of a name, and ours.
+        parts: Our piece of a name, by the other model's piece.
 
     Returns:
         The same tensors by our names.
@@ -58,10 +58,10 @@ def renamed(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tens
 
 
 def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
-    """The layers of one stack of a BART-like model.
+    """Return the layers of one stack of a model with BART's names.
 
     Args:
-        model: With `model.encoder.layers` and `model.decoder.layers`.
+        model: Model with `model.encoder.layers` and `model.decoder.layers`.
         stack: "encoder" or "decoder".
 
     Returns:
@@ -75,16 +75,16 @@ def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
 
 
 def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
-    """The fields of our configuration that Marian and FSMT have alike.
+    """Return the fields of our configuration for a Marian or FSMT model.
 
     Args:
-        theirs: The other model's configuration.
+        theirs: Configuration of the other model.
 
     Returns:
         Our fields, without those of the vocabulary.
 
     Raises:
-        ValueError: If the embeddings are not scaled, or the stacks have heads of two widths.
+        ValueError: If the embeddings are not scaled, or the heads of the stacks differ in width.
     """
     if not theirs.scale_embedding:
         raise ValueError(
@@ -104,13 +104,13 @@ def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
 
 
 def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take queries, keys and values out of the one matrix [3 d_model, d_model] they are kept in.
+    """Split each fused projection [3 d_model, d_model] into those of queries, keys and values.
 
     Args:
-        weights: Tensors by name, some of them `in_proj_weight` or `in_proj_bias`.
+        weights: Tensors by name; the fused ones are called `in_proj_weight` and `in_proj_bias`.
 
     Returns:
-        The same with three tensors in the place of each of these.
+        The tensors by name, with three in place of each fused one.
     """
     split = {}
     for name, tensor in weights.items():
@@ -124,31 +124,31 @@ def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
-    """How many layers a stack has.
+    """Count the layers of a stack.
 
     Args:
         weights: Tensors by the other model's names.
-        prefix: What stands before the number of a layer.
+        prefix: Part of a name before the number of the layer.
 
     Returns:
-        The number of numbers.
+        The number of layers.
     """
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 
 def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
-    """A weight, or a setting, that every model of a kind has.
+    """Return a weight or a setting that must exist.
 
     Args:
         entries: Weights or settings by the other model's names.
-        name: Which.
-        origin: What they all are, for the error.
+        name: Name of the entry.
+        origin: Description of the entries, for the error.
 
     Returns:
         The weight or setting.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no such entry.
     """
     if name not in entries:
         raise ValueError(f"{origin} must be complete, got none for {name}.")
@@ -156,15 +156,15 @@ def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
 
 
 def check_kind(name: str, value: Any, kind: type):
-    """Refuse what is no source of a conversion.
+    """Refuse an argument of the wrong class.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
-        kind: What it must be.
+        name: Name of the argument, for the error.
+        value: Value of the argument.
+        kind: Expected class.
 
     Raises:
-        TypeError: If it is not.
+        TypeError: If the value is of another class.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}.")
@@ -173,15 +173,15 @@ def check_kind(name: str, value: Any, kind: type):
 def assembled(
     config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str
 ) -> VanillaTransformerForConditionalGeneration:
-    """A model with these weights, in evaluation mode, that searches as the paper does.
+    """Build a model with given weights and the paper's search settings.
 
     Args:
-        config: Sizes of the model.
-        weights: Every parameter, by our names.
-        origin: What the weights are of, for an error.
+        config: Configuration of the model.
+        weights: All parameters, by our names.
+        origin: Model that the weights come from, for the error.
 
     Returns:
-        The model; its weights are copies.
+        The model in evaluation mode; its weights are copies.
 
     Raises:
         ValueError: If a parameter is missing, left over or of another shape, or the model is too

@@ -356,7 +356,7 @@ def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
         from_fairseq("model.pt")
     assert not Path("made").exists()
     Path("model.pt").write_text("a text")
-    with pytest.raises(ValueError, match="got a file that torch does not read"):
+    with pytest.raises(ValueError, match="got a file that torch cannot read"):
         from_fairseq("model.pt")
 
 
@@ -391,7 +391,7 @@ def test_a_checkpoint_that_is_cut_off_or_none_is_named(name, tmp_path):
         whole = path.read_bytes()
         for size in (0, 100, *range(4000, 4040, 3), len(whole) // 2, len(whole) - 500):
             path.write_bytes(whole[:size])
-            message = f"{path} must be a checkpoint.*torch does not read"
+            message = f"{path} must be a checkpoint.*torch cannot read"
             with pytest.raises(ValueError, match=message):
                 convert(path)
     with pytest.raises(ValueError, match="a checkpoint must be a file, got a folder"):

@@ -600,7 +600,7 @@ def test_settings_of_the_search_that_ctranslate2_does_not_keep_are_told(
     model.generation_config.repetition_penalty = 1.0
     model.generation_config.min_length = 0
     to_ctranslate2(model, tokenizer, tmp_path / "neutral")
-    assert "does not keep" not in caplog.text
+    assert "does not store" not in caplog.text
     model.generation_config.forced_eos_token_id = 0
     model.generation_config.min_length = 1
     model.generation_config.forced_bos_token_id = 7
@@ -617,7 +617,7 @@ def test_settings_of_the_search_that_ctranslate2_does_not_keep_are_told(
         "sequence_bias {(5,): -1.0}: it has no such option",
         "bad_words_ids [[5, 6]]: give suppress_sequences",
     ):
-        assert f"CTranslate2 does not keep {sentence}" in caplog.text
+        assert f"CTranslate2 does not store {sentence}" in caplog.text
 
 
 def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_path):

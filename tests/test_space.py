@@ -309,7 +309,7 @@ def test_why_a_model_cannot_be_loaded_is_for_the_operator_alone(tmp_path, caplog
     names = [str(tmp_path / "empty"), str(tmp_path / "none")]
     models = app.Models(names)
     for name, reason in zip(names, ("a folder without config.json", "no such folder"), strict=True):
-        with pytest.raises(ValueError, match="cannot be loaded: the log of the server says") as why:
+        with pytest.raises(ValueError, match="cannot be loaded: the reason is in the log") as why:
             models.get(name)
         assert str(why.value).startswith(f"model {name!r} cannot be loaded")
         assert reason in caplog.messages[-1]
