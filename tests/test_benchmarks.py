@@ -40,7 +40,7 @@ def test_the_preparation_of_a_corpus_is_measured(flags, capsys):
     table = measured(capsys, "data", *flags, "--millions", 0.01)
     assert re.search(r"^pairs +90$", table, re.MULTILINE)
     assert re.search(r"^counts +kept 90, wrong_encoding 0", table, re.MULTILINE)
-    assert re.search(r"^tokens among the cells +[5-9]\d\.\d\d%$", table, re.MULTILINE)
+    assert re.search(r"^non-padding tokens +[5-9]\d\.\d\d%$", table, re.MULTILINE)
     assert re.search(r"^planned +10,000 pairs, \d+ steps an epoch$", table, re.MULTILINE)
 
 
@@ -118,7 +118,7 @@ def test_what_is_timed_is_the_same_function(name, monkeypatch):
     monkeypatch.setitem(
         peers.PEERS, name, peer._replace(loss_sum=lambda *given: 1.01 * peer.loss_sum(*given))
     )
-    with pytest.raises(ValueError, match=f"of {name} must be ours to 0.001, got 0.01"):
+    with pytest.raises(ValueError, match=f"of {name} must agree with ours to 0.001, got 0.01"):
         training.difference(name, "toy", batch, flags)
 
 
@@ -142,7 +142,9 @@ def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
     for part in ("training", "translation"):
         assert main([part, *flags, "--model_vocab_size", "9"]) == 1
         assert "at least 2" in (error := capsys.readouterr().err)
-        assert error.endswith("the text's own, got 9: --vocab_size makes that smaller.\n")
+        assert error.endswith(
+            "that of the corpus, got 9: --vocab_size makes that of the corpus smaller.\n"
+        )
     assert main(["training", *flags, "--datasett", "x"]) == 1
     assert "Did you mean" in capsys.readouterr().err
 
@@ -239,7 +241,7 @@ def test_a_contender_that_ends_is_named():
         contest.Contender("it", Quitter, (), [1], [1]),
         contest.Contender("it", sys.exit, (7,), [1], [1]),
     ):
-        with pytest.raises(RuntimeError, match=r"^it ended with exit 7; it says above why\.$"):
+        with pytest.raises(RuntimeError, match=r"^it ended with exit 7; its error is above\.$"):
             contest.race([quitter], 1, torch.device("cpu"))
 
 
@@ -286,14 +288,14 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     assert natural.main([str(run), *search, "--output_dir", str(out)]) == 0
     section = json.loads((out / "study.json").read_text())["sections"]["natural"]
     rows = {row[0]: row for row in section["rows"]}
-    names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_AS_THEY_COME]
+    names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_UNSORTED]
     assert [name for name in rows if not name.startswith(natural.CTRANSLATE2)] == names
     assert rows[natural.MARIAN][1:4] == [1, 1, 1]
     # the same search, in whatever batches
-    for name in (natural.OURS, natural.MARIAN, natural.MARIAN_AS_THEY_COME):
+    for name in (natural.OURS, natural.MARIAN, natural.MARIAN_UNSORTED):
         assert rows[name][6] == 5
     assert natural.main([str(run), "--precision", "bf16", "--device", "cpu"]) == 1
-    assert "precision must be fp32 on a processor, got bf16." in capsys.readouterr().err
+    assert "precision must be fp32 on a CPU, got bf16." in capsys.readouterr().err
     metric = BLEU(tokenize="char", force=True)
     expected = metric.corpus_score(said, [[*said[:4], "another one"]]).score
     assert 10 < expected < 99
@@ -313,7 +315,7 @@ def test_batches_of_like_length_are_given_back_in_order(monkeypatch, is_sorted):
 
     monkeypatch.setattr(natural, "translate", translate)
     translator = natural.Translator.__new__(natural.Translator)
-    translator.name = natural.MARIAN if is_sorted else natural.MARIAN_AS_THEY_COME
+    translator.name = natural.MARIAN if is_sorted else natural.MARIAN_UNSORTED
     translator.model = translator.tokenizer = None
     translator.num_beams = translator.max_new_tokens = 1
     assert translator(texts) == ["A B C", "D", "E F", "G H"]
