@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, and that one command at a time writes to."""
+"""Atomic writes of files and folders, and the lock for one command at a time."""
 
 import contextlib
 import hashlib
@@ -63,7 +63,7 @@ def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
             pass
         (folder / "mine").write_text("x")
     assert [path.name for path in folder.iterdir()] == ["mine"]
-    # it is removed only by whoever made it
+    # only the command that created the folder removes it
     with held(folder):
         (folder / "mine").unlink()
     assert not list(folder.iterdir())
@@ -116,7 +116,7 @@ def test_a_new_folder_gets_all_files_at_once_or_none(tmp_path):
         assert not list(out.iterdir())
     assert (out / "sub/a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    # the usual permissions, not those of a folder for one user
+    # default permissions, not those of a temporary folder for one user
     (tmp_path / "plain").mkdir()
     assert out.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
@@ -175,7 +175,7 @@ WRITERS = {
 
 @contextlib.contextmanager
 def full_disk_after(call, monkeypatch):
-    """Let each fsync fail after so many that did not."""
+    """Let fsync fail after a number of calls."""
     calls, real = [], os.fsync
 
     def full(descriptor):
@@ -217,7 +217,7 @@ def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
         average_run(copy, num_checkpoints=1)
     before, left = train_toys.weights(run), train_toys.weights(copy)
     is_new = any(not (before[name] == left[name]).all() for name in before)
-    # nothing is said of weights whose average was not noted
+    # no average is claimed for weights without a note
     said = (copy / "average.json").read_text() if (copy / "average.json").exists() else None
     assert said in ([None] if is_new else [None, (run / "average.json").read_text()])
     load_run(copy)

@@ -1,4 +1,4 @@
-"""A damaged file of a run or of a model is named by every command and function that reads it."""
+"""Every command and function that reads a damaged file names it."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from vanilla_transformer.train.translate import load_model
 def evaluated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad")
     corpus = train_toys.write_corpus(folder / "corpus")
-    # paths are as good as their names
+    # these paths are Path objects, not text
     settings = {**train_toys.toy_settings(corpus, folder / "run", max_steps=4), "dataset": corpus}
     train(load_config("paper-base", {**settings, "output_dir": folder / "run"}))
     evaluate(folder / "run")

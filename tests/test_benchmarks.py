@@ -1,4 +1,4 @@
-"""What is measured can be measured anew, and nothing is timed that is not equal."""
+"""The benchmarks run, and refuse to time models that compute different results."""
 
 import argparse
 import json
@@ -69,7 +69,7 @@ def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(
     history = json.loads((out / "checkpoints/log_history.json").read_text(encoding="utf-8"))
     rates = {line["step"]: line["learning_rate"] for line in history if "learning_rate" in line}
     ours = {line["step"]: line.get("learning_rate") for line in read_metrics(run)}
-    # the library counts its steps from nought, so that the first one changes nothing
+    # the library counts its steps from 0, so its first step changes no weight
     assert rates == {step: pytest.approx(ours.get(step - 1, 0)) for step in range(1, 7)}
     for wrong in ("0", "13"):
         with pytest.raises(ValueError, match=f"from 1 to the run's 12, got {wrong}"):
@@ -92,7 +92,7 @@ def test_training_and_translation_are_measured_beside_the_same_function_of_a_pee
     assert marian[1:4] == [1, 1, 1]
     rates = {row[0]: row[4] for row in training["rows"]}
     seconds = training["seconds"]
-    # one batch, one round: a ratio of times is one of rates
+    # with one batch and one round, the ratio of times is the ratio of rates
     times = seconds[peers.MARIAN][0][0] / seconds[peers.OURS][0][0]
     assert rates[peers.OURS] / rates[peers.MARIAN] == pytest.approx(times) == ours[1]
     assert set(training["differences"]) == {
@@ -180,7 +180,7 @@ def test_useful_work_is_counted_sentence_by_sentence():
         products += [(target, d, v), (source, d, source), (source, source, d)]
         products += [(target, d, target), (target, target, d)]
         products += [(target, d, source), (target, source, d)]
-        # a product and, backward, two more; each term a multiplication and an addition
+        # one product forward and two backward; each term is a multiplication and an addition
         by_hand += 3 * sum(2 * a * b * c for a, b, c in products)
     assert work.training_flops(config, batch) == by_hand
 
@@ -200,7 +200,7 @@ def test_useful_work_of_a_search_grows_with_each_step():
 
 
 class Locker:
-    """Asks the system for what must be given back."""
+    """Contender that allocates system resources which must be released."""
 
     def __call__(self, piece):
         from multiprocessing import Lock
@@ -229,14 +229,14 @@ def test_contenders_give_back_what_they_took():
 
 
 class Quitter:
-    """Ends its process."""
+    """Contender that ends its process."""
 
     def __call__(self, piece):
         sys.exit(7)
 
 
 def test_a_contender_that_ends_is_named():
-    # while it works, and while it is built
+    # while it works and while it is built
     for quitter in (
         contest.Contender("it", Quitter, (), [1], [1]),
         contest.Contender("it", sys.exit, (7,), [1], [1]),
@@ -246,7 +246,7 @@ def test_a_contender_that_ends_is_named():
 
 
 class Sleeper:
-    """Works as long as a piece says, and holds memory."""
+    """Contender that works for the time of a piece, and holds memory."""
 
     def __call__(self, piece):
         import time
@@ -266,7 +266,7 @@ def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     assert (result.seconds >= [0.02, 0.1]).all()
     np.testing.assert_allclose(result.rates, [1, 2] / result.seconds)
     np.testing.assert_allclose(result.flop_rates, [10, 20] / result.seconds)
-    # 30 million float32, after the second piece only
+    # 30 million float32, allocated in the second piece
     assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6
 
 
@@ -278,7 +278,7 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     sources, references = work.texts_of_run(run, "test", 5)
     assert [len(source) for source in sources] == [len(reference) for reference in references]
     assert len(sources) == 5
-    # a toy that has not learned to end repeats a word up to a bound
+    # the toy has not learned to end a translation: it repeats a word up to the limit
     said = natural.Translator(natural.OURS, str(run), 1, 12)(sources)
     assert all(said)
     monkeypatch.setattr(natural, "texts_of_run", lambda *_: (sources, [*said[:4], "another one"]))
@@ -291,7 +291,7 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_UNSORTED]
     assert [name for name in rows if not name.startswith(natural.CTRANSLATE2)] == names
     assert rows[natural.MARIAN][1:4] == [1, 1, 1]
-    # the same search, in whatever batches
+    # the same search in different batches
     for name in (natural.OURS, natural.MARIAN, natural.MARIAN_UNSORTED):
         assert rows[name][6] == 5
     assert natural.main([str(run), "--precision", "bf16", "--device", "cpu"]) == 1
@@ -338,7 +338,7 @@ def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsy
     exports = pytest.importorskip("vanilla_transformer.benchmarks.exports")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
-    # until it is sure enough that rounding decides nothing
+    # trained until rounding cannot change a translation
     sizes = {"hidden_size": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0}
     settings = {"model": sizes, "max_steps": 300, "warmup_steps": 100, "save_every_steps": 300}
     train(train_toys.toy_config(corpus, run, **settings))
@@ -346,7 +346,7 @@ def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsy
     assert exports.main([str(run), "--output_dir", str(out)]) == 0
     rows = json.loads((out / "study.json").read_text())["sections"]["exports"]["rows"]
     assert len(rows) == 8
-    # two of them in whole numbers or by another penalty
+    # two rows have int8 weights or another penalty
     assert [row[:2] for row in rows if row[2] < 7 and row[0] != "CTranslate2 int8"] in (
         [],
         [["CTranslate2 float32", "its own"]],

@@ -1,4 +1,4 @@
-"""Each verb does its job, and fails with one sentence."""
+"""Each verb works, and fails with one sentence."""
 
 import io
 import os
@@ -22,7 +22,7 @@ SMALL = ["--vocab_size", "300", "--model", SMALL_MODEL, "--tokens_per_step", "10
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run folder of four steps, two checkpoints."""
+    """Run folder of four steps, with two checkpoints."""
     folder = tmp_path_factory.mktemp("runs") / "small"
     arguments = ["--output_dir", str(folder), "--max_steps", "4", "--save_every_steps", "2"]
     assert main(["tokenize", "demo", *SMALL, "--output_dir", str(folder)]) == 0
@@ -139,7 +139,7 @@ def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
     options = {"private": True, "revision": "next", "commit_message": "a new one"}
     options["trust_remote_code"] = True
     run_and_name = ("some/run", "user/name")
-    # what no flag says is left to the function, and to the account's default
+    # without a flag, the function or the account's default decides
     assert pushed == [(run_and_name, options), (run_and_name, {"trust_remote_code": False})]
     assert capsys.readouterr().out == "where it is\n" * 2
 
@@ -173,7 +173,7 @@ def test_a_command_that_the_user_stops_says_nothing_more(capsys):
     ],
 )
 def test_output_that_nobody_takes_ends_as_it_should(words, output, status, said):
-    # Python flushes what a buffer holds when all else is done
+    # Python flushes the buffer at the very end
     environment = {name: one for name, one in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = f"{sys.executable} -m vanilla_transformer.cli {words} {output}"
     done = subprocess.run(

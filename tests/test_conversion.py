@@ -1,4 +1,4 @@
-"""The relatives in transformers, converted: the same logits, and the same translations."""
+"""Converted models of transformers and torch: the same logits and the same translations."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from vanilla_transformer.conversion import check, from_fsmt, from_marian, from_t
 
 
 def randomized(model):
-    """Weights at which translations are various and end at various lengths."""
+    """Set weights that give different translations of different lengths."""
     for name, parameter in model.named_parameters():
-        # positions are parameters there, and must stay what they are
+        # positions are parameters in these models, and must not change
         if "embed_positions" in name:
             continue
         if "_proj.weight" in name or "embed_tokens" in name or "shared" in name:
@@ -104,7 +104,7 @@ def pair(request):
 
 @pytest.fixture
 def source(pair, batch):
-    """Padded sources in the peer's own special tokens."""
+    """Padded sources with the peer's special tokens."""
     pad = pair[0].config.pad_token_id
     ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, pad)
     return {"input_ids": ids, "attention_mask": batch["attention_mask"]}
@@ -120,8 +120,8 @@ def test_the_logits_are_the_peers(pair, source, batch):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-# the library's own search for both, in each of its modes
-# FSMT counts positions past a padding token it has written itself, so none may be written
+# each mode of the library's search, for both models; padding is forbidden, because FSMT's positions
+# count on from a padding token that it generates
 LENGTHS = {"max_new_tokens": 9, "sequence_bias": {(2,): 1.0}, "suppress_tokens": [0, 1]}
 MODES = {
     "greedy": {"num_beams": 1},
@@ -178,7 +178,7 @@ def test_the_papers_search_without_a_penalty_is_the_librarys_canonical_one(pair,
     eos = theirs.config.eos_token_id
     compared = 0
     for expected, actual in zip(canonical.tolist(), paper_search.tolist(), strict=True):
-        # where nothing was complete in time, the two cut in different ways
+        # without a complete hypothesis, the two searches truncate differently
         if eos in expected[1:]:
             length = expected.index(eos, 1) + 1
             assert actual[:length] == expected[:length]
@@ -297,7 +297,7 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
             "activation must be ReLU or GELU",
         ),
         (
-            # torch keeps the module in the encoder's layers only
+            # in torch, only the encoder's layers keep the module
             lambda: without_norms(activation=torch.nn.GELU()),
             lambda module: from_torch(module, torch.zeros(9, 12)),
             "activation must be the same in all layers of a model, got gelu, relu",
@@ -340,7 +340,7 @@ def test_what_does_not_fit_is_named(build, convert, message):
 
 
 class OtherMarian(MarianMTModel):
-    """A subclass that computes something else."""
+    """Subclass with another computation."""
 
     def forward(self, *args, **kwargs):
         outputs = super().forward(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The Hub over real HTTP: publish, then load in fresh processes with and without the package.
+"""Publish and load over real HTTP, in fresh processes with and without the package.
 
-The server is the stand-in on loopback; the clients are the real ones. Shapes of what is compared
-differ for source and target.
+The server is the stand-in on loopback; the clients are the real ones. Source and target shapes
+differ.
 """
 
 import json
@@ -100,7 +100,7 @@ classes = [type(x) for x in (tokenizer, bare, model, translate, config)]
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run as training leaves one: model, tokenizer, card, and what belongs to the run."""
+    """Run folder as training writes it: model, tokenizer, card, and files of the run."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     tokenizer = vanilla_transformer.VanillaTransformerTokenizer().train_new_from_iterator(
         TEXTS * 20, vocab_size=290
@@ -126,7 +126,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         length_penalty_alpha=0.6,
         max_extra_tokens=3,
     )
-    # far apart, so that the end token is not the best translation of everything
+    # embeddings far apart, so that the end token is not the best translation of every sentence
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -141,7 +141,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected_file(run_folder: Path) -> Path:
-    """What the model gives in this process, for others to compare with."""
+    """File with the results of the model in this process, for comparison in other processes."""
     model, tokenizer = load_run(run_folder)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     target = torch.randint(4, len(tokenizer), (len(TEXTS), 5))
@@ -164,7 +164,7 @@ def expected_file(run_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubStandIn]:
-    """A Hub that one process has published to, in all the ways there are."""
+    """Hub that another process has published to, in every supported way."""
     with running_hub() as running:
         running.failing = r"POST /api/models/user/unlucky/commit/"
         code = f"""
@@ -196,7 +196,7 @@ else:
 
 
 def run_python(code: str, hub: HubStandIn, home: Path, token: str | None = TOKEN) -> str:
-    """Run code in a fresh process that knows the stand-in only, and return what it printed."""
+    """Run code in a fresh process that can reach the stand-in only; return its output."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -265,7 +265,7 @@ for cls in classes:
 translate.save_pretrained({str(again)!r})
 """
     run_python(code, hub, tmp_path, token=None)
-    # saved by a process that had the code from the Hub only, and loaded by yet another one
+    # saved by a process with code from the Hub only, and loaded by a third process
     assert {path.name for path in again.glob("*.py")} == CODE_FILES
     code = f"""
 {WITHOUT_THE_PACKAGE}
@@ -278,7 +278,7 @@ inputs = tokenizer(expected["texts"], return_tensors="pt", padding=True)
 with torch.no_grad():
     logits = model(**inputs, decoder_input_ids=expected["decoder_input_ids"]).logits
 assert torch.equal(logits, expected["logits"])
-# nobody has edited the code, so that the search engine computes what it says
+# the code is not edited, so that the search engine runs
 assert torch.equal(model.generate(**inputs, engine="required"), expected["found"])
 translate = pipeline("translation", model={str(again)!r}, trust_remote_code=True)
 assert translate(expected["texts"]) == expected["translations"]
@@ -529,7 +529,7 @@ assert [row["translation"] for row in streamed] == pairs[:7]
 
 
 class TestStandIn:
-    """The server itself answers as the real one does."""
+    """Tests of the stand-in: it answers like the real Hub."""
 
     @pytest.fixture(autouse=True)
     def _clients_in_this_process(self, monkeypatch):
@@ -550,7 +550,7 @@ class TestStandIn:
         down = Path(hub.api(False).snapshot_download("user/files", cache_dir=tmp_path / "cache"))
         for path, content in contents.items():
             assert (down / path).read_bytes() == content
-        # only the large one went another way than the commit itself
+        # only the large file was uploaded separately from the commit
         uploads = [request for request in hub.requests if request.startswith("PUT")]
         large = hub.repositories["models", "user/files"].at("main").files["sub/large.safetensors"]
         assert f"PUT /lfs-objects/{large.sha256}" in uploads
@@ -622,6 +622,6 @@ def test_a_published_model_with_edited_code_is_not_taken_for_this_release(tmp_pa
             one.eval()(**inputs).logits for one in (load_run(published, True)[0], model)
         )
     assert (found - expected).abs().max() > 1e-2
-    # the library takes the class that is registered for this name
+    # the library uses the class that is registered for this name
     AutoModelForSeq2SeqLM.from_pretrained(published, trust_remote_code=True)
     assert "holds other model code than vanilla_transformer.modeling" in caplog.text

@@ -1,4 +1,4 @@
-"""The web page: its functions by themselves, then in a browser, as a person uses it."""
+"""Web page: its functions alone, then the page in a browser."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ SECONDS = 30
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A model that nobody trained, and its tokenizer."""
+    """Untrained model, and its tokenizer."""
     folder = tmp_path_factory.mktemp("run")
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, encoder_layers=3, decoder_layers=2)
@@ -92,7 +92,7 @@ def test_a_sentence_without_words_is_refused(loaded):
 
 
 def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
-    # the end token is one more
+    # the end token counts too
     most, more = (
         attention_weights(*loaded, " ".join(["cat"] * count), "dogs sleep").by_word()
         for count in (MAX_WORDS - 1, MAX_WORDS)
@@ -102,7 +102,7 @@ def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
     for kind in ("cross", "encoder"):
         with pytest.raises(ValueError, match=r"for at most 100 words, got 101\."):
             draw_attention(more, kind, 1, MEAN)
-    # of two words there is still a picture
+    # a picture of two words is still drawn
     assert draw_attention(more, "decoder", 1, MEAN).size[0] < width
 
 
@@ -204,7 +204,7 @@ def test_visitors_at_the_same_time_get_what_each_alone_would(run_folder):
 
 @pytest.fixture(scope="module")
 def address(run_folder):
-    """Where the page is served, with that model."""
+    """Address of the page with this model."""
     _, local_address, _ = serve(str(run_folder), prevent_thread_lock=True, quiet=True)
     yield local_address
     gradio.close_all(verbose=False)
@@ -216,7 +216,7 @@ def test_the_page_is_for_this_machine_alone_where_no_address_is_given(address):
 
 @pytest.fixture(scope="module")
 def client(address):
-    """A program that asks the page without a browser."""
+    """Client of the page without a browser."""
     return Client(address, verbose=False)
 
 
@@ -230,7 +230,7 @@ def refusal(client, function, *values):
     return sentence
 
 
-# what no slider can be, for one from 0 or more to some thousand
+# values outside the range of every slider
 NUMBERS = [10**6, 10**400, -1, None, "4", True, [4], {"a": 4}]
 TOO_LONG = "Oscar wants to learn Hungarian, Croatian, or Polish. " * 400
 
@@ -337,7 +337,7 @@ def test_a_layer_or_a_head_that_does_not_exist_is_refused(value, loaded, client,
     with pytest.raises(ValueError, match="must be one of"):
         draw_attention(weights, *value)
     client.predict(str(run_folder), SENTENCE, 1, 0.6, "cross", api_name="/_translate")
-    # what a component refuses is its own sentence
+    # gradio's components have their own errors
     assert "list of choices" in refusal(client, "draw_attention", *value)
 
 
@@ -411,7 +411,7 @@ def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
         statuses = [
             httpx.post(f"{address}gradio_api/queue/join", json=join).status_code for _ in range(9)
         ]
-        # as many as are answered at a time, and one that waits
+        # the requests that are handled at a time, and one in the queue
         assert statuses.count(503) >= 9 - app.TRANSLATIONS_AT_ONCE - 1
         assert statuses[0] == 200
         goes_on.set()
@@ -462,7 +462,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    """The page as someone opens it, on a machine that reaches nothing else."""
+    """Open page, in a browser that can reach no other host."""
     opened = browser.new_page()
     opened.set_default_timeout(1000 * SECONDS)
     outside = []
@@ -480,7 +480,7 @@ def page(browser, address):
 
 
 def picture(page, name, other_than=None):
-    """The address of a picture, once there is one, other than it was before."""
+    """Wait for a new picture, and return its address."""
     page.wait_for_function(
         "([name, before]) => { const image = document.querySelector(`#${name} img`);"
         " return image && image.src && image.src !== before; }",
@@ -495,7 +495,7 @@ def ask(page, text):
 
 
 def shown_hypotheses(page):
-    """The rows of the table, in order."""
+    """Return the rows of the table, in order."""
     rows = page.locator("#hypotheses").get_by_role("row").all()
     cells = [row.get_by_role("gridcell").all_inner_texts() for row in rows]
     return [[cell.strip() for cell in row] for row in cells if row]
@@ -521,7 +521,7 @@ def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded)
     third = picture(page, "attention", other_than=second)
     page.get_by_label("decoder self-attention", exact=True).check()
     fourth = picture(page, "attention", other_than=third)
-    # the encoder has a layer more
+    # the encoder has one more layer
     page.get_by_label("encoder self-attention", exact=True).check()
     fifth = picture(page, "attention", other_than=fourth)
     assert page.locator("#layer input").input_value() == "3"
@@ -572,7 +572,7 @@ def test_the_findings_on_positions_follow_the_encoding(page):
     page.get_by_role("tab", name="Positions").click()
     page.get_by_text("like an earlier one: none").wait_for()
     choose(page, "encoding", "sine")
-    # the two stand on both sides of the crest, at 5 and 11 of its 6.28 positions
+    # the two positions, 5 and 11, are on both sides of a crest; its wavelength is 6.28 positions
     page.get_by_text("like an earlier one: 11, like 5").wait_for()
 
 
