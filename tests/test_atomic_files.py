@@ -23,7 +23,7 @@ from vanilla_transformer.train.loop import train
 STEPS = 12
 
 
-def test_a_text_takes_the_place_of_another(tmp_path):
+def test_a_write_replaces_the_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     for text in ("dataset: demo\n", "dataset: größer\n"):
         write_whole(path, text)
@@ -33,7 +33,7 @@ def test_a_text_takes_the_place_of_another(tmp_path):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 @pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace"), (Path, "open")])
-def test_whoever_stops_in_between_leaves_what_there_was(tmp_path, monkeypatch, owner, name, error):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, owner, name, error):
     path = tmp_path / "recipe.yaml"
     write_whole(path, "dataset: demo\n")
     with monkeypatch.context() as patch:
@@ -44,7 +44,7 @@ def test_whoever_stops_in_between_leaves_what_there_was(tmp_path, monkeypatch, o
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     outside, path = tmp_path / "outside", tmp_path / "link"
     outside.write_text("mine")
     path.symlink_to(outside)
@@ -52,7 +52,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
 
 
-def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
+def test_a_folder_has_one_lock_holder_and_keeps_no_lock_file(tmp_path):
     folder = tmp_path / "a" / "run"
     with held(folder) as is_locked:
         assert is_locked
@@ -73,7 +73,7 @@ def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
     assert not folder.exists()
 
 
-def test_whoever_waits_for_a_folder_gets_it(tmp_path):
+def test_a_waiting_command_gets_the_lock(tmp_path):
     order = []
 
     def first():
@@ -132,7 +132,7 @@ def test_a_folder_with_files_keeps_those_that_are_not_replaced(tmp_path):
     }
 
 
-def test_of_two_that_write_to_a_new_folder_the_second_is_refused(tmp_path):
+def test_the_second_of_two_writers_to_a_new_folder_is_refused(tmp_path):
     out = tmp_path / "out"
 
     def write_both():
@@ -209,9 +209,7 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_works(
 
 
 @pytest.mark.parametrize("call", range(0, 12, 2))
-def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
-    run, tmp_path, monkeypatch, call
-):
+def test_a_failed_average_leaves_a_consistent_model(run, tmp_path, monkeypatch, call):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     with full_disk_after(call, monkeypatch), pytest.raises(OSError, match="No space left"):
         average_run(copy, num_checkpoints=1)

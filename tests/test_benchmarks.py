@@ -108,7 +108,7 @@ def test_training_and_translation_are_measured_beside_the_same_function_of_a_pee
 
 
 @pytest.mark.parametrize("name", [n for n, peer in peers.PEERS.items() if peer.convert is not None])
-def test_what_is_timed_is_the_same_function(name, monkeypatch):
+def test_timed_models_compute_the_same_function(name, monkeypatch):
     flags = argparse.Namespace(model_vocab_size=30, config=TrainConfig())
     random = np.random.default_rng(0)
     rows = {key: random.integers(3, 30, (4, 5)) for key in ("input_ids", "labels")}
@@ -122,7 +122,7 @@ def test_what_is_timed_is_the_same_function(name, monkeypatch):
         training.difference(name, "toy", batch, flags)
 
 
-def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
+def test_an_unknown_part_or_size_is_refused(flags, capsys):
     assert main(["trainin", *flags]) == 1
     assert "'trainin' is not a part." in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -149,7 +149,7 @@ def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
     assert "Did you mean" in capsys.readouterr().err
 
 
-def test_translations_that_are_others_end_the_measurement():
+def test_different_translations_end_the_measurement():
     found = {OURS: [[1, 2, 3], [4]], MARIAN: [[1, 2, 5], [4]]}
     assert equality(found, must_be_same=False) == {OURS: "75%", MARIAN: "100%"}
     with pytest.raises(ValueError, match="must be those of transformers Marian, got 75% equal"):
@@ -270,7 +270,7 @@ def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6
 
 
-def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, capsys, monkeypatch):
+def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, monkeypatch):
     natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
@@ -322,7 +322,7 @@ def test_batches_of_like_length_are_given_back_in_order(monkeypatch, is_sorted):
     assert given == (["d", "e f", "g\nh", "a b c"] if is_sorted else texts)
 
 
-def test_what_cannot_be_translated_to_time_it_is_refused(tmp_path, capsys):
+def test_invalid_flags_of_the_translation_benchmark_are_refused(tmp_path, capsys):
     natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
@@ -334,7 +334,7 @@ def test_what_cannot_be_translated_to_time_it_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsys, monkeypatch):
+def test_equal_translations_of_exports_are_counted(tmp_path, capsys, monkeypatch):
     exports = pytest.importorskip("vanilla_transformer.benchmarks.exports")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"

@@ -102,7 +102,7 @@ def test_translate_answers_every_line_in_order(run, capsys, monkeypatch, tmp_pat
         (["push", "./no_such_run", "name"], "repo_id must be user/name, got 'name'"),
     ],
 )
-def test_what_is_wrong_ends_in_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
+def test_an_error_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
@@ -124,7 +124,7 @@ def test_a_checkpoint_translates_like_any_model(run, capsys, tmp_path):
     assert load_run(checkpoint)[0].generation_config.max_extra_tokens == 50
 
 
-def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
+def test_push_uses_its_flags(capsys, monkeypatch):
     pushed = []
 
     def push_to_hub(*arguments, **options):
@@ -144,13 +144,13 @@ def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
     assert capsys.readouterr().out == "where it is\n" * 2
 
 
-def test_a_training_that_was_asked_to_end_does_not_say_that_it_is_done(monkeypatch):
+def test_an_interrupted_training_does_not_report_success(monkeypatch):
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 0)):
         monkeypatch.setattr(loop, "train_until_asked", lambda config, resume, it=number: it)
         assert main(["train", "demo"]) == status
 
 
-def test_a_command_that_the_user_stops_says_nothing_more(capsys):
+def test_an_interrupted_command_prints_no_error(capsys):
     def stopped(arguments):
         raise KeyboardInterrupt
 
@@ -172,7 +172,7 @@ def test_a_command_that_the_user_stops_says_nothing_more(capsys):
         ),
     ],
 )
-def test_output_that_nobody_takes_ends_as_it_should(words, output, status, said):
+def test_a_closed_or_full_output_ends_the_command(words, output, status, said):
     # Python flushes the buffer at the very end
     environment = {name: one for name, one in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = f"{sys.executable} -m vanilla_transformer.cli {words} {output}"
@@ -197,7 +197,7 @@ def test_a_closed_stream_is_named(run):
         )
 
 
-def test_a_run_without_a_model_says_what_makes_one(run, capsys, tmp_path):
+def test_a_run_without_a_model_names_the_command_that_makes_one(run, capsys, tmp_path):
     shutil.copytree(run / "checkpoints", tmp_path / "run/checkpoints")
     assert main(["translate", str(tmp_path / "run")]) == 1
     message = (
@@ -220,7 +220,7 @@ def test_an_unknown_verb_or_flag_shows_the_usage(capsys):
         assert "usage: vanilla-transformer" in capsys.readouterr().err
 
 
-def test_the_page_says_what_it_needs_where_gradio_is_not_installed(capsys, monkeypatch):
+def test_the_page_names_gradio_if_it_is_not_installed(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "vanilla_transformer.space.app", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["space"]) == 1

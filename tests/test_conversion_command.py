@@ -58,7 +58,7 @@ def loaded(folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_logits_are_the_peers(name, converted):
+def test_the_logits_equal_the_peers(name, converted):
     model, _ = loaded(converted / name)
     expected = peer(name)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def test_a_converted_checkpoint_searches_as_the_paper_does(converted):
         assert settings == (4, 0.6, 50)
 
 
-def test_what_fairseq_never_writes_is_not_written(converted):
+def test_padding_is_never_generated_as_in_fairseq(converted):
     model, tokenizer = loaded(converted / "fairseq-post")
     ids = tokenizer(peer("fairseq-post")["texts"][0], return_tensors="pt")["input_ids"]
     raised = {"sequence_bias": {(1,): 99.0}, "max_new_tokens": 3}
@@ -122,7 +122,7 @@ def test_what_fairseq_never_writes_is_not_written(converted):
     assert 1 in model.generate(ids, **raised, bad_words_ids=[[0]])[0]
 
 
-def test_moses_cuts_words_as_the_languages_that_are_given_do(converted, tmp_path):
+def test_moses_uses_the_given_languages(converted, tmp_path):
     checkpoint = str(PEERS / "fairseq-post" / "model.pt")
     languages = ["--source_lang", "fr", "--target_lang", "it"]
     assert main(["convert", "fairseq", checkpoint, str(tmp_path / "out"), *languages]) == 0

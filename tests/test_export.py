@@ -196,7 +196,7 @@ def test_ctranslate2_gives_our_translations(tokenizer, source, tmp_path):
     assert len({tuple(ids) for ids in ours}) > 2
 
 
-def test_ctranslate2_never_writes_what_the_model_may_not(tokenizer, source, tmp_path):
+def test_ctranslate2_never_generates_forbidden_tokens(tokenizer, source, tmp_path):
     for bias in (False, True):
         model = model_of(tokenizer, output_bias=bias)
         free = reference(model, source, num_beams=1)
@@ -230,7 +230,7 @@ def test_the_penalty_of_ctranslate2_is_another_formula(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("quantization", "error", "most_bytes"), [("float16", 5e-3, 2.4), ("int8", 0.1, 1.7)]
 )
-def test_fewer_bytes_a_weight_change_little(tokenizer, tmp_path, quantization, error, most_bytes):
+def test_quantized_weights_change_little(tokenizer, tmp_path, quantization, error, most_bytes):
     model = model_of(tokenizer, d_model=64, encoder_ffn_dim=256)
     # logits as large as those of trained models
     model.get_input_embeddings().weight.data /= 8
@@ -246,7 +246,7 @@ def test_fewer_bytes_a_weight_change_little(tokenizer, tmp_path, quantization, e
         assert 0 < np.abs(np.array(score.log_probs) - expected).mean() < error
 
 
-def test_a_row_that_no_token_has_is_no_hindrance(tokenizer, tmp_path):
+def test_an_id_without_a_token_can_be_exported(tokenizer, tmp_path):
     model = model_of(tokenizer, vocab_size=len(tokenizer) + 3)
     to_ctranslate2(model, tokenizer, tmp_path)
     names = json.loads((tmp_path / "shared_vocabulary.json").read_text(encoding="utf-8"))
@@ -408,7 +408,7 @@ def test_marian_gives_our_logits(kind, tokenizer, source, tmp_path):
     assert ("lm_head.bias" in model.state_dict()) == (theirs.final_logits_bias != 0).any().item()
 
 
-def test_marian_searches_what_we_search_where_neither_has_a_penalty(tokenizer, source, tmp_path):
+def test_marians_search_equals_ours_without_a_penalty(tokenizer, source, tmp_path):
     model = model_of(tokenizer)
     to_marian(model, tokenizer, tmp_path)
     theirs = MarianMTModel.from_pretrained(tmp_path).eval()
@@ -429,7 +429,7 @@ def test_marian_searches_what_we_search_where_neither_has_a_penalty(tokenizer, s
     assert theirs.generation_config.length_penalty == 0.6
 
 
-def test_marian_keeps_what_its_search_knows(tokenizer, tmp_path):
+def test_marian_keeps_the_search_settings_that_it_has(tokenizer, tmp_path):
     model = model_of(tokenizer)
     settings = {
         "length_penalty": 2.0,
@@ -474,13 +474,13 @@ def test_marian_makes_the_papers_positions_itself(tokenizer, tmp_path):
         ("heads of each stack", "d_k must be d_model / heads for Marian"),
     ],
 )
-def test_what_marian_does_not_have_is_named(kind, message, tokenizer, tmp_path):
+def test_an_option_that_marian_does_not_have_is_named(kind, message, tokenizer, tmp_path):
     with pytest.raises(ValueError, match=message):
         to_marian(model_of(tokenizer, **KINDS[kind]), tokenizer, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
+def test_an_option_that_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
     model = model_of(tokenizer, activation_function="mish")
     with pytest.raises(ValueError, match=r"activation_function must be one of relu.*got 'mish'"):
         to_ctranslate2(model, tokenizer, tmp_path / "out")
@@ -557,7 +557,7 @@ def test_a_token_that_is_forbidden_hides_no_other_scores(export, tokenizer, tmp_
         (gated, "got the submodule model.encoder.layers.1.gate"),
     ],
 )
-def test_what_a_format_has_no_place_for_is_refused_by_name(
+def test_a_part_that_a_format_does_not_support_is_refused_by_name(
     export, change, message, tokenizer, tmp_path
 ):
     model = model_of(tokenizer)
@@ -592,9 +592,7 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
 
 
-def test_settings_of_the_search_that_ctranslate2_does_not_keep_are_told(
-    tokenizer, tmp_path, caplog
-):
+def test_search_settings_that_ctranslate2_does_not_store_are_logged(tokenizer, tmp_path, caplog):
     model = model_of(tokenizer, **ONE_LAYER)
     to_ctranslate2(model, tokenizer, tmp_path / "plain")
     model.generation_config.repetition_penalty = 1.0
@@ -631,7 +629,7 @@ def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_
     assert theirs.decode(ids, skip_special_tokens=True) == "the cat"
 
 
-def test_onnx_is_compared_where_nothing_is_padded_too(tokenizer, tmp_path):
+def test_onnx_is_compared_without_padding_too(tokenizer, tmp_path):
     model = model_of(tokenizer, **ONE_LAYER)
     causal(model)
     with pytest.raises(ValueError, match="the scores in ONNX Runtime differ"):
@@ -696,7 +694,7 @@ def test_the_flags_of_the_command_reach_the_engine(saved, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "package"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxscript")]
 )
-def test_an_engine_that_is_absent_is_named(kind, package, saved, tmp_path, monkeypatch):
+def test_an_engine_that_is_not_installed_is_named(kind, package, saved, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, f"vanilla_transformer.export.{kind}")
     monkeypatch.setitem(sys.modules, package, None)
     message = rf"needs {package}, got none: pip install .*{package}"

@@ -286,7 +286,7 @@ assert translate(expected["texts"]) == expected["translations"]
     run_python(code, hub, tmp_path / "home", token=None)
 
 
-def test_code_that_was_edited_on_the_hub_is_what_is_searched(run_folder, hub, tmp_path):
+def test_search_runs_the_code_that_was_edited_on_the_hub(run_folder, hub, tmp_path):
     edited = tmp_path / "edited"
     export_for_hub(run_folder, edited)
     path = edited / "modeling_vanilla_transformer.py"
@@ -315,7 +315,7 @@ else:
     run_python(code, hub, tmp_path / "home", token=None)
 
 
-def test_it_loads_with_the_package_and_then_asks_for_no_trust(hub, expected_file, tmp_path):
+def test_it_loads_with_the_package_without_trust(hub, expected_file, tmp_path):
     code = f"""
 import vanilla_transformer
 {loading(NAME, expected_file, None)}
@@ -330,7 +330,7 @@ assert pipeline(model=name)("dogs")
     run_python(code, hub, tmp_path, token=None)
 
 
-def test_what_the_library_itself_pushes_is_the_weights_and_no_code(hub):
+def test_the_librarys_push_has_weights_and_no_code(hub):
     files = set(hub.files("user/weights"))
     assert "model.safetensors" in files
     assert not any(name.endswith(".py") for name in files)
@@ -346,7 +346,7 @@ def test_a_private_push_to_a_branch_stays_private_and_on_it(hub):
         hub.api(token=False).model_info("user/objects")
 
 
-def test_a_push_that_fails_leaves_nothing_that_looks_whole(hub):
+def test_a_failed_push_leaves_no_partial_model(hub):
     assert any("user/unlucky/commit" in request for request in hub.requests)
     assert set(hub.files("user/unlucky")) == {".gitattributes"}
 
@@ -359,7 +359,7 @@ def test_a_name_of_someone_else_is_refused_in_one_sentence(hub):
 
 
 @pytest.mark.parametrize("repo_id", ["tiny", "user/tiny/main", "user/", "us er/tiny"])
-def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
+def test_an_invalid_name_is_refused_before_any_request(run_folder, repo_id):
     with pytest.raises(ValueError, match=r"repo_id|Repo id"):
         push_to_hub(run_folder, repo_id)
 
@@ -413,7 +413,7 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_may_lie_in_a_folder_called_checkpoints(run_folder, tmp_path):
+def test_a_model_may_be_in_a_folder_called_checkpoints(run_folder, tmp_path):
     model = Path(shutil.copytree(run_folder, tmp_path / "checkpoints" / "mine"))
     assert load_run(model)[1].get_vocab() == load_run(run_folder)[1].get_vocab()
 
@@ -443,7 +443,7 @@ def test_publishing_leaves_no_trace_in_the_classes(run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["runz/demo", "demo"])
-def test_a_name_that_is_nowhere_is_refused_at_once(name, tmp_path):
+def test_an_unknown_name_is_refused_at_once(name, tmp_path):
     program = """
 import sys, time
 from vanilla_transformer.loading import load_run
@@ -511,7 +511,7 @@ def test_a_second_push_replaces_the_weights_and_keeps_foreign_files(hub, run_fol
     assert {"notes.txt", "handler.py", "model.safetensors"} <= files.keys()
 
 
-def test_a_dataset_goes_over_the_wire_and_back(hub, tmp_path):
+def test_a_dataset_is_uploaded_and_downloaded(hub, tmp_path):
     code = """
 import datasets
 pairs = [{"de": f"Satz {i}", "en": f"sentence {i}"} for i in range(30)]
@@ -568,7 +568,7 @@ class TestStandIn:
             api.upload_file(path_or_fileobj=b"same", path_in_repo="a.txt", repo_id="user/same")
         assert len(api.list_repo_commits("user/same")) == 2
 
-    def test_what_is_missing_is_missing_by_name(self, hub):
+    def test_errors_name_the_missing_file_or_repository(self, hub):
         api = hub.api()
         api.create_repo("user/here")
         with pytest.raises(errors.RepositoryNotFoundError):

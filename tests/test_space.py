@@ -184,7 +184,7 @@ def test_weights_that_cannot_be_drawn_are_not_made(loaded, monkeypatch):
         draw_attention(reason, "cross", 1, MEAN)
 
 
-def test_visitors_at_the_same_time_get_what_each_alone_would(run_folder):
+def test_concurrent_visitors_get_their_own_results(run_folder):
     models = app.Models([str(run_folder)])
     tasks = [(text, beams, alpha) for text in TEXTS for beams in (1, 4) for alpha in (0.0, 1.5)]
 
@@ -255,7 +255,7 @@ def test_numbers_that_a_slider_cannot_have_are_refused(value, client, run_folder
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400"])
-def test_what_only_some_call_a_number_is_refused(value, address, run_folder):
+def test_values_that_are_not_plain_numbers_are_refused(value, address, run_folder):
     for setting in (app.BEAMS, *app.POSITIONS.values(), *app.SCHEDULE.values()):
         with pytest.raises(ValueError, match="must be a number from"):
             setting.check(float(value))
@@ -429,7 +429,7 @@ def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
         served.get_blocks().close(verbose=False)
 
 
-def test_a_taken_port_is_said_in_one_sentence(address, capsys):
+def test_a_port_in_use_is_refused_in_one_sentence(address, capsys):
     taken = str(urlsplit(address).port)
     assert main(["space", "--port", taken]) == 1
     assert taken in capsys.readouterr().err
@@ -507,7 +507,7 @@ def choose(page, name, option):
 
 
 @pytest.mark.browser
-def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded):
+def test_a_visitor_translates_and_sees_every_kind_of_attention(page, loaded):
     ask(page, SENTENCE)
     first = picture(page, "attention")
     expected = find_hypotheses(*loaded, SENTENCE, 4, 0.6)

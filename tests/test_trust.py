@@ -382,7 +382,7 @@ def test_a_model_larger_than_its_files_is_not_made(sizes, run, tmp_path, capsys,
     ids=lambda sizes: next(iter(sizes)),
 )
 @pytest.mark.usefixtures("quiet")
-def test_a_relative_larger_than_its_files_is_not_made(sizes, run, tmp_path, capsys):
+def test_a_source_of_a_conversion_larger_than_its_files_is_not_built(sizes, run, tmp_path, capsys):
     stranger = Path(shutil.copytree(run / "marian", tmp_path / "marian"))
     edit(stranger / "config.json", **sizes)
     assert main(["convert", "marian", str(stranger), str(tmp_path / "out")]) == 1
@@ -423,7 +423,7 @@ def test_a_model_for_a_larger_machine_is_planned_but_not_trained(
 
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False, "d_k": 6, "d_v": 10}])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_the_number_of_weights_is_counted_without_making_them(fields, positions):
+def test_weights_are_counted_without_building_the_model(fields, positions):
     model = train_toys.toy_model(**fields, position_encoding=positions)
     matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
     assert sizing.num_weights(model.config) == matrices
