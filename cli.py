@@ -53,42 +53,26 @@ def _parser() -> argparse.ArgumentParser:
     demo = verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
     demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
     verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
-    verb(
-        "train",
-        _train,
-        "train a model with a recipe, from raw text to averaged weights",
-        takes_more=True,
-    )
+    verb("train", _train, "train a recipe, from raw text to averaged weights", takes_more=True)
 
     average = verb("average", _average, "average the checkpoints of a run into its model")
     average.add_argument("run_folder", metavar="RUN", help="run folder")
     group = average.add_argument_group(
         "checkpoints", "at most one of these flags; without one, as in the recipe"
     )
-    group.add_argument("--num_checkpoints", type=int, help="number of last checkpoints")
+    group.add_argument("--num_checkpoints", type=int, help="average this many last checkpoints")
     group.add_argument(
-        "--minutes", type=float, help="minutes of training: the checkpoints of the last ones"
+        "--minutes", type=float, help="average those of the last minutes of training"
     )
-    group.add_argument(
-        "--ema", action="store_true", help="use the moving average that the run kept"
-    )
+    group.add_argument("--ema", action="store_true", help="take the moving average of the run")
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
-    verb(
-        "evaluate", _evaluate, "translate a split and score it with BLEU and chrF", takes_more=True
-    )
-    verb(
-        "translate",
-        _translate,
-        "translate lines from a file or stdin to stdout",
-        takes_more=True,
-    )
+    verb("evaluate", _evaluate, "translate and score a split: BLEU, chrF", takes_more=True)
+    verb("translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True)
 
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
-
     verb("space", _space, "serve the web page", takes_more=True)
-
     verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
     verb("export", _export, "export a model to another inference engine", takes_more=True)
 
