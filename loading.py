@@ -330,8 +330,8 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
         code = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"a file that would run {code[1]}" if code else reason
         raise ValueError(
-            f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got what "
-            f"cannot be loaded: {reason}."
+            f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got files "
+            f"that cannot be loaded: {reason}."
         ) from error
     missing, unexpected, mismatched = (
         loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")

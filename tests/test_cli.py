@@ -95,7 +95,10 @@ def test_translate_answers_every_line_in_order(run, capsys, monkeypatch, tmp_pat
         (["train", "demo", "--max_steps", "few"], "max_steps"),
         (["tokenize", "demo", "--dataset", "no/such/folder"], "no/such/folder"),
         (["tokenize", "demo", "--resume"], "--resume must not be given to tokenize"),
-        (["tokenize", "demo", "--tokenizer", "some/model"], "tokenizer must be null where one is"),
+        (
+            ["tokenize", "demo", "--tokenizer", "some/model"],
+            "tokenizer must be null for `tokenize`",
+        ),
         (["average", "no_such_run"], "no_such_run"),
         (["evaluate", "no_such_run"], "no_such_run"),
         (["translate", "./no_such_run"], "no_such_run"),
