@@ -242,7 +242,7 @@ FOREIGN = [
     (
         "fairseq-post",
         weight("decoder.output_projection.bias", 64),
-        r"a place here, got model\.decoder\.output_projection\.bias",
+        r"a parameter in the model, got model\.decoder\.output_projection\.bias",
     ),
     (
         "fairseq-post",
@@ -295,7 +295,7 @@ FOREIGN = [
     (
         "opennmt",
         weight("encoder.embeddings.make_embedding.emb_luts.1.weight", 9, 16),
-        "a place here, got model.encoder.embeddings.make_embedding.emb_luts.1.weight",
+        "a parameter in the model, got model.encoder.embeddings.make_embedding.emb_luts.1.weight",
     ),
     ("opennmt", vocabulary(" ".join), "lists of plain tokens.* got str and str"),
     ("opennmt", vocabulary(lambda tokens: tokens[:-1]), "vocab_size|of shape"),
@@ -322,7 +322,11 @@ FOREIGN = [
     ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
-    ("opennmt", weight(f"{OPENNMT_LAYER}.odd.weight", 2), r"a place here, got model\.decoder"),
+    (
+        "opennmt",
+        weight(f"{OPENNMT_LAYER}.odd.weight", 2),
+        r"a parameter in the model, got model\.decoder",
+    ),
 ]
 
 
