@@ -1,6 +1,8 @@
 """The benchmarks run, and refuse to time models that compute different results."""
 
 import argparse
+import ast
+import importlib
 import json
 import re
 import subprocess
@@ -13,7 +15,14 @@ import torch
 import train_toys
 from sacrebleu.metrics import BLEU
 
-from vanilla_transformer.benchmarks import contest, marian_trainer, peers, training, work
+from vanilla_transformer.benchmarks import (
+    contest,
+    marian_trainer,
+    peers,
+    startup,
+    training,
+    work,
+)
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import equality
@@ -167,6 +176,19 @@ def test_peers_that_are_not_asked_for_take_no_memory(flags, monkeypatch):
     assert seen == [[OURS, MARIAN, "torch.nn.Transformer"], [OURS, MARIAN]]
     with pytest.raises(SystemExit):
         parser().parse_args(["--peers", "marain"])
+
+
+@pytest.mark.parametrize("model", [startup.OURS, startup.MARIAN], ids=lambda it: it["name"])
+def test_the_script_of_the_startup_benchmark_runs_without_a_package(model):
+    imports = [
+        node
+        for node in ast.walk(ast.parse(startup.TRANSLATE.format(**model)))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    assert len(imports) == 2
+    for node in imports:
+        assert node.level == 0
+        assert hasattr(importlib.import_module(node.module), node.names[0].name)
 
 
 def test_useful_work_is_counted_sentence_by_sentence():
