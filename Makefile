@@ -4,40 +4,40 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# what the environment was built from: a change to any of them builds it again
+# built after the environment; rebuilt if a file with the dependencies changes
 READY := $(VENV)/.ready
 # environments with other versions: the newest that setup.cfg allows, and the oldest transformers
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
 FAST := not slow and not gpu and not browser
-# the tests that use the libraries most
+# tests that use the libraries most
 LIBRARY_TESTS := $(addprefix tests/test_,$(addsuffix .py,configuration_vanilla_transformer \
 	conversion engine_vanilla_transformer export generation_vanilla_transformer hub \
 	modeling_vanilla_transformer mutants pipeline private_names tokenization_vanilla_transformer \
 	train_trainer))
 
-help:  ## what can be made
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
-demo: $(READY)  ## train, evaluate and translate on the embedded corpus, in minutes
+demo: $(READY)  ## train, evaluate and translate on the embedded corpus (minutes)
 	$(BIN)/vanilla-transformer demo
 
-bench: $(READY)  ## this package beside its peers, in ten minutes or more
+bench: $(READY)  ## measure this package and other toolkits (10 minutes or more)
 	$(BIN)/python -m vanilla_transformer.benchmarks
 
-test: $(READY)  ## the tests that need no GPU, browser or many minutes
+test: $(READY)  ## run the fast tests: no GPU, no browser, no slow test
 	$(BIN)/python -m pytest -m "$(FAST)"
 
-test-newest: $(NEWEST)/.ready  ## tests of the libraries, with the newest versions that setup.cfg allows
+test-newest: $(NEWEST)/.ready  ## test the newest library versions that setup.cfg allows
 	$(NEWEST)/bin/python -m pytest -m "$(FAST)" $(LIBRARY_TESTS)
 
-test-oldest: $(OLDEST)/.ready  ## the same, with the oldest transformers that setup.cfg allows
+test-oldest: $(OLDEST)/.ready  ## test the oldest transformers that setup.cfg allows
 	$(OLDEST)/bin/python -m pytest -m "$(FAST)" $(LIBRARY_TESTS)
 
-test-all: $(READY)  ## every test this machine can run
+test-all: $(READY)  ## run every test that this machine can run
 	$(BIN)/python -m pytest
 
-check: $(READY)  ## formatting, lint, and the library's own lint of model files
+check: $(READY)  ## check formatting, lint, and transformers' lint of model files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mlinter --no-cache --no-progress configuration_vanilla_transformer.py \
@@ -45,19 +45,19 @@ check: $(READY)  ## formatting, lint, and the library's own lint of model files
 		tokenization/tokenization_vanilla_transformer.py \
 		tests/test_tokenization_vanilla_transformer.py
 
-style: $(READY)  ## format, and mend what lint can mend
+style: $(READY)  ## format, and apply the lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-digests: $(READY)  ## after a change of the model: note the code that the search engine computes
+digests: $(READY)  ## record the model code for the search engine, after a change of the model
 	$(BIN)/python tests/digests.py
 	$(BIN)/ruff format .
 
-wheel: $(READY)  ## a wheel for a release, in dist/
+wheel: $(READY)  ## build a wheel in dist/
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
-clean:  ## remove the environment and what builds leave behind
+clean:  ## remove environments and build files
 	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache
 
 $(READY): setup.cfg pyproject.toml constraints.txt
@@ -68,7 +68,7 @@ $(READY): setup.cfg pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --constraint constraints.txt --no-build-isolation --editable '.[dev]'
 	touch $@
 
-# torch stays pinned: the newest may come with gigabytes for a GPU
+# torch stays pinned: a newer one may bring gigabytes of GPU libraries
 $(NEWEST)/.ready: setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(NEWEST)
 	$(NEWEST)/bin/python -m pip install setuptools wheel

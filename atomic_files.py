@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, and that one command at a time writes to."""
+"""Write files and folders atomically, and lock folders for one command at a time."""
 
 import contextlib
 import errno
@@ -12,29 +12,29 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 LOCK_FILE = ".lock"
-# no space, more than the user's share, and a file larger than the file system takes
+# disk full, quota exceeded, file larger than the file system allows
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
-# what some network file systems answer to every lock
+# errors of network file systems that have no locks
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
 def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
-    """Keep a folder from the other commands of this package until the block ends.
+    """Lock a folder against the other commands of this package until the block ends.
 
-    The lock ends with the process, also with one that is killed. A file system without locks keeps
-    nobody away.
+    The lock ends with the process, even if the process is killed. On a file system without locks,
+    nothing is locked.
 
     Args:
-        folder: Folder to write to; made, with its parents, if it does not exist. What was made and
-            is empty at the end is removed.
-        seconds: Time to wait for another command that has the folder.
+        folder: Folder to write to; created with its parents if it does not exist. Created folders
+            that are empty at the end are removed.
+        seconds: Time to wait for another command that holds the lock.
 
     Yields:
         Whether the folder is locked; False on a file system without locks.
 
     Raises:
-        ValueError: If another command has the folder, or it is a file.
+        ValueError: If another command holds the lock, or the path is a file.
         OSError: If the folder cannot be written to.
     """
     if folder.exists() and not folder.is_dir():
@@ -45,7 +45,7 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     try:
         while True:
             made += make_folder(folder)
-            # whoever had the folder may have removed it meanwhile
+            # the previous holder may have removed the folder in the meantime
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire()
                 break
@@ -60,24 +60,24 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     try:
         yield lock.is_locked
     finally:
-        # before the release: after it, the file may be the lock of another command
+        # unlink before the release: afterwards the file may be the lock of another command
         with contextlib.suppress(OSError):
             path.unlink()
         lock.release()
         with contextlib.suppress(OSError):
-            for place in made:
-                place.rmdir()
+            for created in made:
+                created.rmdir()
 
 
 def refuse_links(folder: Path, names: Collection[str]):
-    """Refuse links where a command writes: they lead to files outside of the folder.
+    """Refuse links where a command writes, since they may lead out of the folder.
 
     Args:
         folder: Folder that a command writes to.
         names: Names of the files and folders in it that the command may write.
 
     Raises:
-        ValueError: If one of them, or something inside of one, is a link; says which.
+        ValueError: If one of them, or a file inside one of them, is a link; names it.
     """
     for name in names:
         path = folder / name
@@ -93,40 +93,40 @@ def refuse_links(folder: Path, names: Collection[str]):
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder, with its parents, that is still there after a power loss.
+    """Create a folder with its parents, durably: they survive a power loss.
 
     Args:
         folder: Folder; nothing happens if it exists.
 
     Returns:
-        The folders that were made, each before its parent.
+        The folders that were created, each before its parent.
     """
-    missing = [place for place in (folder, *folder.parents) if not place.exists()]
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for place in missing:
-        to_disk(place.parent)
+    for path in missing:
+        to_disk(path.parent)
     return missing
 
 
 def unfinished_path(path: Path) -> Path:
-    """Return a new hidden name beside a file or folder, to write to before it takes its place.
+    """Return a temporary hidden path in the same folder, to be renamed to the final one.
 
     Args:
-        path: File or folder that is to be written.
+        path: Final path of the file or folder.
 
     Returns:
-        Path in the same folder. Commands that were killed leave such files; `hold_run` and the next
-        save remove them.
+        The temporary path. A killed command leaves such files; `hold_run` and the next save remove
+        them.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that is as before, or whole, after a kill or a power loss.
+    """Write a file atomically: after a kill or a power loss it has its old or its new content.
 
     Args:
-        path: File; its folder exists. A link is replaced, not followed.
-        content: All that the file holds; text is written in UTF-8.
+        path: File in an existing folder. A link is replaced, not followed.
+        content: Whole content of the file; text is written in UTF-8.
     """
     unfinished = unfinished_path(path)
     try:
@@ -143,48 +143,48 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 @contextlib.contextmanager
 def whole_folder(folder: str | Path) -> Iterator[Path]:
-    """Give a folder to write to; all of its files go to `folder` if nothing was raised, or none.
+    """Collect files in a temporary folder, and move all of them to `folder` at the end.
 
-    A new or empty folder gets all of them in one step. Otherwise each file takes the place of the
-    one of its name, the weights last.
+    After an error, none is moved. A new or empty folder gets all files in one step. In any other
+    folder, each file replaces the one of its name, the weights last.
 
     Args:
-        folder: Folder of the result; made if it does not exist.
+        folder: Final folder; created if it does not exist.
 
     Yields:
-        An empty folder.
+        The temporary folder, empty.
 
     Raises:
-        ValueError: If another command has written to a new or empty folder meanwhile.
-        OSError: If the disk is full; says how much is free.
+        ValueError: If another command writes to the new or empty folder in the meantime.
+        OSError: If the disk is full; names the free space.
     """
     folder = Path(folder).resolve()
     is_one_step = not folder.exists() or not (any(folder.iterdir()) or os.path.ismount(folder))
-    place = folder.parent if is_one_step else folder
-    make_folder(place)
-    unfinished = unfinished_path(place / folder.name)
+    parent = folder.parent if is_one_step else folder
+    make_folder(parent)
+    unfinished = unfinished_path(parent / folder.name)
     unfinished.mkdir()
     try:
         yield unfinished
         all_to_disk(unfinished)
         if is_one_step:
-            _take_place(unfinished, folder)
+            _rename_folder(unfinished, folder)
         else:
             _move_files(unfinished, folder)
     except Exception as error:
-        # some libraries say it with an error of their own
+        # some libraries raise errors of their own for a full disk
         is_full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
         if not is_full:
             raise
         raise OSError(
-            f"{folder} cannot be written with {free_space(place)}, and no unfinished file was "
+            f"{folder} cannot be written with {free_space(parent)}, and no unfinished file was "
             f"left: {' '.join(str(error).split())}"
         ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _take_place(unfinished: Path, folder: Path):
+def _rename_folder(unfinished: Path, folder: Path):
     try:
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
@@ -200,22 +200,22 @@ def _take_place(unfinished: Path, folder: Path):
 
 
 def _move_files(unfinished: Path, folder: Path):
-    # the weights come last: without them the folder does not load
+    # weights last: a folder without them does not load, so no half-written model loads
     files = [path for path in unfinished.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: path.suffix == ".safetensors"):
         target = folder / path.relative_to(unfinished)
         make_folder(target.parent)
         path.replace(target)
-        # the order on the disk is the order here
+        # keeps this order on the disk
         to_disk(target.parent)
     shutil.rmtree(unfinished)
 
 
 def remove(path: Path):
-    """Remove a file, a link or a folder with all that is in it, as far as it can be removed.
+    """Remove a file, a link or a whole folder; ignore files that cannot be removed.
 
     Args:
-        path: What to remove.
+        path: File, link or folder.
     """
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
@@ -225,7 +225,7 @@ def remove(path: Path):
 
 
 def to_disk(path: Path):
-    """Have a file or the entries of a folder on the disk, where a power loss leaves them.
+    """Flush a file or the entries of a folder to the disk, so that they survive a power loss.
 
     Args:
         path: File or folder.
@@ -242,7 +242,7 @@ def to_disk(path: Path):
 
 
 def all_to_disk(folder: Path):
-    """Have a folder, and all files and folders in it, on the disk.
+    """Flush a folder, with all files and folders in it, to the disk.
 
     Args:
         folder: Folder.
@@ -252,13 +252,13 @@ def all_to_disk(folder: Path):
 
 
 def free_space(folder: Path) -> str:
-    """Return how much can still be written, in words.
+    """Return the free space on the disk of a folder, for messages.
 
     Args:
-        folder: Folder to write to; it may not exist yet.
+        folder: Folder to write to; it need not exist yet.
 
     Returns:
-        Number of kB.
+        Number of kB, with unit and "free".
     """
     while not folder.exists():
         folder = folder.parent

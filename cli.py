@@ -1,4 +1,4 @@
-"""`vanilla-transformer VERB`: each verb is one call into a sibling, imported when asked for."""
+"""The command `vanilla-transformer VERB`: each verb imports one module and calls it."""
 
 import argparse
 import io
@@ -14,15 +14,15 @@ def main(argv: list[str] | None = None) -> int:
     """Run one verb.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 if all went well, 1 with one sentence on stderr if not.
+        The exit status: 0, or 1 after an error, with one sentence on stderr.
     """
-    # threads that spin long before they sleep are many times slower where another program wants the
-    # core, and no faster where none does; OpenMP reads this once, when torch is loaded
+    # threads that spin long before they sleep are many times slower if another program needs the
+    # core, and not faster otherwise; OpenMP reads this variable once, when torch is imported
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
-    # help is shown at once
+    # without logging, which imports transformers, `--help` answers at once
     return run_command(_run_verb, argv, logs=False)
 
 
@@ -37,9 +37,9 @@ def _run_verb(argv: list[str]) -> int | None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="vanilla-transformer",
-        description='The Transformer of "Attention Is All You Need": train it, and use it.',
-        epilog="`vanilla-transformer VERB --help` says more. With --traceback, every verb shows "
-        "where an error arose.",
+        description='Train and use the Transformer of "Attention Is All You Need".',
+        epilog="`vanilla-transformer VERB --help` shows the flags of a verb. With --traceback, an "
+        "error shows its traceback.",
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
@@ -51,40 +51,39 @@ def _parser() -> argparse.ArgumentParser:
         return added
 
     demo = verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
-    demo.add_argument("--output_dir", default="runs/demo", help="the run folder (%(default)s)")
+    demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
     verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
-    verb("train", _train, "train a recipe, from raw text to an averaged model", takes_more=True)
+    verb("train", _train, "train a recipe, from raw text to averaged weights", takes_more=True)
 
-    average = verb("average", _average, "average the weights of a run into its model")
-    average.add_argument("run_folder", metavar="RUN", help="a run folder")
-    group = average.add_argument_group("of what", "one of these; as the recipe says if none")
-    group.add_argument("--num_checkpoints", type=int, help="the last so many checkpoints")
-    group.add_argument("--minutes", type=float, help="those of the last minutes of training")
-    group.add_argument("--ema", action="store_true", help="the moving average that the run kept")
-    average.add_argument("--output_dir", help="for the model; RUN if not given")
+    average = verb("average", _average, "average the checkpoints of a run into its model")
+    average.add_argument("run_folder", metavar="RUN", help="run folder")
+    group = average.add_argument_group(
+        "checkpoints", "at most one of these flags; without one, as in the recipe"
+    )
+    group.add_argument("--num_checkpoints", type=int, help="average this many last checkpoints")
+    group.add_argument(
+        "--minutes", type=float, help="average those of the last minutes of training"
+    )
+    group.add_argument("--ema", action="store_true", help="take the moving average of the run")
+    average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
-    verb("evaluate", _evaluate, "translate a split and score it: BLEU, chrF", takes_more=True)
-    verb(
-        "translate",
-        _translate,
-        "translate lines, from a file or stdin, to stdout",
-        takes_more=True,
-    )
+    verb("evaluate", _evaluate, "translate and score a split: BLEU, chrF", takes_more=True)
+    verb("translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True)
 
-    verb("paper", _paper, "compute a table, figure or section of the paper", takes_more=True)
-
+    verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
+    verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
+    verb("export", _export, "export a model to another inference engine", takes_more=True)
 
-    verb("convert", _convert, "make a model of one of another package", takes_more=True)
-    verb("export", _export, "write a model for another engine to serve", takes_more=True)
-
-    push = verb("push", _push, "publish a model, so that it loads where this package is not")
-    push.add_argument("model", metavar="RUN", help="a run folder, model folder or Hub name")
-    push.add_argument("repo_id", metavar="USER/NAME", help="the repository on the Hub")
-    push.add_argument("--private", action="store_true", default=None, help="hide a new repository")
-    push.add_argument("--revision", help="the branch; the main one if not given")
-    push.add_argument("--commit_message", help="what the commit says")
+    push = verb("push", _push, "publish a model on the Hub; it loads with or without this package")
+    push.add_argument("model", metavar="RUN", help="run folder, model folder or Hub name")
+    push.add_argument("repo_id", metavar="USER/NAME", help="repository on the Hub")
+    push.add_argument(
+        "--private", action="store_true", default=None, help="make a new repository private"
+    )
+    push.add_argument("--revision", help="branch (default: the main branch)")
+    push.add_argument("--commit_message", help="commit message")
     add_trust_flag(push)
     return parser
 
@@ -111,10 +110,10 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
 
     config, switches = parse_arguments(rest, "vanilla-transformer tokenize")
     if switches.resume:
-        raise ValueError("--resume must not be given to tokenize: there is nothing to go on with.")
+        raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
     if config.tokenizer is not None:
         raise ValueError(
-            f"tokenizer must be null where one is to be learned, got {config.tokenizer!r}."
+            f"tokenizer must be null for `tokenize`, which learns one, got {config.tokenizer!r}."
         )
     if switches.dry_run:
         from .train.dry_run import describe
@@ -126,7 +125,7 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
     from .train.vocabulary import prepare_tokenizer
 
     refuse_small_vocabulary(config.vocab_size)
-    # what train would refuse
+    # refuse early what `train` would refuse
     config.model_config(config.vocab_size)
     with hold_run(Path(config.output_dir)):
         tokenizer = prepare_tokenizer(config)
@@ -163,7 +162,7 @@ def _evaluate(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _translate(arguments: argparse.Namespace, rest: list[str]):
-    # what is read is UTF-8 whatever the locale, and so is what is written
+    # input and output are UTF-8 in every locale
     _write_utf_8()
     from .train.translate import run
 
@@ -184,7 +183,7 @@ def _space(arguments: argparse.Namespace, rest: list[str]):
     except ModuleNotFoundError as error:
         if error.name != "gradio":
             raise
-        raise ValueError("the page needs gradio, got none: pip install gradio.") from error
+        raise ValueError("the web page needs gradio, got none: pip install gradio.") from error
     run(rest, "vanilla-transformer space")
 
 
@@ -201,7 +200,7 @@ def _export(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _push(arguments: argparse.Namespace, rest: list[str]):
-    from .hub import push_to_hub
+    from .publishing import push_to_hub
 
     options = _given(arguments, "private", "revision", "commit_message", "trust_remote_code")
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)

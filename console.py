@@ -1,4 +1,4 @@
-"""What every command of the package does alike: where it writes, and how it fails."""
+"""Run a command: logs and errors to stderr, one sentence for an error, exit statuses."""
 
 import argparse
 import contextlib
@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-# what a user can do about code that is not trusted
+# advice for code that is not trusted
 TRUST = "Read this code, then set trust_remote_code=True (--trust_remote_code) to run it."
-# what a shell says of a command that a signal ended, beyond the number of the signal
+# a shell adds this to the number of the signal that ended a command
 EXIT_SIGNAL = 128
-# flag of every command
+# flag that every command has
 TRACEBACK = "--traceback"
-# most characters of an error on stderr, and of a value in it
+# limits in characters: an error on stderr, and a value in an error
 LONGEST_ERROR, LONGEST_VALUE = 2000, 100
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has asked the command to end.
+    """Exception for a signal that asks the command to end.
 
     Args:
         number: Number of the signal.
@@ -35,17 +35,17 @@ class Interrupted(KeyboardInterrupt):
 def run_command(
     command: Callable[[list[str]], int | None], argv: list[str] | None = None, logs: bool = True
 ) -> int:
-    """Run a command; an error becomes one sentence on stderr, or a traceback with `--traceback`.
+    """Run a command; show an error as one sentence on stderr, or a traceback with `--traceback`.
 
     Args:
-        command: Function that takes the arguments without `--traceback`, does the work, and returns
-            its exit status or nothing.
-        argv: The arguments; the process's own if not given.
-        logs: Whether it logs; one that does not need not wait for the library.
+        command: Function that takes the arguments without `--traceback`, and returns its exit
+            status or None.
+        argv: Command-line arguments; those of the process if not given.
+        logs: Whether to set up logging here, which imports transformers.
 
     Returns:
-        The exit status: the command's own, 1 after a sentence, 128 and the number of the signal
-        where one stopped it.
+        The exit status: the command's own, 1 after an error, 128 plus the number of the signal
+        after a signal.
     """
     given = sys.argv[1:] if argv is None else argv
     arguments = [argument for argument in given if argument != TRACEBACK]
@@ -59,22 +59,22 @@ def run_command(
     except KeyboardInterrupt as error:
         return EXIT_SIGNAL + getattr(error, "number", signal.SIGINT)
     except BrokenPipeError:
-        # whoever read the output has had enough of it
+        # the reader of the output closed it, as `head` does: no error
         return 0
     except (SystemExit, GeneratorExit):
         raise
-    # the panic of a library in Rust is no Exception
+    # a panic of a Rust library is a BaseException, not an Exception
     except BaseException as error:
         _end_bars()
         if len(arguments) < len(given):
             raise
-        if not _is_said_by_another():
+        if not _is_reported_by_another():
             sys.stderr.write(f"error: {sentence_of(error) or _unexpected(error)}\n")
         return 1
 
 
 def _end_bars():
-    """End the progress bars that are still open: they have no end of line yet."""
+    """Close the open progress bars, which ends their lines."""
     tqdm = sys.modules.get("tqdm")
     for bar in list(tqdm.tqdm._instances) if tqdm else ():
         bar.close()
@@ -90,35 +90,35 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _flush_output():
-    """Find out now that output cannot be written; Python would say so as the process ends."""
-    # of a process that was started with a closed one there is none
+    """Flush stdout, so that an error of writing is raised here and not at the end of Python."""
+    # stdout is None in a process that was started with a closed one
     if sys.stdout is None:
         return
     try:
         sys.stdout.flush()
     except OSError:
-        # nor is it tried again at the end
+        # Python must not try to flush it again at the end
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
         raise
 
 
-def _is_said_by_another() -> bool:
-    """Whether the first process of this machine was started in the same way and says the same."""
+def _is_reported_by_another() -> bool:
+    """Return whether the first process of this machine reports the same error."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         return False
     from torch import distributed
 
-    # once they have met, each may have an error of its own
+    # once the processes are connected, each may have an error of its own
     return not (distributed.is_available() and distributed.is_initialized())
 
 
 def log_to_stderr():
-    """Write the messages of the package to stderr, and hide the library's progress bars."""
+    """Log the messages of the package to stderr, and hide transformers' progress bars."""
     from transformers.utils import logging as library_logging
 
-    # a bar for each file that is loaded or saved would tear those of the commands
+    # a bar for each file that is loaded or saved would break the lines of the commands' own bars
     library_logging.disable_progress_bar()
     logger = logging.getLogger("vanilla_transformer")
     logger.setLevel(logging.INFO)
@@ -129,7 +129,7 @@ def log_to_stderr():
 
 
 def a_folder(path: str | Path, name: str) -> Path:
-    """Take the path of a folder, and refuse an empty one, which would be the folder of the process.
+    """Return the path of a folder; refuse an empty path, which would be the current folder.
 
     Args:
         path: Path of the folder.
@@ -139,25 +139,25 @@ def a_folder(path: str | Path, name: str) -> Path:
         The path.
 
     Raises:
-        ValueError: If it is empty, or can be no path.
+        ValueError: If the path is empty, or has a NUL.
     """
-    # a path without parts is "."
+    # Path("") is "."
     if not str(path).strip() or "\0" in str(path):
         raise ValueError(f"{name} must be the path of a folder, got {shown(str(path))}.")
     return Path(path)
 
 
 def empty_folder(path: str | Path) -> Path:
-    """A folder to write into, where nothing can be lost.
+    """Return the path of a new or empty folder, where no file can be overwritten.
 
     Args:
-        path: Where it is, or is to be.
+        path: Path of the folder.
 
     Returns:
-        The same.
+        The path.
 
     Raises:
-        ValueError: If something is there already.
+        ValueError: If the path is a file, or a folder with files.
     """
     folder = a_folder(path, "OUT")
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
@@ -166,7 +166,7 @@ def empty_folder(path: str | Path) -> Path:
 
 
 def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
-    """Add the flag that lets a command run the code of a model class.
+    """Add `--trust_remote_code`, which allows a command to run the code of a model.
 
     Args:
         parser: Parser of the command, or a group of its flags.
@@ -174,7 +174,7 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
     parser.add_argument(
         "--trust_remote_code",
         action="store_true",
-        # also where a parser leaves out flags that are not given
+        # also for a parser that suppresses flags that are not given
         default=False,
         help="run the Python code that is saved with the model; read it first",
     )
@@ -186,7 +186,7 @@ def refuse_code(file: str | Path, code: str, remedy: str = TRUST) -> NoReturn:
     Args:
         file: File that names the code.
         code: Code that the file names.
-        remedy: Sentence that says what to do.
+        remedy: Advice, a sentence.
 
     Raises:
         ValueError: Always.
@@ -196,10 +196,10 @@ def refuse_code(file: str | Path, code: str, remedy: str = TRUST) -> NoReturn:
 
 @contextlib.contextmanager
 def naming(file: str | Path) -> Iterator[None]:
-    """Name a file in every error that arises while it is read.
+    """Add the name of a file to every error that is raised while it is read.
 
     Args:
-        file: File or folder; an error that names it already stays as it is.
+        file: File or folder; an error that names it already is not changed.
     """
     try:
         yield
@@ -210,7 +210,7 @@ def naming(file: str | Path) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """Return a value as an error shows it.
+    """Return a value in the form for errors.
 
     Args:
         value: Value of a setting or of a file.
@@ -226,33 +226,33 @@ def shortened(text: str, length: int) -> str:
 
     Args:
         text: Any text.
-        length: Number of characters that it may have.
+        length: Largest number of characters.
 
     Returns:
-        The text, with "..." for what was left out.
+        The text, with "..." for the part that was left out.
     """
     half = (length - 3) // 2
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
 def sentence_of(error: BaseException) -> str | None:
-    """What an error says to the user.
+    """Return the sentence that an error shows to the user.
 
     Args:
-        error: What was raised.
+        error: Exception that was raised.
 
     Returns:
-        One sentence, with the file where it arose; None for an error that is a defect of the
+        One sentence, with the file that caused it; None for an error that is a defect of the
         program.
     """
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
     from safetensors import SafetensorError
 
-    # the library wraps the sentence that matters; a type that is wrong it says itself
+    # the library wraps the ValueError of a validator; its own errors of type are sentences already
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, ValueError):
         error = error.__cause__
-    # the base of the Hub's errors is that of its HTTP client, whichever that is; safetensors has an
-    # error of its own for a file that cannot be read or written
+    # the base class of the Hub's errors belongs to its HTTP client, which depends on the version;
+    # safetensors has its own error for a file that cannot be read or written
     expected = (ValueError, OSError, FloatingPointError, MemoryError, SafetensorError)
     expected += (HfHubHTTPError.__bases__[0], StrictDataclassError)
     return _with_file(error, str(error)) if isinstance(error, expected) else None

@@ -1,4 +1,4 @@
-"""Files of text and JSON, each read against one description of what it holds."""
+"""Read text and JSON files, and check each against one description of its content."""
 
 import json
 import math
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from .console import shown
 
-# bytes of a file that is read whole; the logs of the longest runs have a fraction of it
+# largest file that is read, in bytes; the logs of the longest runs are far smaller
 LARGEST_FILE = 1 << 30
-# what the tensors and the files of other programs hold
+# largest int64: tensors and other programs hold no larger number
 LARGEST_NUMBER = 2**63 - 1
 
 
@@ -19,12 +19,12 @@ class Kind(NamedTuple):
     """Description of a value.
 
     Args:
-        words: What the value must be, for errors.
-        fits: Function that says whether a value is of this kind, its parts aside.
-        needed: Kind of each entry that must be there, by name.
-        optional: Kind of each entry that may be there.
+        words: Rule for the value, for errors; follows "must be".
+        fits: Function that returns whether a value is of this kind, without a check of its parts.
+        needed: Kind of each required entry, by name.
+        optional: Kind of each optional entry, by name.
         others: Kind of all other entries or items; None for any.
-        names: What the names of the entries must match.
+        names: Regular expression for the names of the other entries.
     """
 
     words: str
@@ -40,19 +40,19 @@ def _is_number(value: Any) -> bool:
 
 
 def is_whole_text(value: str) -> bool:
-    """Return whether a text can be written to a file, and can be the name of one.
+    """Return whether a text can be written to a file, and can be a file name.
 
     Args:
         value: Any text.
 
     Returns:
-        False for a text with a NUL or with half of a character.
+        False for a text with a NUL or with a lone surrogate.
     """
     return re.search("[\0\ud800-\udfff]", value) is None
 
 
 ANYTHING = Kind("anything", lambda value: True)
-# for the other entries of a mapping that must have none
+# `others` of a mapping that must have no other entries
 NOTHING = Kind("nothing", lambda value: False)
 NUMBER = Kind("a finite number", _is_number)
 TEXT = Kind("text", lambda value: isinstance(value, str) and is_whole_text(value))
@@ -63,7 +63,7 @@ def whole(least: int | None = None) -> Kind:
     """Describe a whole number.
 
     Args:
-        least: Least value; None for any.
+        least: Smallest value; None for any.
 
     Returns:
         The description.
@@ -79,10 +79,10 @@ def whole(least: int | None = None) -> Kind:
 
 
 def one_of(*values: Any) -> Kind:
-    """Describe a value that is one of some.
+    """Describe a value that is one of a list of values.
 
     Args:
-        values: All that it may be.
+        values: Allowed values.
 
     Returns:
         The description.
@@ -91,11 +91,11 @@ def one_of(*values: Any) -> Kind:
 
 
 def either(first: Kind, second: Kind) -> Kind:
-    """Describe a value of one kind or of another one.
+    """Describe a value of one of two kinds.
 
     Args:
-        first: Any kind; the parts of a value are checked by it.
-        second: A kind of values without parts.
+        first: Any kind; the parts of a value are checked against it.
+        second: Kind of values without parts.
 
     Returns:
         The description.
@@ -107,10 +107,10 @@ def either(first: Kind, second: Kind) -> Kind:
 
 
 def or_null(kind: Kind) -> Kind:
-    """Describe a value that may be missing.
+    """Describe a value that may be null.
 
     Args:
-        kind: What it is where it is there.
+        kind: Kind of a value that is not null.
 
     Returns:
         The description.
@@ -123,7 +123,7 @@ def list_of(items: Kind, least: int = 0) -> Kind:
 
     Args:
         items: Kind of each item.
-        least: Least number of items.
+        least: Smallest number of items.
 
     Returns:
         The description.
@@ -141,8 +141,8 @@ def mapping(
     """Describe a mapping of names to values.
 
     Args:
-        needed: Kind of each entry that must be there, by name.
-        optional: Kind of each entry that may be there.
+        needed: Kind of each required entry, by name.
+        optional: Kind of each optional entry, by name.
         others: Kind of all other entries; None for any.
         names: Regular expression for the names of the other entries.
 
@@ -160,16 +160,16 @@ def mapping(
 
 
 def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
-    """Refuse a value that is not as described.
+    """Refuse a value that does not match its description.
 
     Args:
         value: Value that was read from a file.
-        kind: Its description.
-        file: File that it was read from.
-        field: Place in the file; the whole file if empty.
+        kind: Description of the value.
+        file: File that the value was read from.
+        field: Field of the value in the file; empty for the whole file.
 
     Raises:
-        ValueError: If it is not; names the file, the field, the rule and the value.
+        ValueError: If the value does not match; names the file, the field, the rule and the value.
     """
     what = f"{file}: {field}" if field else str(file)
     if not kind.fits(value):
@@ -184,30 +184,30 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
             raise ValueError(f"{what} must have {name}, got {shown(sorted(value))}.")
     for name, part in value.items():
         described = kind.needed.get(name) or kind.optional.get(name) or kind.others
-        place = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
+        inner = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
         is_named = name in kind.needed or name in kind.optional
         if described is None:
             continue
         is_allowed = is_named or re.fullmatch(kind.names or ".*", name, re.S)
         if described is NOTHING or not is_allowed:
             raise ValueError(f"{what} must not have {shown(name)}.")
-        check(part, described, file, place)
+        check(part, described, file, inner)
 
 
 def read_text(path: Path) -> str:
-    """Read a text file whole.
+    """Read a whole text file.
 
     Args:
         path: File.
 
     Returns:
-        Its text.
+        The text.
 
     Raises:
-        ValueError: If it is no regular file, is too large, or is not UTF-8; names it.
-        OSError: If it cannot be read.
+        ValueError: If the path is no regular file, or the file is too large or not UTF-8.
+        OSError: If the file cannot be read.
     """
-    # a pipe or a device may never end
+    # reading a pipe or a device may never end
     if not path.is_file():
         raise ValueError(
             f"{path} must be a file, got {'something else' if path.exists() else 'none'}."
@@ -228,14 +228,14 @@ def read_json(path: Path, kind: Kind) -> Any:
 
     Args:
         path: File.
-        kind: Description of what it holds.
+        kind: Description of the content.
 
     Returns:
-        What it holds.
+        The content.
 
     Raises:
-        ValueError: If it is not as described; names it.
-        OSError: If it cannot be read.
+        ValueError: If the content does not match the description; names the file.
+        OSError: If the file cannot be read.
     """
     value = parse_json(read_text(path), str(path))
     check(value, kind, path)
@@ -247,40 +247,43 @@ def read_json_lines(path: Path, kind: Kind) -> list[Any]:
 
     Args:
         path: File.
-        kind: Description of what a line holds.
+        kind: Description of a line.
 
     Returns:
-        What the lines hold; a last line without its end, which a killed program left, is left out.
+        The content of the lines. A last line without a line end is skipped: a killed program left
+        it.
 
     Raises:
-        ValueError: If a line is not as described; names the file and the line.
-        OSError: If it cannot be read.
+        ValueError: If a line does not match the description; names the file and the line.
+        OSError: If the file cannot be read.
     """
     values = []
     for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
-        place = f"{path} line {number}"
-        value = parse_json(line, place)
-        check(value, kind, place)
+        name = f"{path} line {number}"
+        value = parse_json(line, name)
+        check(value, kind, name)
         values.append(value)
     return values
 
 
 def parse_json(text: str, name: str) -> Any:
-    """Parse JSON, without the liberties that Python's parser takes.
+    """Parse JSON more strictly than Python's parser.
 
     Args:
-        text: Text.
-        name: File, for errors.
+        text: JSON text.
+        name: Name of the file, for errors.
 
     Returns:
-        What the text holds.
+        The content.
 
     Raises:
-        ValueError: If it is no JSON, is too deep, or holds a name twice, NaN or a number that is
-            too long.
+        ValueError: If the text is no JSON, is nested too deeply, or has a name twice, NaN or a
+            number that is too long.
     """
     try:
-        return json.loads(text, object_pairs_hook=_without_doubles, parse_constant=_refuse_constant)
+        return json.loads(
+            text, object_pairs_hook=_without_duplicates, parse_constant=_refuse_constant
+        )
     except RecursionError:
         problem = "lists or mappings that are too deep"
     except ValueError as error:
@@ -288,7 +291,7 @@ def parse_json(text: str, name: str) -> Any:
     raise ValueError(f"{name} must be JSON, got {problem}.")
 
 
-def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]

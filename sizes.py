@@ -1,17 +1,15 @@
-"""Sizes of a model that a configuration declares, before anything of that size is made."""
+"""Check the sizes that a configuration declares, before a model of these sizes is built."""
 
 from pathlib import Path
 from typing import Any
 
 import psutil
-import torch
-from torch import Tensor, nn
 from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_vanilla_transformer import LAYER_FIELDS, VanillaTransformerConfig
 
-# names of these fields in the configurations of T5 and its relatives
+# names of these fields in the configurations of T5 and similar models
 OTHER_NAMES = {
     "encoder_layers": "num_layers",
     "encoder_attention_heads": "num_heads",
@@ -21,41 +19,41 @@ OTHER_NAMES = {
     "decoder_ffn_dim": "d_ff",
     "dropout": "dropout_rate",
 }
-# names of the vocabulary's size in the configurations of Marian and FSMT
+# names of the vocabulary size in the configurations of Marian and FSMT
 VOCABULARIES = ("vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size")
-# the largest model that is planned for; more layers take minutes to make, even without memory
+# limits of the largest model; more layers take minutes to build, even without memory
 MOST_LAYERS, MOST_WEIGHTS = 1000, 10**13
-# weights that a configuration may declare beyond those in the files: the library then says which
-# weight differs
+# weights that a configuration may declare beyond those in the files: below this limit, the check of
+# the loaded weights names the weight that is missing
 SPARE_WEIGHTS = 2**22
 FLOAT32_BYTES = 4
-# by the order in which the library looks for them
+# in the order in which the library looks for them
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def size_of(config: PreTrainedConfig, name: str) -> Any:
-    """Return a field of a configuration, by its name in this package or the one of T5.
+    """Return a field of a configuration, under its name in this package or in T5.
 
     Args:
         config: Configuration of a model.
-        name: Name of a field.
+        name: Name of the field in this package.
 
     Returns:
-        The value; 0 for a field that the configuration does not have.
+        The value; 0 if the configuration has no such field.
     """
     return getattr(config, name, getattr(config, OTHER_NAMES.get(name, name), 0))
 
 
 def num_weights(config: PreTrainedConfig) -> int:
-    """Count the weights of a model's matrices by the sizes that its configuration declares.
+    """Count the weights of a model's matrices from the sizes in its configuration.
 
     Args:
         config: Configuration of an encoder-decoder.
 
     Returns:
-        The number without biases and norms; for a model of another class, an estimate.
+        Number of weights, without biases and norms; an estimate for models of other classes.
     """
     is_ours = isinstance(config, VanillaTransformerConfig)
     d_model = size_of(config, "d_model")
@@ -90,11 +88,11 @@ def _declared(config: PreTrainedConfig) -> str:
 
 
 def refuse_impossible(config: PreTrainedConfig, origin: str | Path) -> None:
-    """Refuse sizes that no model has, before a layer is made.
+    """Refuse sizes that are too large for any model, before a layer is built.
 
     Args:
         config: Configuration of an encoder-decoder.
-        origin: Name of what declares the sizes, for the error.
+        origin: File or model that declares the sizes, for the error.
 
     Raises:
         ValueError: If the stacks have too many layers, or the model too many weights.
@@ -113,17 +111,17 @@ def refuse_impossible(config: PreTrainedConfig, origin: str | Path) -> None:
 
 
 def refuse_beyond_memory(needed: int, what: str) -> None:
-    """Refuse what is larger than the memory of this machine.
+    """Refuse data that is larger than the memory of this machine.
 
     Args:
-        needed: Bytes.
-        what: What needs them, for the error.
+        needed: Size of the data, in bytes.
+        what: Name of the data, for the error.
 
     Raises:
-        ValueError: If the machine has less memory, used or not.
+        ValueError: If the machine has less memory in total, in use or not.
     """
     total = psutil.virtual_memory().total
-    # a container may have less than the machine
+    # the limit of a container may be lower
     limit = CGROUP / "memory.max"
     if limit.is_file() and (text := limit.read_text().strip()) != "max":
         total = min(total, int(text))
@@ -135,21 +133,21 @@ def refuse_beyond_memory(needed: int, what: str) -> None:
 
 
 def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
-    """Refuse a configuration that declares a much larger model than the files of weights hold.
+    """Refuse a configuration that declares many more weights than the weight files hold.
 
     Args:
-        config: Configuration in the source.
-        source: A folder or a Hub name.
+        config: Configuration of the source.
+        source: Folder or Hub name.
 
     Raises:
-        ValueError: If the weights would not fit into the files, or the files not into memory.
+        ValueError: If the files are too small for the weights, or too large for the memory.
     """
     refuse_impossible(config, Path(source, CONFIG_NAME))
     held = _weight_bytes(source)
     if held is None:
         return
     declared = num_weights(config)
-    # each weight takes a byte or more
+    # a weight takes at least one byte
     if declared > held + SPARE_WEIGHTS:
         raise ValueError(
             f"{Path(source, CONFIG_NAME)} must declare the sizes of its weights, got "
@@ -159,7 +157,7 @@ def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
 
 
 def _weight_bytes(source: str | Path) -> int | None:
-    """Return the size of a model's files of weights, or None where the Hub has none."""
+    """Return the size of a model's weight files in bytes, or None if they are not local yet."""
     folder = Path(source)
     if not folder.is_dir():
         files = (
@@ -167,7 +165,7 @@ def _weight_bytes(source: str | Path) -> int | None:
             for name in WEIGHT_FILES
         )
         found = next(filter(None, files), None)
-        # an index names files that are not here yet
+        # the files that an index names are not downloaded yet
         if found is None or found.endswith(".json"):
             return None
         folder = Path(found).parent
@@ -175,37 +173,7 @@ def _weight_bytes(source: str | Path) -> int | None:
     return sum(path.stat().st_size for path in files)
 
 
-def check_stored(tensor: Any, name: str, path: str | Path) -> None:
-    """Refuse a tensor of which a file holds less than its shape says.
-
-    Args:
-        tensor: What `torch.load` returned for the name.
-        name: Name of the tensor, for the error.
-        path: File, for the error.
-
-    Raises:
-        ValueError: If it is no tensor, or not all of its numbers are in the file.
-    """
-    if not isinstance(tensor, Tensor):
-        raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
-    is_plain = (
-        type(tensor) in (Tensor, nn.Parameter)
-        and tensor.layout == torch.strided
-        and tensor.device.type == "cpu"
-        and not (tensor.is_nested or tensor.is_quantized)
-    )
-    if not is_plain:
-        raise ValueError(f"{path} must hold a plain tensor for {name}, got another kind.")
-    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if stored < tensor.numel():
-        raise ValueError(
-            f"{path} must hold all {tensor.numel():,} numbers of {name}, got {stored:,} that are "
-            f"expanded to the shape {list(tensor.shape)}."
-        )
-
-
 __all__ = [
-    "check_stored",
     "num_weights",
     "refuse_beyond_memory",
     "refuse_impossible",

@@ -1,4 +1,4 @@
-"""`python -m vanilla_transformer.benchmarks [PART ...]`: this package beside its peers."""
+"""Benchmarks of this package and other toolkits: `python -m vanilla_transformer.benchmarks`."""
 
 import argparse
 import importlib
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """What is measured, the module that does it, and whether it is done where none is named."""
+    """Title and module of a benchmark, and whether it runs by default."""
 
     title: str
     module: str
@@ -39,97 +39,119 @@ AT_LEAST_ONE = (
 )
 TRAINED_PEERS = ("marian", "fsmt", "torch", "joeynmt", "usual")
 PARTS = {
-    "training": Part("a step of training", "training"),
+    "training": Part("training step", "training"),
     "translation": Part("greedy and beam search", "translation"),
-    "tokenizer": Part("learning a vocabulary, text to tokens and back", "text"),
-    "data": Part("from text to batches: pairs a second, memory, padding", "data_preparation"),
-    "scaling": Part("length, vocabulary, batch and processes", "scaling", is_default=False),
+    "tokenizer": Part("learn a vocabulary, encode and decode text", "text"),
+    "data": Part("from text to batches: pairs/s, memory, padding", "data_preparation"),
+    "scaling": Part(
+        "cost against length, vocabulary, batch, processes", "scaling", is_default=False
+    ),
     "startup": Part("imports and the first translation", "startup"),
 }
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command line.
+    """Return the parser of the command line.
 
     Returns:
-        Its parser; what it does not know is a setting of training.
+        The parser; all flags that it does not know are training settings.
     """
     parts = "\n".join(
-        f"  {name:12} {part.title}" + ("" if part.is_default else " (only where named)")
+        f"  {name:12} {part.title}" + ("" if part.is_default else " (only if named)")
         for name, part in PARTS.items()
     )
     made = argparse.ArgumentParser(
         prog="python -m vanilla_transformer.benchmarks",
-        description="Measure this package beside its peers, on the same work in the same run.",
-        epilog=f"parts:\n{parts}\n\nOf a trained model, each with --help: "
+        description="Measure this package and other toolkits on the same work, side by side.",
+        epilog=f"parts:\n{parts}\n\nBenchmarks of a trained model, each with --help: "
         "python -m vanilla_transformer.benchmarks.natural, .exports and .marian_trainer.\n\n"
-        "Any other flag is a setting of training: --dataset, --name, "
+        "All other flags are training settings: --dataset, --name, "
         "--source_lang, --target_lang, --vocab_size, --precision, --compile, --seed ...",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    made.add_argument("parts", nargs="*", metavar="PART", help="as below; the usual ones if none")
     made.add_argument(
-        "--recipe", default="demo", help="names text, languages and vocabulary (%(default)s)"
+        "parts", nargs="*", metavar="PART", help="parts to run (default: all but scaling)"
+    )
+    made.add_argument(
+        "--recipe",
+        default="demo",
+        help="recipe of the corpus and vocabulary (default: %(default)s)",
     )
     add_device(made)
-    made.add_argument("--rounds", type=int, default=2, help="over all batches (%(default)s)")
-    made.add_argument("--batches", type=int, default=3, help="of each contender (%(default)s)")
+    made.add_argument(
+        "--rounds", type=int, default=2, help="repetitions of all batches (default: %(default)s)"
+    )
+    made.add_argument(
+        "--batches", type=int, default=3, help="batches of each contender (default: %(default)s)"
+    )
     made.add_argument(
         "--sizes",
         type=_names(SIZES),
         default=["small", "base"],
-        help=f"of models, of {', '.join(SIZES)}, with commas between (small,base)",
+        help=f"model sizes, from {', '.join(SIZES)}, with commas between (default: small,base)",
     )
     made.add_argument(
         "--model_vocab_size",
         type=int,
         default=37000,
-        help="of models with random weights, whatever the text has (%(default)s)",
+        help="vocabulary size of the models with random weights (default: %(default)s)",
     )
     made.add_argument(
         "--tokens_per_batch",
         type=int,
         default=2048,
-        help="target tokens of a batch of training (%(default)s)",
+        help="target tokens in a training batch (default: %(default)s)",
     )
     made.add_argument(
         "--peers",
         type=_names(TRAINED_PEERS),
         default=list(TRAINED_PEERS),
-        help="in training, beside Marian, all of which are in memory at once: of "
-        f"{', '.join(TRAINED_PEERS)}, with commas between (all that are installed); usual is "
-        "Marian on sentences as they come",
+        help="peers in training beside Marian, all in memory at once, from "
+        f"{', '.join(TRAINED_PEERS)}, with commas between (default: all that are installed); usual "
+        "is Marian on random sentences",
     )
     made.add_argument(
-        "--beams", type=_numbers, default=[1, 4], help="beam sizes, with commas between (1,4)"
+        "--beams",
+        type=_numbers,
+        default=[1, 4],
+        help="beam sizes, with commas between (default: 1,4)",
     )
     made.add_argument(
         "--batch_sizes",
         type=_numbers,
         default=[1, 32],
-        help="sentences translated together, with commas between (1,32)",
+        help="sentences in a batch of translation, with commas between (default: 1,32)",
     )
     made.add_argument(
-        "--longest", type=int, default=8192, help="sentences of scaling, in tokens (%(default)s)"
+        "--longest",
+        type=int,
+        default=8192,
+        help="longest sentences of scaling, in tokens (default: %(default)s)",
     )
     made.add_argument(
         "--millions",
         type=float,
         default=4.5,
-        help="pairs of a corpus to plan epochs of, in millions (%(default)s)",
+        help="millions of pairs in the corpus of a planned epoch (default: %(default)s)",
     )
     made.add_argument(
-        "--steps", type=int, default=50, help="steps to make batches of (%(default)s)"
+        "--steps",
+        type=int,
+        default=50,
+        help="number of steps to build batches for (default: %(default)s)",
     )
     made.add_argument(
-        "--blocks", type=int, default=3, help="blocks to read with --streaming true (%(default)s)"
+        "--blocks",
+        type=int,
+        default=3,
+        help="blocks to read with --streaming true (default: %(default)s)",
     )
     made.add_argument(
         "--output_dir",
         type=Path,
         default=Path("runs/benchmarks"),
-        help="for page, numbers and pictures (%(default)s)",
+        help="folder for page, numbers and pictures (default: %(default)s)",
     )
     return made
 
@@ -156,13 +178,13 @@ def _names(known: Collection[str]) -> Callable[[str], list[str]]:
 
 
 def run(argv: list[str]) -> None:
-    """Measure, to stdout and into a folder.
+    """Run the parts, and write the results to stdout and a folder.
 
     Args:
-        argv: The arguments.
+        argv: Command-line arguments.
 
     Raises:
-        ValueError: If there is no such part, or a flag has a value that it cannot have.
+        ValueError: If there is no such part, or a flag has an invalid value.
     """
     flags, rest = parser().parse_known_args(argv)
     flags.settings = rest
@@ -181,7 +203,7 @@ def run(argv: list[str]) -> None:
     names = flags.parts or [name for name, part in PARTS.items() if part.is_default]
 
     def sections() -> Iterator["Section"]:
-        # what was left out of the text is in the tables where it matters
+        # without the log lines on dropped pairs: the tables have these counts
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
         for name in names:
             module = importlib.import_module(f"vanilla_transformer.benchmarks.{PARTS[name].module}")
@@ -191,13 +213,13 @@ def run(argv: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and turn what goes wrong into one sentence.
+    """Run the command; show an error as one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 if all went well, 1 if it was refused.
+        The exit status.
     """
     return run_command(run, argv)
 

@@ -1,7 +1,7 @@
-"""Contenders side by side: in turn, batch by batch, so that a machine's moods meet all of them.
+"""Time contenders in turn, batch by batch, so that the load of the machine affects all of them.
 
-Absolute times drift by tens of percents on a machine that others use; a ratio of two times that
-were taken one after the other does not.
+On a shared machine, absolute times drift by tens of percent. The ratio of two times that are
+measured one after the other does not.
 """
 
 import gc
@@ -25,30 +25,30 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
-# what tells a contender to end; a number asks for a piece, None for its memory
+# message that ends a contender; a number asks for a piece, None for the peak memory
 END = "end"
-# edge of the square matrices whose product says what a device can do
+# size of the square matrices whose product measures the peak rate of a device
 MATRIX = {"cpu": 2048, "cuda": 8192}
-# of them one after the other: one alone is over before a processor is at its speed
+# products in a row: a single one ends before a CPU reaches its full frequency
 PRODUCTS = 10
-# plots of a picture, beyond which they stand beside each other too
+# pictures with more plots than this have several columns
 MOST_PLOTS_BELOW_EACH_OTHER = 4
 COLUMNS = ("contender", "ratio", "from", "to", "tokens/s", "share of matrix rate", "peak MB")
 
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that does pieces of work, in a process of its own.
+    """Implementation that does pieces of work in its own process.
 
-    A process of its own has the settings of its own library, and its memory is its own.
+    In its own process, a library keeps its settings, and its memory can be measured.
 
     Attributes:
-        name: As the tables have it.
-        build: Makes, in that process, what does a piece when it is called with it.
-        arguments: For `build`.
-        pieces: The pieces, as many as the others have.
-        amounts: How much each piece is, in tokens or whatever all contenders are counted in.
-        flops: Useful floating-point operations of each piece, or none.
+        name: Name in the tables.
+        build: Function that returns, in that process, a function which does a piece.
+        arguments: Arguments of `build`.
+        pieces: Pieces of work, as many as the other contenders have.
+        amounts: Amount of work in each piece, in tokens or the common unit of all contenders.
+        flops: Useful floating-point operations of each piece; empty if not counted.
     """
 
     name: str
@@ -61,16 +61,15 @@ class Contender:
 
 @dataclass
 class Result:
-    """What was measured of a contender.
+    """Measurements of a contender.
 
     Attributes:
-        name: Of the contender.
-        seconds: Of each piece in each round, [rounds, pieces].
-        rates: Amount a second, [rounds, pieces].
-        flop_rates: Useful operations a second, [rounds, pieces]; none where they are not counted.
-        peaks: Memory that it had taken at most after each of the pieces that it warmed up with, and
-            after all rounds, in bytes: on a processor beyond what the process had after its
-            imports, on a GPU what its tensors had.
+        name: Name of the contender.
+        seconds: Time of each piece in each round, in seconds, [rounds, pieces].
+        rates: Amount per second, [rounds, pieces].
+        flop_rates: Useful operations per second, or None if they are not counted, [rounds, pieces].
+        peaks: Peak memory after each warm-up piece, and after all rounds, in bytes. On a CPU, the
+            memory beyond that after the imports; on a GPU, the memory of tensors.
     """
 
     name: str
@@ -81,17 +80,17 @@ class Result:
 
     @property
     def peak(self) -> float:
-        """Memory that it took at most, in bytes."""
+        """Peak memory, in bytes."""
         return self.peaks[-1]
 
     def part(self, pieces: slice) -> "Result":
-        """What was measured with some pieces.
+        """Return the measurements of some pieces.
 
         Args:
-            pieces: Which.
+            pieces: Slice of the pieces.
 
         Returns:
-            Their times; the peak is that of all.
+            Times of these pieces; the peak memory is that of all pieces.
         """
         flop_rates = None if self.flop_rates is None else self.flop_rates[:, pieces]
         times = self.seconds[:, pieces], self.rates[:, pieces]
@@ -105,18 +104,18 @@ def race(
     check: Callable[[dict[str, list[Any]]], Any] | None = None,
     checked: Sequence[int] = (0,),
 ) -> list[Result]:
-    """Time contenders in turn, each piece by all of them before the next.
+    """Time contenders in turn: all of them do a piece before the next piece.
 
     Args:
-        contenders: With as many pieces each.
-        rounds: How often all pieces are done.
-        device: What they work on.
-        check: Called with what each gave for some pieces, by name, before anything is timed; raises
-            where that is not what it must be.
-        checked: Those pieces, which are also what each warms up with.
+        contenders: Contenders with the same number of pieces.
+        rounds: Number of times that all pieces are done.
+        device: Device of all contenders.
+        check: Function that gets the results of the warm-up pieces by name, before the timing; it
+            raises an error if they are wrong.
+        checked: Indices of the warm-up pieces.
 
     Returns:
-        What was measured, in the order given.
+        The measurements, in the order of the contenders.
     """
     count = len(contenders[0].pieces)
     seconds = np.zeros((len(contenders), rounds, count))
@@ -132,9 +131,9 @@ def race(
             check(given)
         for turn in range(rounds):
             for piece in range(count):
-                # nobody always comes after the same one
-                for place in np.roll(np.arange(len(workers)), turn * count + piece):
-                    seconds[place, turn, piece], _ = workers[place].do(piece)
+                # rotate the order: no contender always follows the same one
+                for index in np.roll(np.arange(len(workers)), turn * count + piece):
+                    seconds[index, turn, piece], _ = workers[index].do(piece)
         for worker, its_peaks in zip(workers, peaks, strict=True):
             its_peaks.append(worker.peak())
     return [
@@ -150,18 +149,18 @@ def race(
 
 
 class Worker:
-    """The process of a contender.
+    """Process of a contender.
 
     Args:
-        contender: What it is to do.
-        device: What it works on.
+        contender: Contender that the process runs.
+        device: Device of the contender.
 
     Raises:
-        RuntimeError: If the contender failed; what it said is on stderr.
+        RuntimeError: If the contender failed; its error is on stderr.
     """
 
     def __init__(self, contender: Contender, device: torch.device):
-        # nothing of this process is in it: threads and memory are as they come
+        # spawn, not fork: the process has its own threads and memory
         context = get_context("spawn")
         self.name = contender.name
         self.connection, theirs = context.Pipe()
@@ -173,7 +172,7 @@ class Worker:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # one that is idle ends by itself, and gives back what libraries have asked the system for
+        # an idle contender ends by itself, and its libraries release their system resources
         with suppress(OSError):
             self.connection.send(END)
         self.process.join(None if error[0] is None else 0)
@@ -184,15 +183,15 @@ class Worker:
         """Do a piece.
 
         Args:
-            piece: Its number.
+            piece: Index of the piece.
 
         Returns:
-            The seconds it took, and what came out.
+            The time in seconds, and the result.
         """
         return self._asked(piece)
 
     def peak(self) -> float:
-        """The memory it took at most, in bytes."""
+        """Return the peak memory, in bytes."""
         return self._asked(None)
 
     def _asked(self, question: int | None) -> Any:
@@ -205,14 +204,14 @@ class Worker:
         except (EOFError, ConnectionError):
             self.process.join()
             raise RuntimeError(
-                f"{self.name} ended with exit {self.process.exitcode}; it says above why."
+                f"{self.name} ended with exit {self.process.exitcode}; its error is above."
             ) from None
 
 
 def _serve(connection: Connection, contender: Contender, device: str, threads: int):
     torch.set_num_threads(threads)
     gc.collect()
-    # what was the most before is no longer of interest
+    # reset the peak memory of the process
     Path("/proc/self/clear_refs").write_text("5")
     before = memory()
     work = contender.build(*contender.arguments)
@@ -234,26 +233,26 @@ def _serve(connection: Connection, contender: Contender, device: str, threads: i
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Contender:
-    """A product of large matrices: what the device can do at most, measured beside the others.
+    """Return a contender that multiplies large matrices, to measure the peak rate of the device.
 
     Args:
-        device: Where.
-        dtype: Of the matrices.
-        pieces: As many as the others have.
+        device: Device of the matrices.
+        dtype: Type of the matrices.
+        pieces: Number of pieces, as many as the other contenders have.
 
     Returns:
-        A contender; its amounts are operations.
+        The contender; its amounts are operations.
     """
     flops = [2.0 * PRODUCTS * MATRIX[device.type] ** 3] * pieces
     return Contender("matrix product", Product, (device, dtype), range(pieces), flops, flops)
 
 
 class Product:
-    """The product of two large matrices, by the library that is the faster on the device.
+    """Product of two large matrices, by the faster library on the device.
 
     Args:
-        device: Where.
-        dtype: Of the matrices.
+        device: Device of the matrices.
+        dtype: Type of the matrices.
     """
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
@@ -263,7 +262,7 @@ class Product:
         self.matrices = torch.randn(2, edge, edge, device=device).to(dtype)
 
     def __call__(self, piece: int) -> None:
-        """Multiply.
+        """Multiply the matrices.
 
         Args:
             piece: Unused.
@@ -273,14 +272,14 @@ class Product:
 
 
 def ratios(result: Result, reference: Result) -> tuple[float, float, float]:
-    """How many times as fast one is as another.
+    """Return the speed of a contender relative to another one.
 
     Args:
-        result: The one.
-        reference: The other, of the same race.
+        result: Measurements of the contender.
+        reference: Measurements of the other contender, from the same race.
 
     Returns:
-        The median over pieces and rounds, and the quartiles.
+        Median and quartiles of the ratio, over pieces and rounds.
     """
     each = result.rates / reference.rates
     low, middle, high = np.quantile(each, (0.25, 0.5, 0.75))
@@ -288,12 +287,12 @@ def ratios(result: Result, reference: Result) -> tuple[float, float, float]:
 
 
 def rows_of(results: Sequence[Result], reference: str, matrix: Result | None) -> list[tuple]:
-    """A line of a table for each contender.
+    """Return a row of a table for each contender.
 
     Args:
-        results: Of a race.
+        results: Measurements of a race.
         reference: Name of the contender that the others are compared with.
-        matrix: The matrix product of the same race.
+        matrix: Measurements of the matrix product in the same race.
 
     Returns:
         Rows for `COLUMNS`.
@@ -317,14 +316,14 @@ def rows_of(results: Sequence[Result], reference: str, matrix: Result | None) ->
 
 
 def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, Any]:
-    """Everything that was measured, for the JSON file.
+    """Return all measurements for the JSON file.
 
     Args:
-        results: Of a race.
-        matrix: The matrix product of the same race.
+        results: Measurements of a race.
+        matrix: Measurements of the matrix product in the same race.
 
     Returns:
-        Seconds of each piece and round, and the rate of the matrix product.
+        Time of each piece and round in seconds, peak memory, and the rate of the matrix product.
     """
     numbers: dict[str, Any] = {
         "seconds": {result.name: result.seconds.tolist() for result in results},
@@ -336,14 +335,14 @@ def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, An
 
 
 def ratio_figure(tables: dict[str, Sequence[tuple]], reference: str) -> "Figure":
-    """Bars of the ratios, a plot for each table.
+    """Draw the ratios as bars, one plot for each table.
 
     Args:
-        tables: Rows as `rows_of` gives them, by title.
-        reference: What the ratio is to.
+        tables: Rows from `rows_of`, by title.
+        reference: Name of the contender that the ratios refer to.
 
     Returns:
-        The picture.
+        The figure.
     """
     height = 0.9 + 0.3 * max(len(rows) for rows in tables.values())
     columns = 1 if len(tables) <= MOST_PLOTS_BELOW_EACH_OTHER else 3
@@ -357,20 +356,20 @@ def ratio_figure(tables: dict[str, Sequence[tuple]], reference: str) -> "Figure"
         names = [row[0] for row in rows][::-1]
         middle, low, high = np.array([row[1:4] for row in rows][::-1]).T
         ours = ["tab:orange" if name.startswith("this package") else "tab:gray" for name in names]
-        # a quartile is never beyond the median but by rounding
+        # only rounding can put a quartile beyond the median
         spread = np.maximum([middle - low, high - middle], 0)
         plot.barh(names, middle, xerr=spread, color=ours, height=0.6)
         plot.axvline(1, color="black", linewidth=0.8)
-        # one scale, or bars of two plots would not compare
+        # one scale for all plots, so that their bars can be compared
         plot.set(title=title, xlabel=f"times as fast as {reference}", xlim=(0, 1.05 * furthest))
     return figure
 
 
 def memory() -> dict[str, float]:
-    """Memory of this process, as Linux has it in /proc.
+    """Return the memory of this process, from /proc on Linux.
 
     Returns:
-        MB of its own, of files that it shares with others, and of both at most so far.
+        Private memory, memory of shared files, and the peak of both so far, in MB.
     """
     status = Path("/proc/self/status").read_text()
     names = {"own": "RssAnon", "shared": "RssFile", "most": "VmHWM"}

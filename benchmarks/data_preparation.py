@@ -1,4 +1,4 @@
-"""How long text takes from disk to batches, in how much memory, and how full the batches are."""
+"""Measure time and memory from text to batches, and the padding of the batches."""
 
 import argparse
 import dataclasses
@@ -22,17 +22,17 @@ from ..train.vocabulary import prepare_tokenizer
 from .contest import memory
 
 MILLION = 1_000_000
-# what a step is cut into where the recipe leaves it to the memory of a device
+# size of a micro-batch if the recipe derives it from the memory of a device
 TOKENS_PER_MICRO_BATCH = 4096
 
 
 @dataclass
 class Table:
-    """Lines of a name and what was measured.
+    """Table of measurements.
 
     Args:
-        lines: So far.
-        pairs_per_second: By what is done with them.
+        lines: Pairs of name and measurement.
+        pairs_per_second: Speed of each stage, by its name.
     """
 
     lines: list[tuple[str, str]] = field(default_factory=list)
@@ -42,37 +42,37 @@ class Table:
         """Add a line.
 
         Args:
-            name: What was measured.
-            text: What came out.
+            name: Name of the measurement.
+            text: Result.
         """
         self.lines.append((name, text))
 
     @contextmanager
     def timing(self, name: str, pairs: int) -> Iterator[None]:
-        """Add a line with the time of what is done within, a million pairs.
+        """Time the block, and add a line with its time for a million pairs.
 
         Args:
-            name: What is done.
-            pairs: With how many pairs.
+            name: Name of the stage.
+            pairs: Number of pairs in the block.
 
         Yields:
-            Nothing.
+            None.
         """
         wall, cpu = time.perf_counter(), time.process_time()
         yield
         scale = MILLION / pairs
         wall, cpu = (time.perf_counter() - wall) * scale, (time.process_time() - cpu) * scale
         self.pairs_per_second[name] = MILLION / wall
-        self.add(name, f"{wall:,.2f} s, {cpu:,.2f} s of a processor; {MILLION / wall:,.0f} pairs/s")
+        self.add(name, f"{wall:,.2f} s, {cpu:,.2f} s of CPU time; {MILLION / wall:,.0f} pairs/s")
 
 
 def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs:
-    """Prepare a corpus step by step, with nothing cached.
+    """Measure each stage of the preparation of a corpus, without a cache.
 
     Args:
         config: Settings of a run.
-        table: Gets the lines.
-        num_fetched: How many steps to make batches of.
+        table: Table for the results.
+        num_fetched: Number of steps to build batches for.
 
     Returns:
         The pairs.
@@ -110,7 +110,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
                 filled += int(lengths[part].sum())
         targets.append(sum(int(block.lengths[1][group].sum()) for group in groups))
     table.add("steps an epoch", f"{len(targets):,}")
-    table.add("tokens among the cells", f"{filled / cells:.2%}")
+    table.add("non-padding tokens", f"{filled / cells:.2%}")
     table.add("target tokens a step", f"{np.mean(targets):,.0f} +- {np.std(targets):,.0f}")
     fetched = min(num_fetched, len(targets))
     started = time.process_time()
@@ -121,13 +121,13 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
 
 
 def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Table):
-    """Plan epochs of a corpus of any size, with the lengths of a real one.
+    """Plan epochs of a corpus of any size, with the sentence lengths of a real one.
 
     Args:
         config: Settings of a run.
-        pairs: The real ones.
-        millions: Pairs of the corpus, in millions.
-        table: Gets the lines.
+        pairs: Pairs of the real corpus.
+        millions: Size of the planned corpus, in million pairs.
+        table: Table for the results.
     """
     count = int(millions * MILLION)
     random = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
             judged[:, first : first + size] = pairs.judged[:, random.choice(kept, size)]
         judged.flush()
         del judged
-        # what was the most before is no longer of interest
+        # reset the peak memory of the process
         Path("/proc/self/clear_refs").write_text("5")
         before = memory()
         settings = (config.tokens_per_step, config.length_groups_per_step)
@@ -157,23 +157,23 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         for name in ("order of an epoch, first block", "a further block"):
             started = time.process_time()
             steps.block_of(0 if name.startswith("order") else steps.steps_per_epoch - 1)
-            table.add(name, f"{time.process_time() - started:.2f} s of a processor")
+            table.add(name, f"{time.process_time() - started:.2f} s of CPU time")
         after = memory()
         growth = {name: (after[name] - before[name]) / millions for name in after}
         table.add(
             "memory a million pairs",
-            f"{growth['own']:.1f} MB of a process's own, {growth['shared']:.1f} MB of a file that "
-            f"all share; {growth['most']:.1f} MB at most",
+            f"{growth['own']:.1f} MB private, {growth['shared']:.1f} MB of a shared file; peak "
+            f"{growth['most']:.1f} MB",
         )
 
 
 def measure_stream(config: TrainConfig, blocks: int, table: Table):
-    """Read on from block to block, and make all batches.
+    """Read a streamed corpus block by block, and build all batches.
 
     Args:
         config: Settings of a run.
-        blocks: How many to read.
-        table: Gets the lines.
+        blocks: Number of blocks to read.
+        table: Table for the results.
     """
     texts = load_texts(config)
     tokenizer = prepare_tokenizer(config, texts)
@@ -190,18 +190,18 @@ def measure_stream(config: TrainConfig, blocks: int, table: Table):
             table.add(
                 f"block {position['block']}",
                 f"from step {step:,}, in pass {position['places'][0]['pass']}; "
-                f"{memory()['own']:,.0f} MB, {memory()['most']:,.0f} MB at most so far",
+                f"{memory()['own']:,.0f} MB, peak so far {memory()['most']:,.0f} MB",
             )
         step += 1
     seconds = (time.process_time() - started) / (blocks * config.block_pairs / MILLION)
-    table.add("reading to batches", f"{seconds:,.2f} s of a processor, a million pairs")
+    table.add("reading to batches", f"{seconds:,.2f} s of CPU time for a million pairs")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Prepare the text of a recipe, with nothing cached.
+    """Prepare the corpus of a recipe, without a cache.
 
     Args:
-        flags: Of the command line.
+        flags: Flags of the command line.
 
     Yields:
         One section.
@@ -214,7 +214,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     table = Table()
     before = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory() as cache:
-        # nothing that was prepared before, and no vocabulary that a run has learned
+        # an empty cache and an empty run folder: neither prepared data nor a learned vocabulary
         datasets.config.HF_DATASETS_CACHE = Path(cache)
         config = dataclasses.replace(config, output_dir=cache)
         try:
@@ -228,9 +228,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="data",
         title="From text to batches",
-        says="Times are for a million pairs, by the clock and of a processor, memory that of this "
-        "process.",
-        columns=("what", "measured"),
+        says="Wall time and CPU time are for a million pairs; memory is that of this process.",
+        columns=("stage", "result"),
         rows=table.lines,
         numbers={"pairs_per_second": table.pairs_per_second},
     )

@@ -1,4 +1,4 @@
-"""How many translations of an exported model are ours: `python -m ...benchmarks.exports RUN`."""
+"""Count equal translations of a model and its exports: `python -m ...benchmarks.exports RUN`."""
 
 import sys
 import tempfile
@@ -15,7 +15,7 @@ from ..console import run_command
 from ..export.ctranslate2 import to_ctranslate2
 from ..export.marian import to_marian
 from ..export.onnx import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, to_onnx
-from ..hub import load_run
+from ..loading import load_run
 from ..paper.study import Section, show_study
 from ..search_vanilla_transformer import gnmt_length_penalty
 from ..train.translate import one_line, translate_lines
@@ -23,23 +23,23 @@ from .work import run_parser, texts_of_run
 
 NUM_BEAMS = 4
 ALPHA = 0.6
-# far beyond what a sentence needs, so that no search is cut there
+# token limit far above what a sentence needs, so that it cuts no search
 LONGEST = 200
 SENTENCES_A_BATCH = 25
-# the engine ends its search when so many times the beams are complete
+# CTranslate2's search ends when this multiple of the beam size is complete
 PATIENCE = 2
-# its own penalty that comes nearest to an alpha of 0.6
+# CTranslate2's length penalty that is nearest to an alpha of 0.6
 NEAREST_PENALTY = 0.5
-# what the engine does not end the search with the first hypothesis for
+# not 0: with 0, CTranslate2's search ends with its first hypothesis
 NO_PENALTY = 1e-6
 
 
 class Engines:
-    """The same model in the engines it is exported to.
+    """Translations of a model and of its exports.
 
     Args:
-        run: A run folder, a model folder or a Hub name.
-        folder: Where the exports go.
+        run: Run folder, model folder or Hub name.
+        folder: Folder for the exports.
     """
 
     def __init__(self, run: str, folder: Path):
@@ -47,29 +47,30 @@ class Engines:
         self.folder = folder
 
     def ours(self, texts: list[str], **search: float | None) -> list[str]:
-        """What this package says.
+        """Translate with this package.
 
         Args:
             texts: Sentences.
-            search: What differs from beams with the paper's length penalty.
+            search: Settings that differ from beam search with the paper's length penalty.
 
         Returns:
             Translations.
         """
         usual = {"num_beams": NUM_BEAMS, "length_penalty_alpha": ALPHA}
-        # no engine has a bound for each sentence
+        # the other engines have no limit for each sentence
         bounds = {"max_new_tokens": LONGEST, "max_extra_tokens": None}
         return list(
             translate_lines(self.model, self.tokenizer, texts, **{**usual, **bounds, **search})
         )
 
     def ctranslate2(self, texts: list[str], quantization: str, **search: float) -> list[str]:
-        """What CTranslate2 says.
+        """Translate with CTranslate2.
 
         Args:
             texts: Sentences.
-            quantization: How weights are stored.
-            search: Settings of its search; ours, by all hypotheses that it returns, if none.
+            quantization: Type of the stored weights.
+            search: Settings of its search. If none, its hypotheses are ranked by our length
+                penalty.
 
         Returns:
             Translations.
@@ -103,7 +104,7 @@ class Engines:
         return [self._text(self.tokenizer.convert_tokens_to_ids(tokens)) for tokens in best]
 
     def marian(self, texts: list[str], **search: float | str) -> list[str]:
-        """What transformers' Marian says.
+        """Translate with transformers' Marian.
 
         Args:
             texts: Sentences.
@@ -124,7 +125,7 @@ class Engines:
         return [self._text(ids) for ids in found]
 
     def onnx(self, texts: list[str]) -> list[str]:
-        """What ONNX Runtime says, by greedy search.
+        """Translate with ONNX Runtime, by greedy search.
 
         Args:
             texts: Sentences.
@@ -175,14 +176,14 @@ def _names(session: onnxruntime.InferenceSession) -> list[str]:
 
 
 def sections(run: str, texts: list[str]) -> Iterator[Section]:
-    """Translate the same sentences by each engine and count what is equal.
+    """Translate the same sentences with each engine, and count equal translations.
 
     Args:
-        run: A run folder, a model folder or a Hub name.
+        run: Run folder, model folder or Hub name.
         texts: Sentences.
 
     Yields:
-        The one section.
+        One section.
     """
     with tempfile.TemporaryDirectory() as folder:
         engines = Engines(run, Path(folder))
@@ -217,19 +218,19 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
     ]
     yield Section(
         name="exports",
-        title="Translations of exported models that are ours",
+        title="Equal translations of a model and its exports",
         says=f"The same {len(texts):,} sentences, {NUM_BEAMS} beams and a length penalty of "
-        f"{ALPHA}, greedy search, or beams without a penalty. CTranslate2 searches as ours does "
-        "where all its hypotheses are compared by our penalty; its own penalty is another formula. "
-        f"{rows[0][2]:,} are then equal in float32, {rows[4][2]:,} with weights in 8 bits.",
+        f"{ALPHA}, greedy search, or beams without a penalty. In the rows with our search, "
+        "CTranslate2's hypotheses are ranked by our length penalty; its own penalty is another "
+        f"formula. {rows[0][2]:,} are then equal in float32, {rows[4][2]:,} with int8 weights.",
         columns=("engine", "search", "equal", "sentences"),
         rows=rows,
     )
 
 
 def _measure(argv: list[str]):
-    parser = run_parser("exports", "Count how many translations of an exported model are ours.")
-    parser.add_argument("--num_sentences", type=int, help="the first so many; all if not given")
+    parser = run_parser("exports", "Count equal translations of a model and its exports.")
+    parser.add_argument("--num_sentences", type=int, help="number of sentences (default: all)")
     flags = parser.parse_args(argv)
     if flags.num_sentences is not None and flags.num_sentences < 1:
         raise ValueError(f"num_sentences must be at least 1, got {flags.num_sentences}.")
@@ -238,13 +239,13 @@ def _measure(argv: list[str]):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Count, and turn what goes wrong into one sentence.
+    """Run the command; show an error as one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 if all went well, 1 if it was refused.
+        The exit status.
     """
     return run_command(_measure, argv)
 

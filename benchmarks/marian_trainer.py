@@ -1,9 +1,9 @@
-"""Train transformers' Marian with `Seq2SeqTrainer` on what a run of ours was trained on.
+"""Train transformers' Marian with `Seq2SeqTrainer` on the corpus of one of our runs.
 
-The recipe of the library's translation example (so many sentences a batch, random ones or of like
-length, padded to the longest), with the corpus, vocabulary, sizes, updates, rate and smoothing of
-our run, and about its target tokens a step. Scores the last checkpoint and the mean of the last
-few, as ours are scored.
+Batches are those of the library's translation example: a fixed number of sentences, random or of
+similar length, padded to the longest. Corpus, vocabulary, model size, number of updates, learning
+rate, label smoothing and about the target tokens per step are those of our run. The last checkpoint
+and the average of the last checkpoints are scored like ours.
 
     python -m vanilla_transformer.benchmarks.marian_trainer RUN --output_dir OUT
 """
@@ -49,17 +49,17 @@ def train_marian(
     output_dir: Path,
     sampling: str = "random",
 ) -> float:
-    """Train, or go on from the last checkpoint.
+    """Train, or resume from the last checkpoint.
 
     Args:
         recipe: Settings of our run.
-        model: The Marian.
-        tokenizer: Of our run.
-        output_dir: Where the trainer leaves its checkpoints.
-        sampling: How the library draws sentences, its `train_sampling_strategy`.
+        model: Marian model.
+        tokenizer: Tokenizer of our run.
+        output_dir: Folder for the trainer's checkpoints.
+        sampling: The library's `train_sampling_strategy`.
 
     Returns:
-        Seconds that this call took.
+        Time of this call, in seconds.
     """
     languages = (recipe.source_lang, recipe.target_lang)
     rows = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
@@ -89,7 +89,7 @@ def train_marian(
         seed=recipe.seed,
         bf16=recipe.precision == "bf16",
         fp16=recipe.precision == "fp16",
-        # the library takes bf16 on a processor only where it is told to be on one
+        # the library allows bf16 on a CPU only with `use_cpu`
         use_cpu=not torch.accelerator.is_available(),
         dataloader_pin_memory=torch.cuda.is_available(),
         report_to="none",
@@ -115,14 +115,14 @@ def translate(
     batch_size: int = 64,
     **search: Any,
 ) -> list[str]:
-    """Translate with the library's search, batch by batch as sentences come.
+    """Translate with the library's search, in batches in the given order.
 
     Args:
-        model: The Marian.
-        tokenizer: Of our run.
-        sources: What to translate.
-        batch_size: Sentences at a time.
-        search: Settings of `generate` that differ from the library's own.
+        model: Marian model.
+        tokenizer: Tokenizer of our run.
+        sources: Sentences.
+        batch_size: Number of sentences in a batch.
+        search: Settings of `generate` that differ from the library's defaults.
 
     Returns:
         The translations, in order.
@@ -144,33 +144,36 @@ def main(argv: list[str] | None = None) -> int:
     """Train and score.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
         0.
 
     Raises:
-        ValueError: If `--max_steps` is more than the run has, or none, or the run's rate is not the
-            paper's.
+        ValueError: If `--max_steps` is below 1 or above the run's, or the run has a cooldown.
     """
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("run", type=Path, help="a run folder of ours")
-    parser.add_argument("--output_dir", type=Path, required=True, help="where to leave it all")
-    parser.add_argument("--max_steps", type=int, help="fewer updates than the run has")
+    parser.add_argument("run", type=Path, help="run folder of this package")
+    parser.add_argument("--output_dir", type=Path, required=True, help="output folder")
     parser.add_argument(
-        "--precision", choices=PRECISIONS, help="of its training, where it is not to be the run's"
+        "--max_steps", type=int, help="number of updates (default: that of the run)"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="precision of training (default: that of the run)"
     )
     parser.add_argument(
         "--group_by_length",
         action="store_true",
-        help="sentences of like length in a batch, as the library's option of that name has it",
+        help="batches of sentences of similar length, with the library's option of this name",
     )
-    parser.add_argument("--splits", default="validation,test", help="to score (%(default)s)")
+    parser.add_argument(
+        "--splits", default="validation,test", help="splits to score (default: %(default)s)"
+    )
     arguments = parser.parse_args(argv)
     recipe = read_recipe(arguments.run)
     if recipe.cooldown_steps:
         raise ValueError(
-            "cooldown_steps of the run must be 0, for the library's rate has no such end, got "
+            "cooldown_steps of the run must be 0: the library's schedule has no cooldown, got "
             f"{recipe.cooldown_steps}."
         )
     if arguments.max_steps is not None:
@@ -196,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     scores = {"parameters": model.num_parameters(), "seconds_of_last_start": seconds}
     for name, averaged in (("last", steps[-1:]), ("averaged", steps)):
-        # tied weights are in the file once, tables of positions never
+        # the file has tied weights once, and no tables of positions
         _, unexpected = model.load_state_dict(average_weights(averaged), strict=False)
         assert not unexpected
         model.tie_weights()

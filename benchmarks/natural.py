@@ -1,8 +1,8 @@
-"""Translations that end by themselves: `python -m vanilla_transformer.benchmarks.natural RUN`.
+"""Translation with a trained model: `python -m vanilla_transformer.benchmarks.natural RUN`.
 
-The other benchmark of search has random weights and so must force how long translations are. Here
-a trained model translates the text of its run, text in and text out, as users of each engine would
-have it.
+The benchmark `translation` has random weights, and so must set the length of each translation.
+Here, a trained model translates the corpus of its run, and decides itself where a translation ends.
+Each engine reads text and writes text, as in practice.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from transformers import MarianMTModel
 
 from ..console import run_command
 from ..export.marian import to_marian
-from ..hub import load_run
+from ..loading import load_run
 from ..paper.study import Section, show_study
 from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
 from ..train.config import PRECISIONS
@@ -38,21 +38,21 @@ from .translation import (
 )
 from .work import add_device, open_device, run_parser, texts_of_run
 
-MARIAN_AS_THEY_COME = f"{MARIAN}, sentences as they come"
-# sentences that each engine is given at once, and that transformers' models have in a batch
+MARIAN_UNSORTED = f"{MARIAN}, unsorted"
+# sentences in a call of an engine, and in a batch of transformers' models
 PIECE, BATCH = 256, 32
 
 
 class Translator:
-    """One engine with the weights of a run, sentences in and translations out.
+    """Engine with the weights of a run, from text to text.
 
     Args:
-        name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_AS_THEY_COME` or one of `ctranslate2_names`.
-        run: A run folder.
-        num_beams: Hypotheses of each sentence.
-        max_new_tokens: Where a translation is cut.
-        device: Where.
-        dtype: Of weights and states.
+        name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_UNSORTED` or one of `ctranslate2_names`.
+        run: Run folder.
+        num_beams: Beam size.
+        max_new_tokens: Largest number of tokens in a translation.
+        device: Device of the model.
+        dtype: Type of weights and hidden states.
     """
 
     def __init__(
@@ -76,13 +76,13 @@ class Translator:
         self.model.to(device, dtype).eval()
 
     def __call__(self, texts: Sequence[str]) -> list[str]:
-        """Translate.
+        """Translate sentences.
 
         Args:
             texts: Sentences.
 
         Returns:
-            Translations, in their order.
+            Translations, in the order of the sentences.
         """
         if self.name in (OURS, OURS_INT8):
             return list(
@@ -115,7 +115,7 @@ class Translator:
         return [one_line(text) for _, text in sorted(zip(order, found, strict=True))]
 
     def _by_ctranslate2(self, texts: Sequence[str]) -> list[str]:
-        # it sorts by length itself
+        # CTranslate2 sorts by length itself
         results = self.engine.translate_batch(
             [
                 self.tokenizer.convert_ids_to_tokens(ids)
@@ -134,20 +134,20 @@ class Translator:
 def sections(
     texts: list[str], references: list[str], flags: argparse.Namespace
 ) -> Iterator[Section]:
-    """Translate the same sentences by each engine.
+    """Translate the same sentences with each engine.
 
     Args:
         texts: Sentences.
-        references: Their translations.
-        flags: Of the command line.
+        references: Reference translations.
+        flags: Flags of the command line.
 
     Yields:
-        The one section.
+        One section.
     """
     device, dtype = torch.device(flags.device), DTYPES.get(flags.precision, torch.float32)
     int8 = [OURS_INT8] if device.type == "cpu" else []
     peers, absent = ctranslate2_names(device, dtype)
-    names = [OURS, *int8, MARIAN, MARIAN_AS_THEY_COME, *peers]
+    names = [OURS, *int8, MARIAN, MARIAN_UNSORTED, *peers]
     pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
     amounts = [len(piece) for piece in pieces]
     search = flags.run, flags.num_beams, flags.max_new_tokens, flags.device, dtype
@@ -158,7 +158,7 @@ def sections(
     def keep(found: dict[str, list[list[str]]]):
         said.update({name: list(chain(*found[name])) for name in names})
         equal.update({name: sum(map(str.__eq__, said[name], said[MARIAN])) for name in names})
-        # in half precision searches part
+        # in half precision, rounding changes translations
         if dtype == torch.float32:
             refuse_others(equal[OURS] / len(texts))
 
@@ -173,15 +173,15 @@ def sections(
     ]
     yield Section(
         name="natural",
-        title="Translations that end by themselves",
-        says=f"{len(texts):,} sentences, {PIECE} at once, {flags.num_beams} beams without a length "
-        f"penalty, {flags.precision} where nothing else is said. {MARIAN} has batches of {BATCH}, "
-        "of like length in the first row and as they come in the second; the others make their "
-        f"batches themselves, of {TOKENS_PER_BATCH:,} tokens at most. Text in, text out. Equal is "
-        f"how many translations are those of {MARIAN}. BLEU is {signature}. Each "
-        "contender has a process of its own, and does each piece in its turn; ratios are medians "
-        "over pieces and rounds, with quartiles; memory is beyond what the imports took."
-        + (f" Absent here: {', '.join(absent)}." if absent else ""),
+        title="Translation with a trained model",
+        says=f"{len(texts):,} sentences, {PIECE} in a call, {flags.num_beams} beams without length "
+        f"penalty, {flags.precision} unless the name says otherwise. {MARIAN} has batches of "
+        f"{BATCH}, sorted by length in its first row and in the given order in its second. The "
+        f"others build batches of at most {TOKENS_PER_BATCH:,} tokens themselves. Times include "
+        f"tokenization. Equal: translations that {MARIAN} gives too. BLEU is {signature}. "
+        "Each contender has its own process, and the contenders do each piece in turn; ratios are "
+        "medians over pieces and rounds, with quartiles; memory is beyond that after the imports."
+        + (f" Not installed: {', '.join(absent)}." if absent else ""),
         columns=("contender", "ratio", "from", "to", "sentences/s", "BLEU", "equal", "peak MB"),
         rows=rows,
         figure=ratio_figure({f"{flags.num_beams} beams": rows}, MARIAN),
@@ -191,18 +191,29 @@ def sections(
 
 def _measure(argv: list[str]):
     parser = run_parser(
-        "natural", "Time translations that end by themselves, of a trained model and its text."
+        "natural", "Time translation with a trained model, on the corpus of its run."
     )
     parser.add_argument(
-        "--num_sentences", type=int, default=4 * PIECE, help="the first so many (%(default)s)"
+        "--num_sentences",
+        type=int,
+        default=4 * PIECE,
+        help="number of sentences (default: %(default)s)",
     )
-    parser.add_argument("--num_beams", type=int, default=4, help="(%(default)s)")
+    parser.add_argument("--num_beams", type=int, default=4, help="beam size (default: %(default)s)")
     parser.add_argument(
-        "--max_new_tokens", type=int, default=200, help="where each search is cut (%(default)s)"
+        "--max_new_tokens",
+        type=int,
+        default=200,
+        help="largest number of tokens in a translation (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=1, help="over all sentences (%(default)s)")
     parser.add_argument(
-        "--precision", choices=PRECISIONS, default="fp32", help="of the models (%(default)s)"
+        "--rounds", type=int, default=1, help="repetitions of all sentences (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="fp32",
+        help="precision of the models (default: %(default)s)",
     )
     add_device(parser)
     flags = parser.parse_args(argv)
@@ -212,19 +223,19 @@ def _measure(argv: list[str]):
             raise ValueError(f"{name} must be at least 1, got {value}.")
     open_device(flags)
     if flags.device == "cpu" and flags.precision != "fp32":
-        raise ValueError(f"precision must be fp32 on a processor, got {flags.precision}.")
+        raise ValueError(f"precision must be fp32 on a CPU, got {flags.precision}.")
     sides = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
-    show_study(sections(*sides, flags), "Translations that end by themselves", flags.output_dir)
+    show_study(sections(*sides, flags), "Translation with a trained model", flags.output_dir)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Measure, and turn what goes wrong into one sentence.
+    """Run the command; show an error as one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 if all went well, 1 if it was refused.
+        The exit status.
     """
     return run_command(_measure, argv)
 

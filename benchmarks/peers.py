@@ -1,4 +1,4 @@
-"""The peers: the same sizes in other packages, and what makes of them a model of this one."""
+"""Models of the same sizes in other toolkits, and their conversion to this package."""
 
 import importlib
 import math
@@ -30,11 +30,11 @@ class Peer(NamedTuple):
     """Another implementation of the same model.
 
     Attributes:
-        flag: What it is called on a command line.
-        build: Makes one of the same sizes, with random weights.
-        loss_sum: The smoothed loss of a batch, summed over its target tokens.
-        convert: Makes a model of this package of one; None where there is no such way.
-        needs: A module that must be there.
+        flag: Name on the command line.
+        build: Function that returns a model of the same sizes, with random weights.
+        loss_sum: Function that returns the smoothed loss, summed over the target tokens of a batch.
+        convert: Function that converts the model to this package; None if there is none.
+        needs: Module that must be installed.
     """
 
     flag: str
@@ -44,23 +44,23 @@ class Peer(NamedTuple):
     needs: str = "transformers"
 
     def is_installed(self) -> bool:
-        """Whether it can be measured here."""
+        """Return whether the module can be imported."""
         try:
             importlib.import_module(self.needs)
-        # some are there and cannot be loaded by this version of Python
+        # ValueError: installed, but not for this version of Python
         except (ImportError, ValueError):
             return False
         return True
 
 
 def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
-    """The Marian of the same sizes.
+    """Return the configuration of a Marian of the same sizes.
 
     Args:
-        config: Of our model.
+        config: Configuration of our model.
 
     Returns:
-        Its configuration, with the library's biases and its order of sines and cosines.
+        Configuration of Marian, which has biases and its own order of sines and cosines.
     """
     same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
     return MarianConfig(
@@ -72,10 +72,10 @@ def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
 
 
 def build_marian(config: VanillaTransformerConfig) -> MarianMTModel:
-    """transformers' Marian.
+    """Build transformers' Marian.
 
     Args:
-        config: Of our model.
+        config: Configuration of our model.
 
     Returns:
         A model of the same sizes.
@@ -84,10 +84,10 @@ def build_marian(config: VanillaTransformerConfig) -> MarianMTModel:
 
 
 def build_fsmt(config: VanillaTransformerConfig) -> FSMTForConditionalGeneration:
-    """transformers' FSMT, with one embedding matrix.
+    """Build transformers' FSMT, with one embedding matrix.
 
     Args:
-        config: Of our model.
+        config: Configuration of our model.
 
     Returns:
         A model of the same sizes.
@@ -110,10 +110,10 @@ def build_fsmt(config: VanillaTransformerConfig) -> FSMTForConditionalGeneration
 
 
 class TorchTransformer(nn.Module):
-    """torch.nn.Transformer between tied embeddings.
+    """torch.nn.Transformer with tied embeddings.
 
     Args:
-        config: Of our model.
+        config: Configuration of our model.
     """
 
     def __init__(self, config: VanillaTransformerConfig):
@@ -133,7 +133,7 @@ class TorchTransformer(nn.Module):
         for stack in (self.stacks.encoder, self.stacks.decoder):
             stack.norm = None
         for layer in (*self.stacks.encoder.layers, *self.stacks.decoder.layers):
-            # the paper drops neither weights of attention nor what is inside feed-forward
+            # the paper has no dropout on attention weights or inside the feed-forward
             layer.dropout.p = layer.self_attn.dropout = 0.0
             if hasattr(layer, "multihead_attn"):
                 layer.multihead_attn.dropout = 0.0
@@ -142,23 +142,23 @@ class TorchTransformer(nn.Module):
         self.register_buffer("positions", table, persistent=False)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, decoder_input_ids: Tensor):
-        """Score the next tokens.
+        """Return the logits of the next tokens.
 
         Args:
-            input_ids: [B, S].
+            input_ids: Source token ids, [B, S].
             attention_mask: 1 for a source token, 0 for padding, [B, S].
-            decoder_input_ids: [B, T].
+            decoder_input_ids: Target token ids, [B, T].
 
         Returns:
             Logits, [B, T, V].
         """
         length = decoder_input_ids.shape[1]
-        future = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).triu(1)
+        causal_mask = torch.ones(length, length, dtype=torch.bool, device=input_ids.device).triu(1)
         padding = attention_mask == 0
         states = self.stacks(
             self._embed(input_ids),
             self._embed(decoder_input_ids),
-            tgt_mask=future,
+            tgt_mask=causal_mask,
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
             tgt_is_causal=True,
@@ -171,30 +171,30 @@ class TorchTransformer(nn.Module):
 
 
 def convert_torch(module: TorchTransformer) -> PreTrainedModel:
-    """A model of this package.
+    """Convert a model to this package.
 
     Args:
-        module: The other one.
+        module: Model of torch.
 
     Returns:
-        The same function.
+        The model of this package with the same logits.
     """
     return from_torch(module.stacks, module.embedding.weight)
 
 
 def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
-    """JoeyNMT's model.
+    """Build JoeyNMT's model.
 
     Args:
-        config: Of our model.
+        config: Configuration of our model.
 
     Returns:
-        A model of the same sizes, with its own loss.
+        A model of the same sizes, with JoeyNMT's loss.
     """
     from joeynmt.model import build_model
     from joeynmt.vocabulary import Vocabulary
 
-    # its special tokens come first, in this order
+    # JoeyNMT's vocabulary begins with these special tokens, in this order
     names = ("unk", "pad", "bos", "eos")
     special = {f"{name}_token": f"<{name}>" for name in names}
     special |= {f"{name}_id": index for index, name in enumerate(names)}
@@ -236,7 +236,7 @@ def _joeynmt_loss_sum(model: nn.Module, tensors: dict[str, Tensor], smoothing: f
     if model.loss_function is None:
         model.loss_function = ("crossentropy", smoothing)
     is_label = tensors["labels"] != IGNORED
-    # ids 0 and 1 change places: its padding token is not ours
+    # swap ids 0 and 1: JoeyNMT's padding token has another id than ours
     swap = torch.arange(len(model.src_vocab), device=is_label.device)
     swap[:2] = swap[:2].flip(0)
     pad = model.pad_index
@@ -255,7 +255,7 @@ def _joeynmt_loss_sum(model: nn.Module, tensors: dict[str, Tensor], smoothing: f
 
 def _library_loss_sum(model: nn.Module, tensors: dict[str, Tensor], smoothing: float) -> Tensor:
     inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
-    # FSMT makes the mask of the future by itself
+    # without a causal mask: the models make it themselves
     logits = model(**inputs, use_cache=False).logits
     return smoothed_loss_sum(logits, tensors["labels"], smoothing)
 

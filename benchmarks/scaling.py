@@ -1,4 +1,4 @@
-"""How a step of training grows: with the length, the vocabulary, the batch, and the processes."""
+"""Measure the cost of a training step against length, vocabulary, batch and processes."""
 
 import argparse
 import json
@@ -25,21 +25,21 @@ from .work import Batch, model_config, training_flops
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# about as many tokens on each side, however long the sentences
+# about the number of tokens on each side, for every sentence length
 TOKENS = 1024
 SENTENCE = 32
 LENGTHS = (64, 256, 1024, 4096, 8192)
 VOCABULARIES = (1_000, 8_000, 37_000)
 COUNTS = (1, 8, 32, 128)
 STEPS = 30
-COLUMNS = ("contender", "tokens/s", "ms a step", "peak MB")
+COLUMNS = ("contender", "tokens/s", "ms/step", "peak MB")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Measure how cost grows, for the first of the sizes asked for.
+    """Measure the cost of a training step, for the first of the sizes.
 
     Args:
-        flags: Of the command line.
+        flags: Flags of the command line.
 
     Yields:
         Four sections.
@@ -55,15 +55,15 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield _section(
         "length",
         "sentence length",
-        f"Random sentences of one length, at least {TOKENS:,} tokens on each side. Loss and "
-        f"gradient of Marian's weights, converted into this package, were Marian's to {worst:.0e}.",
+        f"Random sentences of one length, at least {TOKENS:,} tokens on each side. With Marian's "
+        f"weights, loss and gradient of both differ by at most {worst:.0e}.",
         _raced(list(by_length.values()), vocab_size, flags),
         lengths,
         flags,
     )
     yield _section(
         "batch",
-        "sentences of a batch",
+        "sentences in a batch",
         f"Random sentences of {SENTENCE} tokens.",
         _raced(list(by_count.values()), vocab_size, flags),
         COUNTS,
@@ -75,7 +75,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     ]
     yield _section(
         "vocabulary",
-        "tokens of the vocabulary",
+        "tokens in the vocabulary",
         f"{TOKENS // SENTENCE} random sentences of {SENTENCE} tokens.",
         [points for (points,) in races],
         VOCABULARIES,
@@ -85,13 +85,13 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
 
 def random_batch(sentences: int, length: int, vocab_size: int, seed: int) -> Batch:
-    """Sentences of one length.
+    """Return a batch of random sentences of one length.
 
     Args:
-        sentences: How many.
-        length: Tokens of each, of both sides.
-        vocab_size: Which tokens there are.
-        seed: Of the tokens.
+        sentences: Number of sentences.
+        length: Number of tokens in each source and target.
+        vocab_size: Size of the vocabulary.
+        seed: Seed of the tokens.
 
     Returns:
         A batch without padding.
@@ -104,14 +104,14 @@ def random_batch(sentences: int, length: int, vocab_size: int, seed: int) -> Bat
 
 
 class Growing:
-    """`Trainee` with as many positions as the longest sentence.
+    """`Trainee` with enough positions for the longest sentence.
 
     Args:
         name: `OURS` or `MARIAN`.
         size: One of `work.SIZES`.
-        flags: Of the command line.
-        vocab_size: Of the model.
-        positions: Of Marian's table, which ends.
+        flags: Flags of the command line.
+        vocab_size: Vocabulary size of the model.
+        positions: Size of Marian's table of positions.
     """
 
     def __init__(
@@ -121,10 +121,10 @@ class Growing:
         self.trainee = Trainee(name, size, given, max_position_embeddings=positions)
 
     def __call__(self, batch: Batch) -> None:
-        """Change the weights once.
+        """Update the weights once.
 
         Args:
-            batch: What by.
+            batch: Training batch.
         """
         self.trainee(batch)
 
@@ -132,7 +132,7 @@ class Growing:
 def _raced(
     batches: list[Batch], vocab_size: int, flags: argparse.Namespace
 ) -> list[list[tuple[str, float, float, float]]]:
-    """Race over batches, small ones first; a line of the table for each and each contender."""
+    """Race over batches, small ones first; return a row for each batch and contender."""
     size, positions = flags.sizes[0], max(batch.source_lengths.max() for batch in batches)
     config = model_config(size, vocab_size)
     contenders = [
@@ -146,7 +146,8 @@ def _raced(
         )
         for name in (OURS, MARIAN)
     ]
-    # memory only grows, and with it what was taken at most; in a first step Adam has no moments yet
+    # peak memory never falls, so small batches come first; each batch warms up twice, because Adam
+    # has no moments before its first step
     every = range(len(batches))
     twice = np.repeat(every, 2)
     results = race(contenders, flags.rounds, torch.device(flags.device), checked=twice)
@@ -175,8 +176,8 @@ def _section(
     pairs = list(zip(values, points, strict=True))
     return Section(
         name=f"scaling-{name}",
-        title=f"A step of training against {axis}, {flags.sizes[0]}",
-        says=f"{says} Vocabulary, device and precision as asked for; medians over rounds.",
+        title=f"Training step against {axis}, {flags.sizes[0]}",
+        says=f"{says} Vocabulary, device and precision as in the flags; medians over rounds.",
         columns=(axis, *COLUMNS),
         rows=[(value, *line) for value, lines in pairs for line in lines],
         figure=_figure(axis, values, points),
@@ -197,9 +198,9 @@ def _figure(axis: str, values: Sequence[int], points: Sequence[Sequence[tuple]])
 
 
 def _processes(flags: argparse.Namespace) -> Section:
-    """Train the recipe's text with the command line itself, on one process and on two."""
+    """Train the recipe with the training command, on one process and on two."""
     cores = os.cpu_count() or 1
-    # on a GPU a process has one
+    # each process has its share of the cores; on GPUs, each process has one GPU
     kinds = {"1 process": (1, cores), "2 processes": (2, max(1, cores // 2))}
     rows = []
     with tempfile.TemporaryDirectory() as folder:
@@ -225,8 +226,8 @@ def _processes(flags: argparse.Namespace) -> Section:
     return Section(
         name="scaling-processes",
         title=f"One process and two, recipe {flags.recipe}",
-        says=f"The command line itself, {STEPS} steps; each process has its share of the cores. "
-        "Tokens a second are those of the last steps, the loss is of the same tokens.",
-        columns=("processes", "threads each", "tokens/s", "loss"),
+        says=f"The training command, {STEPS} steps; each process has its share of the cores. "
+        "Tokens/s and the loss are those of the last steps.",
+        columns=("processes", "threads per process", "tokens/s", "loss"),
         rows=rows,
     )

@@ -1,4 +1,4 @@
-"""How long it takes until something happens: imports, the command line, the first translation."""
+"""Measure start-up times: imports, help of the command line, first translation."""
 
 import argparse
 import subprocess
@@ -16,11 +16,11 @@ from .peers import build_marian
 from .work import model_config
 
 LIBRARY = "import transformers' Marian"
-# one translation, by the model's own tokenizer; the peer gets the same ids
+# translate once; both models get the ids of the same tokenizer
 TRANSLATE = """
 import sys, torch
 from {module} import {name}
-from .. import VanillaTransformerTokenizer
+from vanilla_transformer import VanillaTransformerTokenizer
 tokenizer = VanillaTransformerTokenizer.from_pretrained(sys.argv[1])
 model = {name}.from_pretrained(sys.argv[1]).eval()
 with torch.no_grad():
@@ -34,19 +34,19 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """Time new processes.
 
     Args:
-        flags: Of the command line.
+        flags: Flags of the command line.
 
     Yields:
         One section.
     """
     with tempfile.TemporaryDirectory() as folder:
-        places = {name: str(Path(folder, name)) for name in ("ours", "marian")}
+        folders = {name: str(Path(folder, name)) for name in ("ours", "marian")}
         tokenizer = VanillaTransformerTokenizer()
         config = model_config("small", flags.model_vocab_size)
-        VanillaTransformerForConditionalGeneration(config).save_pretrained(places["ours"])
-        build_marian(config).save_pretrained(places["marian"])
-        for place in places.values():
-            tokenizer.save_pretrained(place)
+        VanillaTransformerForConditionalGeneration(config).save_pretrained(folders["ours"])
+        build_marian(config).save_pretrained(folders["marian"])
+        for model_folder in folders.values():
+            tokenizer.save_pretrained(model_folder)
         verb = "from vanilla_transformer.cli import main; main(['translate', '--help'])"
         programs = {
             LIBRARY: ["-c", "from transformers import MarianMTModel"],
@@ -56,9 +56,9 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             "transformers Marian: first translation": [
                 "-c",
                 TRANSLATE.format(**MARIAN),
-                places["marian"],
+                folders["marian"],
             ],
-            "this package: first translation": ["-c", TRANSLATE.format(**OURS), places["ours"]],
+            "this package: first translation": ["-c", TRANSLATE.format(**OURS), folders["ours"]],
         }
         contenders = [
             Contender(name, Program, (), [[sys.executable, *program]], [1])
@@ -71,8 +71,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     ]
     yield Section(
         name="startup",
-        title="Until something happens",
-        says="Each a process of its own, from its start to its end, files in the system's memory; "
+        title="Start-up times",
+        says="Each row is a new process, timed from start to end, with files in the page cache; "
         f"ratios to {LIBRARY}, medians with quartiles.",
         columns=("process", "ratio", "from", "to", "seconds"),
         rows=rows,
@@ -82,12 +82,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
 
 class Program:
-    """Runs a command to its end."""
+    """Contender that runs a command."""
 
     def __call__(self, command: list[str]) -> None:
-        """Run it.
+        """Run a command to its end.
 
         Args:
-            command: What to run.
+            command: Program and arguments.
         """
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

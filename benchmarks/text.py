@@ -1,4 +1,4 @@
-"""Text to tokens: learning the vocabulary, and sentences a second, there and back."""
+"""Measure the tokenizer: learning a vocabulary, encoding and decoding text."""
 
 import argparse
 import importlib.util
@@ -16,34 +16,34 @@ from .work import read_corpus
 
 PEER = "SentencePiece BPE"
 COLUMNS = ("contender", "ratio", "from", "to", "sentences/s", "peak MB")
-# what is encoded at a time
+# sentences that are encoded in one call
 CHUNK = 10_000
 
 
 class Learner:
-    """Learns a vocabulary.
+    """Contender that learns a vocabulary.
 
     Args:
         name: `OURS` or `PEER`.
-        vocab_size: How many tokens.
+        vocab_size: Size of the vocabulary.
     """
 
     def __init__(self, name: str, vocab_size: int):
         self.name, self.vocab_size = name, vocab_size
 
     def __call__(self, texts: list[str]) -> None:
-        """Learn.
+        """Learn a vocabulary.
 
         Args:
-            texts: From what.
+            texts: Sentences.
         """
         self.learned(texts)
 
     def learned(self, texts: list[str]) -> Any:
-        """Learn.
+        """Return a tokenizer with a learned vocabulary.
 
         Args:
-            texts: From what.
+            texts: Sentences.
 
         Returns:
             The tokenizer.
@@ -66,30 +66,30 @@ class Learner:
 
 
 class Encoder:
-    """Turns texts into ids, or ids into texts.
+    """Contender that encodes or decodes texts.
 
     Args:
         name: `OURS` or `PEER`.
-        vocab_size: Of its vocabulary.
-        texts: What to learn it from.
-        is_back: Whether from ids to texts.
+        vocab_size: Size of the vocabulary.
+        texts: Sentences to learn the vocabulary from.
+        decodes: Whether to decode ids instead of encoding texts.
     """
 
-    def __init__(self, name: str, vocab_size: int, texts: list[str], is_back: bool):
-        self.name, self.is_back = name, is_back
+    def __init__(self, name: str, vocab_size: int, texts: list[str], decodes: bool):
+        self.name, self.decodes = name, decodes
         self.tokenizer = Learner(name, vocab_size).learned(texts)
         self.ids: dict[str, Any] = {}
 
     def __call__(self, texts: list[str]) -> list[str] | None:
-        """Do it.
+        """Encode texts, or decode their ids.
 
         Args:
-            texts: The texts; their ids are known from the first time on.
+            texts: Texts; to decode, their ids are computed at the first call.
 
         Returns:
-            The texts as they come back, or nothing.
+            The decoded texts; None after encoding.
         """
-        if not self.is_back:
+        if not self.decodes:
             self.encoded(texts)
             return None
         key = texts[0]
@@ -100,13 +100,13 @@ class Encoder:
         return self.tokenizer.decode(self.ids[key])
 
     def encoded(self, texts: list[str]) -> Any:
-        """The ids of texts.
+        """Return the token ids of texts.
 
         Args:
-            texts: The texts.
+            texts: Texts.
 
         Returns:
-            Their ids.
+            Token ids.
         """
         if self.name == OURS:
             return self.tokenizer(texts).input_ids
@@ -114,10 +114,10 @@ class Encoder:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Time the tokenizer, beside SentencePiece where it is installed.
+    """Time the tokenizer, and SentencePiece if it is installed.
 
     Args:
-        flags: Of the command line.
+        flags: Flags of the command line.
 
     Yields:
         Three sections.
@@ -133,18 +133,18 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     )
     some = texts[: CHUNK * flags.batches]
     chunks = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
-    for is_back, title in ((False, "Texts to ids"), (True, "Ids to texts")):
+    for decodes, title in ((False, "Texts to ids"), (True, "Ids to texts")):
 
         def check(found: dict[str, list[Any]]):
             if found[OURS][0] not in (None, chunks[0]):
-                raise ValueError("texts must come back as they were, got others.")
+                raise ValueError("decoded texts must be equal to the encoded ones, got others.")
 
         contenders = [
-            Contender(name, Encoder, (name, size, texts, is_back), chunks, list(map(len, chunks)))
+            Contender(name, Encoder, (name, size, texts, decodes), chunks, list(map(len, chunks)))
             for name in names
         ]
         yield _section(
-            "decoding" if is_back else "encoding",
+            "decoding" if decodes else "encoding",
             title,
             f"{len(some):,} sentences, {CHUNK:,} at a time.",
             race(contenders, flags.rounds, torch.device("cpu"), check),
@@ -165,8 +165,8 @@ def _section(name: str, title: str, says: str, results: list[Result]) -> Section
         name=name,
         title=title,
         says=says
-        + " Ratios are to the first line, medians with quartiles; the first time does not count."
-        + (f" Absent here: {PEER}." if len(results) == 1 else ""),
+        + " Ratios are to the first row, medians with quartiles; the warm-up does not count."
+        + (f" Not installed: {PEER}." if len(results) == 1 else ""),
         columns=COLUMNS,
         rows=rows,
         figure=ratio_figure({title: rows}, results[0].name),

@@ -1,4 +1,4 @@
-"""Training steps: forward, smoothed loss, backward and fused Adam, against the peers."""
+"""Measure training steps: forward, smoothed loss, backward and fused Adam, beside the peers."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -31,18 +31,18 @@ from .work import (
 USUAL = "transformers Marian, random sentences"
 OURS_RANDOM = "this package, the same random sentences"
 USUAL_SENTENCES = 64
-# loss and gradient of a converted model, relative: sums of thousands of float32 in another order
+# relative tolerance of loss and gradient: sums of thousands of float32 in another order
 SAME = 1e-3
 
 
 class Trainee:
-    """A model with its optimizer.
+    """Model with its optimizer.
 
     Args:
-        name: `OURS` or one of `PEERS`, or `USUAL`.
+        name: `OURS`, `OURS_RANDOM`, `USUAL` or one of `PEERS`.
         size: One of `work.SIZES`.
-        flags: Of the command line.
-        fields: Of the configuration, that differ.
+        flags: Flags of the command line.
+        fields: Further fields of the configuration.
     """
 
     def __init__(self, name: str, size: str, flags: argparse.Namespace, **fields: Any):
@@ -66,14 +66,14 @@ class Trainee:
             self.model.compile(dynamic=True)
 
     def __call__(self, batch: Batch) -> None:
-        """Change the weights once.
+        """Update the weights once.
 
         Args:
-            batch: What by.
+            batch: Training batch.
         """
         smoothing = self.settings.label_smoothing
         if self.name in (OURS, OURS_RANDOM):
-            # as the loop of training has it
+            # the step of our training loop
             training_step(
                 self.accelerator,
                 self.wrapped,
@@ -97,13 +97,13 @@ class Trainee:
         self.optimizer.zero_grad()
 
     def on_device(self, batch: Batch) -> dict[str, Tensor]:
-        """The tensors of a batch where the model is.
+        """Copy the tensors of a batch to the device of the model.
 
         Args:
-            batch: On the host.
+            batch: Batch on the CPU.
 
         Returns:
-            Its tensors.
+            Tensors on the device.
         """
         return {
             name: tensor.to(self.device, non_blocking=True)
@@ -112,29 +112,29 @@ class Trainee:
 
 
 def dtype_of(settings: TrainConfig) -> torch.dtype:
-    """The type of matrix products.
+    """Return the type of matrix products.
 
     Args:
-        settings: With a precision.
+        settings: Settings of a run.
 
     Returns:
-        The type.
+        The type of the precision.
     """
     return distribution.DTYPES.get(settings.precision, torch.float32)
 
 
 def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator:
-    """The accelerator of a training on one device.
+    """Open the accelerator for training on one device.
 
     Args:
-        settings: Of the run.
-        device: Where.
+        settings: Settings of a run.
+        device: Device from the flags.
 
     Returns:
-        As `distribution.open_accelerator` gives it.
+        The accelerator of `distribution.open_accelerator`.
 
     Raises:
-        ValueError: If the machine has a GPU and the processor is asked for, or the reverse.
+        ValueError: If the accelerator has another device than the flags.
     """
     accelerator = distribution.open_accelerator(settings)
     if accelerator.device.type != device.type:
@@ -143,10 +143,10 @@ def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Compare training steps, a section for each size.
+    """Compare training steps, with a section for each size.
 
     Args:
-        flags: Of the command line.
+        flags: Flags of the command line.
 
     Yields:
         Sections.
@@ -199,25 +199,25 @@ def _section(
         batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel() for batch in random
     )
     equal = ", ".join(f"{name} to {worst:.0e}" for name, worst in differences.items())
-    as_they_come = (
-        f"; the last two on {USUAL_SENTENCES} sentences as they come, of whose places "
-        f"{1 - filled:.0%} are padding, the first of them with the library's label smoother"
+    on_random = (
+        f"; the last two on {USUAL_SENTENCES} random sentences, with {1 - filled:.0%} padding, the "
+        "first of them with the library's label smoother"
         if has_usual
         else ""
     )
     says = (
         f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
-        f"target tokens of like length, {flags.config.precision}, vocabulary "
-        f"{flags.model_vocab_size:,}{as_they_come}. Converted into this package, loss and gradient "
-        f"in float32 were those of {equal}, relative to the largest. Each contender has a process "
-        "of its own, and does each batch in its turn; ratios are medians over batches and rounds, "
-        "with quartiles; memory is beyond what the imports took. A product of large matrices "
-        f"ran at {numbers_of([], product)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
-        + (f" Absent here: {', '.join(absent)}." if absent else "")
+        f"target tokens and sentences of similar length, {flags.config.precision}, vocabulary "
+        f"{flags.model_vocab_size:,}{on_random}. With equal weights, loss and gradient in float32 "
+        f"agree with {equal}, relative to the largest. Each contender has its own process, and the "
+        "contenders do each batch in turn; ratios are medians over batches and rounds, with "
+        "quartiles; memory is beyond that after the imports. A product of large matrices ran at "
+        f"{numbers_of([], product)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
+        + (f" Not installed: {', '.join(absent)}." if absent else "")
     )
     return Section(
         name=f"training-{size}",
-        title=f"A step of training, {size}",
+        title=f"Training step, {size}",
         says=says,
         columns=COLUMNS,
         rows=rows,
@@ -227,19 +227,19 @@ def _section(
 
 
 def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) -> float:
-    """How far a peer's loss and gradient are from those of the same weights in this package.
+    """Compare a peer's loss and gradient with those of the same weights in this package.
 
     Args:
         name: One of `PEERS`.
         size: One of `work.SIZES`.
-        batch: What the loss is of.
-        flags: Of the command line.
+        batch: Batch of the loss.
+        flags: Flags of the command line.
 
     Returns:
-        The larger of both differences, relative.
+        The larger of the two relative differences.
 
     Raises:
-        ValueError: If they are not the same function.
+        ValueError: If the difference is larger than the tolerance.
     """
     peer, smoothing = PEERS[name], flags.config.label_smoothing
     torch.manual_seed(flags.config.seed)
@@ -248,7 +248,7 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     tensors = batch.tensors
     expected = peer.loss_sum(theirs, tensors, smoothing)
     expected.backward()
-    # by what the step that is timed is made of
+    # with the kernels of the timed step
     suit_processor(ours, is_half=False)
     for module in ours.modules():
         module.training = isinstance(module, nn.Linear)
@@ -259,12 +259,14 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     gap = (gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()
     worst = max(float(gap), float(((actual - expected) / expected).detach().abs()))
     if not worst < SAME:
-        raise ValueError(f"loss and gradient of {name} must be ours to {SAME}, got {worst:.1g}.")
+        raise ValueError(
+            f"loss and gradient of {name} must agree with ours to {SAME}, got {worst:.1g}."
+        )
     return worst
 
 
 def _embedding_gradient(model: nn.Module, vocab_size: int) -> Tensor:
-    """The gradient of all embeddings together: all of a model has a part in it."""
+    """Return the sum of the embeddings' gradients, to which every part of the model contributes."""
     tables = [
         parameter.grad
         for parameter in model.parameters()

@@ -1,4 +1,4 @@
-"""Translation: greedy and beam search over batches, against the peers with the same weights."""
+"""Measure greedy and beam search over batches, beside the peers with the same weights."""
 
 import argparse
 import tempfile
@@ -19,14 +19,14 @@ from .work import Corpus, model_config, read_corpus, search_flops
 
 OURS_INT8 = f"{OURS} int8"
 CTRANSLATE2 = "CTranslate2 "
-# of sentences of the text: which a piece is taken from
+# quantiles of source lengths that a batch is drawn from
 LENGTHS = {"short": (0.1, 0.5), "long": (0.8, 1.0)}
-# translations that may differ where two scores are nearer than the rounding of float32
+# smallest share of equal tokens: two scores closer than float32 rounding may change places
 FEWEST_EQUAL = 0.9
 
 
 class Piece(NamedTuple):
-    """Ids of sentences, how many tokens each translation is to have, and of how many beams."""
+    """Token ids of sentences, number of tokens in each translation, and beam size."""
 
     sentences: list[list[int]]
     steps: int
@@ -34,13 +34,13 @@ class Piece(NamedTuple):
 
 
 class Search:
-    """Search by one engine, sentences in and token ids out.
+    """Search of one engine, from token ids to token ids.
 
     Args:
         name: `OURS`, `OURS_INT8`, `MARIAN` or one of `ctranslate2_names`.
         size: One of `work.SIZES`.
-        tokenizer: Of the text.
-        flags: Of the command line.
+        tokenizer: Tokenizer of the corpus.
+        flags: Flags of the command line.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Search:
         self.device = torch.device(flags.device)
         self.dtype = dtype_of(flags.config)
         torch.manual_seed(flags.config.seed)
-        # the same weights for all
+        # all contenders have the same weights
         model: PreTrainedModel = build_marian(model_config(size, flags.model_vocab_size)).eval()
         if name != MARIAN:
             model = from_marian(model)
@@ -63,34 +63,34 @@ class Search:
             self.tokens = self.engine_tokens(model, tokenizer)
         else:
             self.model = model.to(self.device, self.dtype)
-        # without a length penalty this is the search of the others
+        # without a length penalty, our search is that of the others
         self.settings = {} if name == MARIAN else {"length_penalty_alpha": 0.0}
         if name == OURS_INT8:
             self.settings["int8"] = True
 
     @staticmethod
     def engine_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """The names that the engine has for ids.
+        """Return the engine's token for each id.
 
         Args:
-            model: The model.
-            tokenizer: Its tokenizer.
+            model: Model that was exported.
+            tokenizer: Tokenizer of the corpus.
 
         Returns:
-            A name for each row of the embedding.
+            Tokens by id.
         """
         from ..export.parts import vocabulary
 
         return vocabulary(model, tokenizer)
 
     def __call__(self, piece: Piece) -> list[list[int]]:
-        """Translate.
+        """Translate a batch.
 
         Args:
-            piece: What.
+            piece: Batch of sentences.
 
         Returns:
-            The ids of each translation.
+            Token ids of each translation.
         """
         sentences, steps, num_beams = piece
         if self.name.startswith(CTRANSLATE2):
@@ -101,8 +101,8 @@ class Search:
                 max_decoding_length=steps,
                 length_penalty=0,
             )
-            places = {token: index for index, token in enumerate(self.tokens)}
-            return [[places[token] for token in found.hypotheses[0]] for found in results]
+            ids = {token: index for index, token in enumerate(self.tokens)}
+            return [[ids[token] for token in found.hypotheses[0]] for found in results]
         padded = self.tokenizer.pad({"input_ids": sentences}, return_tensors="pt")
         with torch.no_grad():
             ids = self.model.generate(
@@ -124,16 +124,16 @@ def load_ctranslate2(
     name: str,
     device: torch.device,
 ) -> Any:
-    """A model of this package in CTranslate2.
+    """Load a model of this package in CTranslate2.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
+        model: Model to export.
+        tokenizer: Tokenizer of the model.
         name: One of `ctranslate2_names`.
-        device: Where.
+        device: Device of the engine.
 
     Returns:
-        A `ctranslate2.Translator` with as many threads as torch has.
+        A `ctranslate2.Translator` with torch's number of threads.
     """
     import ctranslate2
 
@@ -153,14 +153,14 @@ def load_ctranslate2(
 
 
 def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[str], list[str]]:
-    """CTranslate2 in the types that compare with a model's.
+    """Return CTranslate2's compute types that compare with a model's type.
 
     Args:
-        device: Where.
-        dtype: Of the model; on a processor it has float32 and int8 only.
+        device: Device of the model.
+        dtype: Type of the model; on a CPU, only float32 and int8 are compared.
 
     Returns:
-        Names of contenders that are here, and of those that are not.
+        Names of the contenders that can run here, and of those that cannot.
     """
     types = ["float32", "int8"]
     if device.type != "cpu" and dtype != torch.float32:
@@ -176,16 +176,16 @@ def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[st
     try:
         is_here = set(types) <= ctranslate2.get_supported_compute_types(device.type)
     except (RuntimeError, ValueError):
-        # no GPU that it can use
+        # CTranslate2 cannot use the GPU
         is_here = False
     return (names, []) if is_here else ([], names)
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Compare searches, a section for each size of model.
+    """Compare searches, with a section for each model size.
 
     Args:
-        flags: Of the command line.
+        flags: Flags of the command line.
 
     Yields:
         Sections.
@@ -198,18 +198,18 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 def pieces_of(
     corpus: Corpus, text: str, batch_size: int, num_beams: int, count: int, seed: int
 ) -> list[Piece]:
-    """Batches to translate, of sentences of like length, as `translate` sorts them.
+    """Draw batches of sentences of similar length, as `translate` sorts them.
 
     Args:
-        corpus: What to take them from.
+        corpus: Corpus of the sentences.
         text: One of `LENGTHS`.
-        batch_size: Sentences of a batch.
-        num_beams: Hypotheses of each sentence.
-        count: Batches.
-        seed: Of the choice.
+        batch_size: Number of sentences in a batch.
+        num_beams: Beam size.
+        count: Number of batches.
+        seed: Seed of the draw.
 
     Returns:
-        Pieces; translations have as many tokens as the references in the mean.
+        Batches; each translation has the average number of tokens of the references.
     """
     first, last = (int(share * len(corpus.rows)) for share in LENGTHS[text])
     order = np.argsort(corpus.source_lengths, kind="stable")[first:last]
@@ -265,7 +265,7 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     def check(found: dict[str, list[Any]]):
         for number, title in enumerate(titles):
             translations = {name: found[name][number] for name in names}
-            # searches in half precision part; beams at equal scores too, but not many
+            # in half precision, rounding changes translations; in float32, only few equal scores
             equal[title] = equality(translations, must_be_same=is_float32)
 
     starts = range(0, len(pieces), flags.batches)
@@ -279,13 +279,13 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     return Section(
         name=f"translation-{size}",
         title=f"Translation, {size}",
-        says="Every search with the same random weights and as many tokens a sentence as the "
-        f"references have, vocabulary {flags.model_vocab_size:,}, {flags.config.precision}; "
-        "sentences of a batch are of like length. Equal is the share of tokens that are those of "
-        f"{MARIAN}; two scores nearer than rounding may change places. Each contender has a "
-        "process of its own, and does each batch in its turn; ratios are medians over batches and "
-        "rounds, with quartiles; memory is that of all searches, beyond what the imports took."
-        + (f" Absent here: {', '.join(absent)}." if absent else ""),
+        says="All searches have the same random weights; translations are as long as references; "
+        f"vocabulary {flags.model_vocab_size:,}, {flags.config.precision}; sentences of a batch "
+        f"are of similar length. Equal is the share of tokens that {MARIAN} gives too; two scores "
+        "closer than rounding may change places. Each contender has its own process, and the "
+        "contenders do each batch in turn; ratios are medians over batches and rounds, with "
+        "quartiles; memory is that of all searches, beyond that after the imports."
+        + (f" Not installed: {', '.join(absent)}." if absent else ""),
         columns=("search", *COLUMNS[:-1], "equal", COLUMNS[-1]),
         rows=rows,
         figure=ratio_figure(tables, MARIAN),
@@ -294,17 +294,17 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
 
 
 def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str, str]:
-    """How many tokens of each engine are those of Marian.
+    """Return the share of tokens that each engine has in common with Marian.
 
     Args:
         found: Translations by engine.
-        must_be_same: Whether this package's are to be Marian's, nearly all.
+        must_be_same: Whether to refuse translations of this package that differ from Marian's.
 
     Returns:
-        Shares.
+        Shares in percent, by engine.
 
     Raises:
-        ValueError: If they must, and are not.
+        ValueError: If `must_be_same`, and fewer than `FEWEST_EQUAL` of the tokens are equal.
     """
     shares = {}
     for name, translations in found.items():
@@ -318,13 +318,13 @@ def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str,
 
 
 def refuse_others(share: float) -> None:
-    """Refuse to time a search that finds something else than Marian's.
+    """Refuse to time a search that finds other translations than Marian.
 
     Args:
-        share: Of what it found, how much is Marian's, from 0 to 1.
+        share: Share that is equal to Marian's, from 0 to 1.
 
     Raises:
-        ValueError: If that is less than nearly all.
+        ValueError: If the share is below `FEWEST_EQUAL`.
     """
     if share < FEWEST_EQUAL:
         raise ValueError(f"translations must be those of {MARIAN}, got {share:.0%} equal.")

@@ -1,4 +1,4 @@
-"""What is measured: text as batches, models by size, and the useful work that they are."""
+"""Work of the benchmarks: batches of text, model sizes, and floating-point operations."""
 
 import argparse
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ from ..train.data.prepare import load_texts, vocabulary_texts
 from ..train.run_folder.files import read_recipe
 
 DEVICES = ("cpu", "cuda")
-# Table 3's base and big, and the size that text of some 30,000 sentences is enough for
+# base and big of Table 3; small suits a corpus of some 30,000 sentences
 SIZES: dict[str, dict[str, Any]] = {
     "base": {},
     "small": {
@@ -42,7 +42,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "decoder_ffn_dim": 4096,
         "dropout": 0.3,
     },
-    # for tests: does everything, measures nothing
+    # for tests only
     "toy": {
         "hidden_size": 16,
         "encoder_layers": 1,
@@ -56,29 +56,29 @@ SIZES: dict[str, dict[str, Any]] = {
 
 
 def model_config(size: str, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
-    """Sizes of a model.
+    """Return the configuration of a model.
 
     Args:
         size: One of `SIZES`.
-        vocab_size: Tokens of its vocabulary.
-        fields: What else differs from the paper's base model.
+        vocab_size: Size of the vocabulary.
+        fields: Further fields that differ from the paper's base model.
 
     Returns:
-        Its configuration, with the special tokens of the package's tokenizer.
+        The configuration, with the special tokens of the package's tokenizer.
     """
     return VanillaTransformerConfig(**SIZES[size], vocab_size=vocab_size, **fields)
 
 
 @dataclass
 class Corpus:
-    """Text, and what it is as tokens.
+    """Tokenized corpus.
 
     Attributes:
         texts: Sentences of both languages.
-        tokenizer: Learned from them.
+        tokenizer: Tokenizer that was learned from the sentences.
         rows: Token ids of the pairs, `input_ids` and `labels`.
-        source_lengths: Tokens of each source.
-        target_lengths: Tokens of each target.
+        source_lengths: Number of tokens in each source.
+        target_lengths: Number of tokens in each target.
     """
 
     texts: list[str]
@@ -89,17 +89,17 @@ class Corpus:
 
 
 def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Corpus:
-    """Read the text of a recipe, and learn its vocabulary.
+    """Read the corpus of a recipe, and learn its vocabulary.
 
     Args:
         config: Settings of a run.
-        model_vocab_size: Tokens of the models that are to read it, if any are.
+        model_vocab_size: Vocabulary size of the models, if they read the corpus.
 
     Returns:
-        The pairs that can be trained on.
+        The corpus, with the pairs that training would keep.
 
     Raises:
-        ValueError: If the models have fewer tokens than the text.
+        ValueError: If the vocabulary of the models is smaller than that of the corpus.
     """
     languages = (config.source_lang, config.target_lang)
     texts = load_texts(config)
@@ -107,8 +107,8 @@ def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Cor
     tokenizer = learn_vocabulary(sentences, config.vocab_size, progress=False)
     if model_vocab_size is not None and model_vocab_size < len(tokenizer):
         raise ValueError(
-            f"model_vocab_size must be at least {len(tokenizer):,}, the text's own, got "
-            f"{model_vocab_size:,}: --vocab_size makes that smaller."
+            f"model_vocab_size must be at least {len(tokenizer):,}, that of the corpus, got "
+            f"{model_vocab_size:,}: --vocab_size makes that of the corpus smaller."
         )
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
     rows, _ = drop_untrainable(rows, "train", config.max_length)
@@ -116,24 +116,24 @@ def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Cor
 
 
 def add_device(parser: argparse.ArgumentParser):
-    """Let a command line say where models are.
+    """Add `--device` and `--threads` to a command line.
 
     Args:
-        parser: Gets `--device` and `--threads`.
+        parser: Parser of the command line.
     """
     parser.add_argument(
         "--device",
         default="cuda" if torch.cuda.is_available() else "cpu",
-        help=f"of the models, of {', '.join(DEVICES)} (%(default)s)",
+        help=f"device of the models, {' or '.join(DEVICES)} (default: %(default)s)",
     )
-    parser.add_argument("--threads", type=int, help="of a processor; as torch has it if not given")
+    parser.add_argument("--threads", type=int, help="number of CPU threads (default: torch's)")
 
 
 def open_device(flags: argparse.Namespace):
-    """Check what was said, and take so many threads.
+    """Check the device, and set the number of threads.
 
     Args:
-        flags: Of a command line with `add_device`.
+        flags: Flags of a command line with `add_device`.
 
     Raises:
         ValueError: If there is no such device.
@@ -141,42 +141,47 @@ def open_device(flags: argparse.Namespace):
     if flags.device not in DEVICES:
         raise ValueError(f"device must be one of {', '.join(DEVICES)}, got {flags.device!r}.")
     if flags.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("device must be cpu where torch finds no GPU, got cuda.")
+        raise ValueError("device must be cpu, because torch finds no GPU, got cuda.")
     if flags.threads is not None:
         torch.set_num_threads(flags.threads)
 
 
 def run_parser(name: str, description: str) -> argparse.ArgumentParser:
-    """The command line of a benchmark of a trained model.
+    """Return a parser for a benchmark of a trained model.
 
     Args:
-        name: Of its module.
-        description: What it does.
+        name: Name of the module.
+        description: Description for the help.
 
     Returns:
-        A parser of the run, the split and the folder to write to.
+        A parser with run, split and output folder.
     """
     made = argparse.ArgumentParser(
         prog=f"python -m vanilla_transformer.benchmarks.{name}",
         allow_abbrev=False,
         description=description,
     )
-    made.add_argument("run", metavar="RUN", help="a run folder, whose data is translated")
-    made.add_argument("--split", default="test", help="of its data (%(default)s)")
-    made.add_argument("--output_dir", type=Path, default=Path("runs", name), help="(%(default)s)")
+    made.add_argument("run", metavar="RUN", help="run folder; its corpus is translated")
+    made.add_argument("--split", default="test", help="split to translate (default: %(default)s)")
+    made.add_argument(
+        "--output_dir",
+        type=Path,
+        default=Path("runs", name),
+        help="output folder (default: %(default)s)",
+    )
     return made
 
 
 def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], list[str]]:
-    """Sentences and references of the data that a run was trained on.
+    """Return sentences and references from the corpus of a run.
 
     Args:
-        run: Its folder.
-        split: Of the data.
-        count: The first so many; all if None.
+        run: Run folder.
+        split: Split of the corpus.
+        count: Number of sentences; None for all.
 
     Returns:
-        Both sides.
+        Sources and references.
 
     Raises:
         ValueError: If there is no such split.
@@ -192,12 +197,12 @@ def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], l
 
 @dataclass
 class Batch:
-    """Tensors, and the useful work that they are.
+    """Batch with its sentence lengths.
 
     Attributes:
-        tensors: As `Collator` makes them.
-        source_lengths: Tokens of each source, without padding.
-        target_lengths: Tokens of each target.
+        tensors: Tensors of `Collator`.
+        source_lengths: Number of tokens in each source, without padding.
+        target_lengths: Number of tokens in each target, without padding.
     """
 
     tensors: dict[str, Tensor]
@@ -206,41 +211,43 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """Source and target tokens, without padding."""
+        """Number of source and target tokens, without padding."""
         return int(self.source_lengths.sum() + self.target_lengths.sum())
 
 
 def bucketed_batches(corpus: Corpus, tokens: int, count: int, seed: int) -> list[Batch]:
-    """Batches of sentences about as long, as training has them. Section 5.1.
+    """Draw batches of sentences of similar length, as in training. Section 5.1.
 
     Args:
-        corpus: What to take them from.
-        tokens: Tokens of a batch, about, of its larger side.
-        count: How many.
-        seed: Of the choice.
+        corpus: Corpus of the sentences.
+        tokens: Approximate number of tokens in a batch, on its larger side.
+        count: Number of batches.
+        seed: Seed of the draw.
 
     Returns:
         Batches.
 
     Raises:
-        ValueError: If the corpus has fewer.
+        ValueError: If the corpus has fewer batches.
     """
     sides = (corpus.source_lengths, corpus.target_lengths)
     num_steps = steps_for(int(np.maximum(*sides).sum()), tokens)
     if num_steps < count:
-        raise ValueError(f"the text must have {count} batches of {tokens} tokens, got {num_steps}.")
+        raise ValueError(
+            f"the corpus must have {count} batches of {tokens} tokens, got {num_steps}."
+        )
     steps = plan_steps(*sides, num_steps, 1, np.random.default_rng(seed))
     return [_batch(corpus, groups[0]) for groups in steps[:count]]
 
 
 def random_batches(corpus: Corpus, sentences: int, count: int, seed: int) -> list[Batch]:
-    """Batches of sentences as they come, padded to the longest: the usual recipe.
+    """Draw batches of random sentences, padded to the longest, as most toolkits do.
 
     Args:
-        corpus: What to take them from.
-        sentences: Of a batch.
-        count: How many.
-        seed: Of the choice.
+        corpus: Corpus of the sentences.
+        sentences: Number of sentences in a batch.
+        count: Number of batches.
+        seed: Seed of the draw.
 
     Returns:
         Batches.
@@ -264,18 +271,18 @@ def _batch(corpus: Corpus, numbers: np.ndarray) -> Batch:
 
 
 def training_flops(config: VanillaTransformerConfig, batch: Batch) -> float:
-    """Useful work of a training step: products with weights, and those of attention itself.
+    """Count the useful operations of a training step: products with weights and in attention.
 
     Args:
-        config: Sizes of the model.
-        batch: What it is trained on.
+        config: Configuration of the model.
+        batch: Training batch.
 
     Returns:
-        Floating-point operations, forward and backward; padding is no work.
+        Floating-point operations, forward and backward, without those on padding.
     """
     width, source, target = config.d_model, batch.source_lengths, batch.target_lengths
     encoder, decoder = config.encoder_layers, config.decoder_layers
-    # query, key, value and output projection; cross-attention's keys and values are the source's
+    # query, key, value and output projections; keys and values of cross-attention are of the source
     weights = (
         encoder * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
         + decoder * 2 * width**2 * source.sum()
@@ -290,25 +297,25 @@ def training_flops(config: VanillaTransformerConfig, batch: Batch) -> float:
 def search_flops(
     config: VanillaTransformerConfig, source_lengths: Sequence[int], num_beams: int, steps: int
 ) -> float:
-    """Useful work of a search in which every sentence has as many steps.
+    """Count the useful operations of a search with the same number of steps for each sentence.
 
     Args:
-        config: Sizes of the model.
-        source_lengths: Tokens of each source.
-        num_beams: Hypotheses of each sentence.
-        steps: Tokens of each hypothesis.
+        config: Configuration of the model.
+        source_lengths: Number of tokens in each source.
+        num_beams: Beam size.
+        steps: Number of tokens in each hypothesis.
 
     Returns:
-        Floating-point operations; padding is no work.
+        Floating-point operations, without those on padding.
     """
     width, source = config.d_model, np.asarray(source_lengths)
     encoder, decoder = config.encoder_layers, config.decoder_layers
-    rows = len(source) * num_beams * steps
+    tokens = len(source) * num_beams * steps
     weights = (
         encoder * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
         + decoder * 2 * width**2 * source.sum()
-        + decoder * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * rows
-        + config.vocab_size * width * rows
+        + decoder * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * tokens
+        + config.vocab_size * width * tokens
     )
     pairs = encoder * np.square(source).sum()
     past = len(source) * num_beams * steps * (steps + 1) / 2

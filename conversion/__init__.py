@@ -1,4 +1,4 @@
-"""Weights of the Transformer's relatives, as models of this package."""
+"""Convert models of other toolkits to models of this package."""
 
 from .fairseq import from_fairseq
 from .fsmt import from_fsmt

@@ -1,4 +1,4 @@
-"""Checks of a conversion: the source runs its library's code, and the result computes the same."""
+"""Check a conversion: the source runs its library's code, and the result has the same logits."""
 
 from typing import Any
 
@@ -18,14 +18,14 @@ RELEASED.update(LIBRARY_CODE.get(transformers.__version__.rsplit(".", 1)[0], {})
 
 
 def refuse_changed(model: nn.Module, name: str):
-    """Refuse a model that computes something else than its library's released code.
+    """Refuse a model that does not run the released code of its library.
 
     Args:
         model: Model of transformers, or a stack of torch's own Transformer.
-        name: Name of what it must be, for the error.
+        name: Library and class that the model must have, for the error.
 
     Raises:
-        ValueError: If a module is of another class, was patched or has a hook; says which.
+        ValueError: If a module is of another class, was patched or has a hook; names the module.
     """
     difference = library_difference(model)
     config = getattr(model, "config", None)
@@ -46,7 +46,7 @@ def checked(
 
     Args:
         theirs: Model of transformers.
-        ours: The converted model.
+        ours: Converted model.
 
     Returns:
         The converted model.
@@ -70,7 +70,7 @@ def checked_stacks(
 
     Args:
         module: torch's own Transformer.
-        ours: The converted model.
+        ours: Converted model.
 
     Returns:
         The converted model.
@@ -83,24 +83,24 @@ def checked_stacks(
     expected = ours.model(**batch.inputs()).last_hidden_state
     module = in_float32(module)
 
-    def turned(x: Tensor) -> Tensor:
+    def batch_first(x: Tensor) -> Tensor:
         return x if module.batch_first else x.transpose(0, 1)
 
     def embedded(stack: Any, ids: Tensor) -> Tensor:
-        return turned(stack.positions(stack.embed_tokens(ids) * ours.config.d_model**0.5))
+        return batch_first(stack.positions(stack.embed_tokens(ids) * ours.config.d_model**0.5))
 
     is_padding = batch.mask == 0
     length = batch.target.shape[1]
-    future = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
+    causal_mask = torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
     with evaluating(module):
         memory = module.encoder(embedded(encoder, batch.source), src_key_padding_mask=is_padding)
         states = module.decoder(
             embedded(decoder, batch.target),
             memory,
-            tgt_mask=future,
+            tgt_mask=causal_mask,
             memory_key_padding_mask=is_padding,
         )
-    found = turned(states)
+    found = batch_first(states)
     refuse_difference(expected, found, found, DIFFERS.replace("logits", "states"))
     return ours
 

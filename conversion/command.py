@@ -12,7 +12,7 @@ from transformers import (
 
 from ..atomic_files import whole_folder
 from ..console import empty_folder
-from ..hub import WITHOUT_CODE, check_local, load_whole, read_tokenizer
+from ..loading import WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import check_tokenizer
 from .fairseq import fairseq_tokenizer, from_fairseq
@@ -21,32 +21,32 @@ from .marian import from_marian
 from .opennmt import from_opennmt, opennmt_tokenizer
 
 Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
-# the library's own classes, by the name that a configuration has for them
+# classes of transformers, by the `model_type` of their configurations
 LIBRARY = {
     "marian": (MarianMTModel, from_marian),
     "fsmt": (FSMTForConditionalGeneration, from_fsmt),
 }
 HELP = {
-    "marian": "transformers' Marian, the OPUS-MT models among them",
-    "fsmt": "transformers' FSMT, the WMT19 models of fairseq among them",
+    "marian": "a Marian model of transformers, such as OPUS-MT",
+    "fsmt": "an FSMT model of transformers, such as fairseq's WMT19 models",
     "fairseq": "a checkpoint of fairseq, with dictionary and BPE codes in its folder",
     "opennmt": "a checkpoint of OpenNMT-py",
 }
 
 
 def run(argv: list[str], prog: str) -> str:
-    """Convert as a command line says.
+    """Run the command.
 
     Args:
-        argv: The arguments.
+        argv: Command-line arguments.
         prog: Name of the command, for its help.
 
     Returns:
-        What was written: the model, and one sentence on the tokenizer.
+        Number of parameters and the folder, and one sentence about the tokenizer.
 
     Raises:
-        ValueError: If the source cannot be read, is outside this architecture, or the folder is in
-            use.
+        ValueError: If the source cannot be read or is outside this architecture, or the folder is
+            not empty.
         OSError: If a file cannot be read.
     """
     arguments = _parser(prog).parse_args(argv)
@@ -71,7 +71,7 @@ def run(argv: list[str], prog: str) -> str:
 
 
 def _from_library(kind: str, source: str) -> Converted:
-    """A model of transformers, with the tokenizer it came with."""
+    """Convert a model of transformers; its tokenizer stays as it is."""
     model_class, convert = LIBRARY[kind]
     check_local(source, "SOURCE must be a folder or a Hub name")
     try:
@@ -88,28 +88,28 @@ def _from_library(kind: str, source: str) -> Converted:
         return model, None, f"No tokenizer: {source} has none."
     tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
     if tokenizer.eos_token is None:
-        # FSMT's calls the token that ends a text a separator
+        # the end token of FSMT's tokenizer is its `sep_token`
         tokenizer.eos_token = tokenizer.sep_token
-    return model, tokenizer, "The tokenizer is the one that it came with."
+    return model, tokenizer, "The tokenizer is that of the source."
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
-        description="Make a model of this package from one of a relative.",
+        description="Convert a checkpoint from another toolkit to a model of this package.",
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, help_text in HELP.items():
         added = kinds.add_parser(kind, help=help_text, description=help_text, allow_abbrev=False)
         is_file = kind not in LIBRARY
         added.add_argument(
-            "source", metavar="SOURCE", help="a file" if is_file else "a folder or a Hub name"
+            "source", metavar="SOURCE", help="file" if is_file else "folder or Hub name"
         )
-        added.add_argument("out", metavar="OUT", help="a new or an empty folder")
+        added.add_argument("out", metavar="OUT", help="new or empty folder")
         if kind == "fairseq":
             for side in ("source", "target"):
                 added.add_argument(
-                    f"--{side}_lang", help="for Moses; as the checkpoint says if not given"
+                    f"--{side}_lang", help="language, for Moses (default: that of the checkpoint)"
                 )
     return parser

@@ -1,4 +1,4 @@
-"""From fairseq: checkpoints of its `transformer` architectures, of one dictionary."""
+"""Convert checkpoints of fairseq's `transformer` architectures with one dictionary."""
 
 import json
 import re
@@ -12,52 +12,52 @@ from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .files import read_checkpoint, read_lines, settings_of, token_tokenizer
+from .toolkit_files import read_checkpoint, read_lines, settings_of, token_tokenizer
 from .weights import BART_PARTS, assembled, needed, number_of_layers, renamed, split_projections
 
-# for errors
+# name of the source in errors
 WEIGHTS = "the weights of fairseq's transformer"
-# every dictionary begins with these
+# the first tokens of every dictionary
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS = 0, 1, 2
-# settings that make another architecture, and what they bring
+# settings that make another architecture, and their meanings
 FOREIGN_SETTINGS = {
     "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
     "no_scale_embedding": "embeddings that are not multiplied by sqrt(d_model)",
     "adaptive_input": "adaptive embeddings",
     "adaptive_softmax_cutoff": "an adaptive softmax",
-    "char_inputs": "words read by their characters",
-    "no_cross_attention": "a decoder that does not look at the source",
+    "char_inputs": "character inputs",
+    "no_cross_attention": "a decoder without cross-attention",
     "cross_self_attention": "attention to source and target at once",
     "encoder_layers_to_keep": "layers left out",
     "decoder_layers_to_keep": "layers left out",
 }
-# copies of a layer's weights that fairseq 0.12 makes for a kernel of torch's, and counters
+# copies of weights that fairseq 0.12 makes for a kernel of torch, and counters
 UNUSED = re.compile(
     r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$|\._float_tensor$"
 )
-# of the tokens
+# embeddings and output projection
 TABLES = (
     "encoder.embed_tokens.weight",
     "decoder.embed_tokens.weight",
     "decoder.output_projection.weight",
 )
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu"}
-# what a folder may hold beside a checkpoint, by the names that fairseq's hub interface knows
+# names of a file of BPE codes in fairseq's hub interface
 CODES_FILES = ("bpecodes", "code")
 
 
 def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
-    """The same function of the same tokens, as a model of this package.
+    """Convert a checkpoint of fairseq to a model of this package, with equal ids and logits.
 
     Args:
-        checkpoint: A file that fairseq saved.
+        checkpoint: File that fairseq saved.
 
     Returns:
-        A model with equal logits, in evaluation mode.
+        The model in evaluation mode.
 
     Raises:
-        ValueError: If the model is outside this architecture; the message says in what.
+        ValueError: If the model is outside this architecture; names the reason.
         OSError: If the file cannot be read.
     """
     content = read_checkpoint(checkpoint)
@@ -97,7 +97,7 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         **_fields(settings, weights), vocab_size=len(target_table), tie_word_embeddings=tied
     )
     model = assembled(config, ours, f"arch {arch}")
-    # fairseq's search never writes it
+    # fairseq's search never generates padding
     model.generation_config.bad_words_ids = [[PAD]]
     return model
 
@@ -105,18 +105,18 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
 def fairseq_tokenizer(
     checkpoint: str | Path, source_lang: str | None = None, target_lang: str | None = None
 ) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """The tokenizer that the files beside a checkpoint describe.
+    """Return the tokenizer of the files in the folder of a checkpoint.
 
     Args:
-        checkpoint: A file that fairseq saved, with `dict.LANG.txt`, and the BPE codes as `bpecodes`
-            or `code`, in its folder.
-        source_lang: Language to translate from; the checkpoint's own if not given.
-        target_lang: Language to translate into; likewise.
+        checkpoint: File that fairseq saved, in a folder with `dict.LANG.txt`, and the BPE codes as
+            `bpecodes` or `code`.
+        source_lang: Source language; that of the checkpoint if not given.
+        target_lang: Target language; that of the checkpoint if not given.
 
     Returns:
-        With BPE codes, the class that the library has for fairseq's models: words as Moses cuts
-        them, then BPE. Without, one that reads and writes the tokens of the dictionary. None where
-        there is no dictionary. And one sentence that says which.
+        The tokenizer, and one sentence about it. With BPE codes, it is the class that transformers
+        has for fairseq's models: Moses, then BPE. Without BPE codes, it reads and writes the tokens
+        of the dictionary. Without a dictionary, it is None.
 
     Raises:
         ValueError: If there are two dictionaries, or the languages are not known.
@@ -154,14 +154,14 @@ def fairseq_tokenizer(
     ]
     if None in langs:
         raise ValueError(
-            "source_lang and target_lang must be given, for Moses to cut words: the checkpoint "
-            "does not know them."
+            "source_lang and target_lang must be given, for the Moses tokenizer: the checkpoint "
+            "does not have them."
         )
     return _moses_and_bpe(tokens[0], codes, langs), f"The tokenizer is that of {codes}."
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a training, in the forms that versions of fairseq have saved them in."""
+    """Return the training settings; versions of fairseq save them in different places."""
     parts = settings_of(content.get("cfg")) or {}
     settings = settings_of(content.get("args")) or settings_of(parts.get("model"))
     if settings is None:
@@ -173,7 +173,7 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    """The fields of our configuration, without those of the vocabulary."""
+    """Return the fields of our configuration, without those of the vocabulary."""
     for name in ("attention_heads", "normalize_before", "learned_pos"):
         of_both = [settings.get(f"{stack}_{name}", False) for stack in ("encoder", "decoder")]
         if of_both[0] != of_both[1]:
@@ -189,7 +189,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     width = weights["encoder.embed_tokens.weight"].shape[1]
     encoding = {
         "position_encoding": "sinusoidal",
-        # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
+        # fairseq reaches the longest wavelength at feature d_model / 2 - 1, not at d_model / 2
         "position_base": 10000.0 ** (width / (width - 2)),
         "position_layout": "halves",
     }
@@ -211,7 +211,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
         **sizes,
         **encoding,
         "hidden_size": width,
-        # the first token stands after the row of the padding token
+        # fairseq's positions begin after the id of the padding token
         "position_offset": PAD + 1,
         "norm_first": bool(settings.get("encoder_normalize_before")),
         "attention_bias": True,
@@ -228,7 +228,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
 
 
 def _number_of_positions(weights: dict[str, Tensor]) -> int:
-    """How many positions both stacks have learned."""
+    """Return the number of positions that both stacks have learned."""
     tables = (
         needed(weights, f"{stack}.embed_positions.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
@@ -237,7 +237,7 @@ def _number_of_positions(weights: dict[str, Tensor]) -> int:
 
 
 def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Tensor]:
-    """All but embeddings, by our names; those that we have no name for stay as they are."""
+    """Return all weights but embeddings by our names; unknown names stay as they are."""
     theirs = {
         f"model.{name}": tensor
         for name, tensor in split_projections(
@@ -256,12 +256,13 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
 
 
 def _read_dictionary(path: Path) -> list[str]:
-    """The tokens of a dictionary, by id: a token and its count on each line."""
+    """Return the tokens of a dictionary by id; each line has a token and its count."""
     return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in read_lines(path))]
 
 
 def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTTokenizer:
-    """The library's tokenizer, which marks the end of a word and not, as fairseq, what goes on."""
+    """Return transformers' tokenizer for fairseq's models."""
+    # it marks the last piece of a word with </w>; fairseq marks all other pieces with @@
     marked = [
         token.removesuffix("@@") if token.endswith("@@") else f"{token}</w>"
         for token in tokens[len(SPECIAL_TOKENS) :]
@@ -271,7 +272,7 @@ def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTToke
     for number, line in enumerate(read_lines(codes), 1):
         if line.startswith("#version"):
             continue
-        # by this one space: a symbol may be another
+        # split at this space only: a symbol may be another white-space character
         parts = line.rstrip(" ").split(" ")
         if len(parts) not in (2, 3):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""From transformers' FSMT, the family of fairseq's WMT19 models."""
+"""Convert FSMT models of transformers, the architecture of fairseq's WMT19 models."""
 
 import torch
 from transformers import FSMTForConditionalGeneration
@@ -12,19 +12,19 @@ from .weights import assembled, bart_fields, check_kind, stack_weights
 def from_fsmt(
     model: FSMTForConditionalGeneration,
 ) -> VanillaTransformerForConditionalGeneration:
-    """The same function of the same tokens, as a model of this package.
+    """Convert an FSMT model to a model of this package, with equal ids and logits.
 
     Args:
-        model: An FSMT model whose vocabularies are of one size.
+        model: FSMT model whose two vocabularies have the same size.
 
     Returns:
-        A model with equal logits, in evaluation mode, its embeddings tied where source and target
-        were the same; its weights are copies.
+        The model in evaluation mode; its weights are copies. Its embeddings are tied if those of
+        source, target and output are equal.
 
     Raises:
-        TypeError: If it is another kind of model.
+        TypeError: If the model is of another class.
         ValueError: If the model is outside this architecture, does not run the library's own code,
-            or has other logits than the result; the message says what.
+            or has other logits than the result; names the reason.
     """
     check_kind("model", model, FSMTForConditionalGeneration)
     refuse_changed(model, "transformers' FSMTForConditionalGeneration")
@@ -42,9 +42,9 @@ def from_fsmt(
     config = VanillaTransformerConfig(
         **bart_fields(theirs),
         vocab_size=theirs.tgt_vocab_size,
-        # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
+        # FSMT reaches the longest wavelength at feature d_model / 2 - 1, not at d_model / 2
         position_base=10000.0 ** (width / (width - 2)),
-        # fairseq counts from the row after the padding token's
+        # fairseq's positions begin after the id of the padding token
         position_offset=theirs.pad_token_id + 1,
         tie_word_embeddings=tied,
     )

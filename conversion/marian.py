@@ -1,4 +1,4 @@
-"""From transformers' Marian, the family of the OPUS-MT models."""
+"""Convert Marian models of transformers, such as the OPUS-MT models."""
 
 import torch
 from transformers import MarianMTModel
@@ -13,18 +13,18 @@ from .weights import assembled, bart_fields, check_kind, stack_weights
 
 
 def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGeneration:
-    """The same function of the same tokens, as a model of this package.
+    """Convert a Marian model to a model of this package, with equal ids and logits.
 
     Args:
-        model: A Marian model with one vocabulary.
+        model: Marian model with one vocabulary.
 
     Returns:
-        A model with equal logits, in evaluation mode; its weights are copies.
+        The model in evaluation mode; its weights are copies.
 
     Raises:
-        TypeError: If it is another kind of model.
+        TypeError: If the model is of another class.
         ValueError: If the model is outside this architecture, does not run the library's own code,
-            or has other logits than the result; the message says what.
+            or has other logits than the result; names the reason.
     """
     check_kind("model", model, MarianMTModel)
     refuse_changed(model, "transformers' MarianMTModel")
@@ -39,7 +39,7 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
     }
     sinusoids = sinusoidal_encoding(theirs.max_position_embeddings, theirs.d_model, layout="halves")
-    # they are weights there, and may have been given other values
+    # Marian's positions are weights, which may have been changed
     are_sinusoids = all(
         torch.allclose(table, sinusoids.to(table), atol=1e-4) for table in positions.values()
     )
@@ -60,6 +60,6 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         **({} if are_sinusoids else positions),
     }
     ours = assembled(config, weights, "a Marian model")
-    # its padding token starts the decoder and was never trained as an output
+    # forbids the padding token, which starts Marian's decoder and was never trained as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
     return checked(model, ours)

@@ -1,4 +1,4 @@
-"""From OpenNMT-py: checkpoints of its Transformer, which normalizes first."""
+"""Convert checkpoints of OpenNMT-py's Transformer, which is pre-norm."""
 
 import re
 from pathlib import Path
@@ -10,12 +10,12 @@ from transformers import PreTrainedTokenizerBase
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .files import read_checkpoint, settings_of, token_tokenizer
+from .toolkit_files import read_checkpoint, settings_of, token_tokenizer
 from .weights import assembled, needed, number_of_layers, renamed
 
-# for errors
+# name of the source in errors
 WEIGHTS = "the weights of OpenNMT-py's Transformer"
-# the tables of tokens, and the sinusoids that are kept with them
+# embedding tables, and the sinusoids that are saved with them
 EMBEDDING = re.compile(r"\.make_embedding\.(emb_luts\.0\.weight|pe\.pe)$")
 PARTS = {
     "encoder.transformer.": "encoder.layers.",
@@ -34,7 +34,7 @@ PARTS = {
     ".linear_values.": ".v_proj.",
     ".final_linear.": ".out_proj.",
 }
-# the only value a setting may have, and what another one makes of the model
+# the only supported value of each setting, and the meaning of all others
 EXPECTED_SETTINGS = {
     "encoder_type": ("transformer", "another encoder"),
     "decoder_type": ("transformer", "another decoder"),
@@ -45,29 +45,29 @@ EXPECTED_SETTINGS = {
     "multiquery": (False, "keys and values shared by heads"),
     "num_experts": (0, "a mixture of experts"),
     "parallel_residual": (False, "attention and feed-forward side by side"),
-    "sliding_window": (0, "a window of attention"),
+    "sliding_window": (0, "sliding-window attention"),
     "copy_attn": (False, "a copy mechanism"),
     "lora_layers": ([], "LoRA, which must be merged first"),
     "lora_embedding": (False, "LoRA, which must be merged first"),
-    "n_src_feats": (0, "features of words"),
+    "n_src_feats": (0, "word features"),
 }
-# what the one setting of relative positions means, by its sign
+# meanings of special values of `max_relative_positions`
 RELATIVE_POSITIONS = {-1: "rotary positions (RoPE)", -2: "positions as biases (ALiBi)"}
 GATED = {"silu": "a gated feed-forward (SwiGLU)", "gated-gelu": "a gated feed-forward (GEGLU)"}
 POSITIONS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "halves"}
 
 
 def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
-    """The same function of the same tokens, as a model of this package.
+    """Convert a checkpoint of OpenNMT-py to a model of this package, with equal ids and logits.
 
     Args:
-        checkpoint: A file that OpenNMT-py saved, version 3, or 2 with a vocabulary of plain tokens.
+        checkpoint: File of OpenNMT-py 3, or 2 with a vocabulary of plain tokens.
 
     Returns:
-        A model with equal logits, in evaluation mode.
+        The model in evaluation mode.
 
     Raises:
-        ValueError: If the model is outside this architecture; the message says in what.
+        ValueError: If the model is outside this architecture; names the reason.
         OSError: If the file cannot be read.
     """
     content = read_checkpoint(checkpoint)
@@ -77,7 +77,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         needed(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
-    # earlier versions had the layer in a sequence
+    # OpenNMT-py 2 saves the layer as the first one of a sequence
     generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
     output_table = needed(generator, "weight", "the generator of OpenNMT-py's Transformer")
     tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
@@ -101,25 +101,26 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
 
 
 def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
-    """The tokenizer that a checkpoint describes: OpenNMT-py's own commands read tokens too.
+    """Return a tokenizer with the vocabulary of a checkpoint.
 
     Args:
-        checkpoint: A file that OpenNMT-py saved.
+        checkpoint: File that OpenNMT-py saved.
 
     Returns:
-        A tokenizer that reads and writes tokens with spaces between, and one sentence that says so.
+        A tokenizer for tokenized text, as OpenNMT-py's own commands read it, and one sentence about
+        it.
 
     Raises:
-        ValueError: If it is another kind of checkpoint, or source and target have separate
+        ValueError: If the checkpoint is of another toolkit, or source and target have separate
             vocabularies.
         OSError: If the file cannot be read.
     """
     tokens = _vocabulary(read_checkpoint(checkpoint))
-    # nothing ends a source there
+    # OpenNMT-py adds no end token to a source
     tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", ends=False)
     return tokenizer, (
         "The tokenizer reads and writes tokens with spaces between: the checkpoint has the "
-        "vocabulary, but not the BPE codes or SentencePiece model that cut texts for it."
+        "vocabulary, but not the BPE codes or the SentencePiece model that split text into tokens."
     )
 
 
@@ -194,7 +195,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
             f"position_encoding_type must be one of {', '.join(POSITIONS)}, got {kind}."
         )
     layout = POSITIONS[kind]
-    # the longest wavelength stands at feature d_model / 2 - 1, not at d_model / 2
+    # with halves, the longest wavelength is at feature d_model / 2 - 1, not at d_model / 2
     base = 10000.0 if layout == "interleaved" else 10000.0 ** (width / (width - 2))
     names = {"encoder": "encoder.transformer.", "decoder": "decoder.transformer_layers."}
     sizes = {}
@@ -220,12 +221,12 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
 
 
 def _first(dropout: float | list[float]) -> float:
-    """The dropout that a training began with."""
+    """Return the dropout at the beginning of training."""
     return dropout[0] if isinstance(dropout, list) else dropout
 
 
 def _with_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Equation (2) has biases: zeros where there are none."""
+    """Add zeros as the biases of equation (2) if the checkpoint has none."""
     zeros = {
         name.replace("weight", "bias"): tensor.new_zeros(tensor.shape[0])
         for name, tensor in weights.items()

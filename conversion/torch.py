@@ -1,4 +1,4 @@
-"""From torch's own nn.Transformer, which has no embeddings and adds a norm after each stack."""
+"""Convert torch's nn.Transformer, which has no embeddings and adds a norm after each stack."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +12,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .check import checked_stacks, refuse_changed
 from .weights import assembled, check_kind, renamed, split_projections
 
-# nn.Transformer numbers a layer's norms in the order of its sub-layers
+# nn.Transformer numbers the norms of a layer in the order of its sub-layers
 ENCODER_PARTS = {
     ".self_attn.": ".self_attention.",
     ".linear1.": ".feed_forward.fc1.",
@@ -31,21 +31,21 @@ DECODER_PARTS = {
 def from_torch(
     module: nn.Transformer, embedding: Tensor, **fields
 ) -> VanillaTransformerForConditionalGeneration:
-    """The same stacks between tied embeddings, as a model of this package.
+    """Convert the stacks of an nn.Transformer to a model of this package with tied embeddings.
 
     Args:
-        module: Stacks that normalize first, or after the addition without a final norm
+        module: Pre-norm stacks, or post-norm stacks without a final norm
             (`module.encoder.norm = module.decoder.norm = None`).
-        embedding: The embedding matrix, before scaling, [V, d_model].
-        fields: Further fields of the configuration, the special tokens' ids for some.
+        embedding: Embedding matrix before scaling, [V, d_model].
+        fields: Further fields of the configuration, such as the ids of special tokens.
 
     Returns:
-        A model in evaluation mode; its weights are copies.
+        The model in evaluation mode; its weights are copies.
 
     Raises:
-        TypeError: If one of both is something else.
+        TypeError: If `module` or `embedding` is of another class.
         ValueError: If the stacks are outside this architecture, do not run torch's own code, or
-            have other states than the result; the message says what.
+            have other states than the result; names the reason.
     """
     check_kind("module", module, nn.Transformer)
     check_kind("embedding", embedding, Tensor)
@@ -74,8 +74,8 @@ def from_torch(
             raise ValueError(
                 f"{stack}.norm must be {'given' if norm_first else 'None'} where norm_first is "
                 f"{norm_first}, got {'one' if has_norm else 'None'}: the paper's stacks end with "
-                "the norm of their last layer, and torch adds one more unless it is taken away "
-                "before the training."
+                "the norm of their last layer, and torch adds one more unless it is removed "
+                "before training."
             )
     config = VanillaTransformerConfig(
         vocab_size=embedding.shape[0],

@@ -1,4 +1,4 @@
-"""What every conversion does: build a model, give it weights under our names, set its search."""
+"""Steps of every conversion: rename weights, build the model, load the weights, set its search."""
 
 from typing import Any, TypeVar
 
@@ -13,9 +13,10 @@ from ..configuration_vanilla_transformer import (
 from ..generation_vanilla_transformer import set_paper_search
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, refuse_impossible
+from ..weight_checks import check_fit
 
 Value = TypeVar("Value")
-# BART's names of a layer's parts, which Marian and FSMT share, and ours
+# names of a layer's parts in BART, Marian and FSMT, and our names
 BART_PARTS = {
     ".self_attn.": ".self_attention.",
     ".self_attn_layer_norm.": ".self_attention_norm.",
@@ -26,29 +27,7 @@ BART_PARTS = {
     ".fc2.": ".feed_forward.fc2.",
 }
 
-
-# what a weight of another architecture is called there, and what it belongs to; first match counts
-FOREIGN_PARTS = {
-    "adapter": "adapters",
-    "lora_": "LoRA, which must be merged first",
-    "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
-    "project_in_dim": "embeddings of another width than the layers",
-    "project_out_dim": "embeddings of another width than the layers",
-    "adaptive_softmax": "an adaptive softmax",
-    "rotary": "rotary positions (RoPE)",
-    "relative": "relative positions",
-    "embed_positions": "learned positions",
-    "expert": "a mixture of experts",
-    "w_3": "a gated feed-forward (SwiGLU)",
-    "gate_proj": "a gated feed-forward (SwiGLU)",
-    "q_norm": "normalized queries and keys",
-    "k_norm": "normalized queries and keys",
-    "copy": "a copy mechanism",
-    "rnn": "a recurrent network",
-    "conv": "convolutions",
-}
-
-# fields that have one name and meaning in our configuration and in those of Marian and FSMT
+# fields with the same name and meaning in our configuration and in those of Marian and FSMT
 SAME_FIELDS = (
     *LAYER_FIELDS,
     "max_position_embeddings",
@@ -61,11 +40,11 @@ SAME_FIELDS = (
 
 
 def renamed(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
-    """Give the parts of a layer our names.
+    """Rename weights to our names.
 
     Args:
         weights: Tensors by the other model's names.
-        parts: Their piece of a name, and ours.
+        parts: Our piece of a name, by the other model's piece.
 
     Returns:
         The same tensors by our names.
@@ -79,10 +58,10 @@ def renamed(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tens
 
 
 def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
-    """The layers of one stack of a BART-like model.
+    """Return the layers of one stack of a model with BART's names.
 
     Args:
-        model: With `model.encoder.layers` and `model.decoder.layers`.
+        model: Model with `model.encoder.layers` and `model.decoder.layers`.
         stack: "encoder" or "decoder".
 
     Returns:
@@ -96,16 +75,16 @@ def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
 
 
 def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
-    """The fields of our configuration that Marian and FSMT have alike.
+    """Return the fields of our configuration for a Marian or FSMT model.
 
     Args:
-        theirs: The other model's configuration.
+        theirs: Configuration of the other model.
 
     Returns:
         Our fields, without those of the vocabulary.
 
     Raises:
-        ValueError: If the embeddings are not scaled, or the stacks have heads of two widths.
+        ValueError: If the embeddings are not scaled, or the heads of the stacks differ in width.
     """
     if not theirs.scale_embedding:
         raise ValueError(
@@ -125,13 +104,13 @@ def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
 
 
 def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Take queries, keys and values out of the one matrix [3 d_model, d_model] they are kept in.
+    """Split each fused projection [3 d_model, d_model] into those of queries, keys and values.
 
     Args:
-        weights: Tensors by name, some of them `in_proj_weight` or `in_proj_bias`.
+        weights: Tensors by name; the fused ones are called `in_proj_weight` and `in_proj_bias`.
 
     Returns:
-        The same with three tensors in the place of each of these.
+        The tensors by name, with three in place of each fused one.
     """
     split = {}
     for name, tensor in weights.items():
@@ -145,31 +124,31 @@ def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
-    """How many layers a stack has.
+    """Count the layers of a stack.
 
     Args:
         weights: Tensors by the other model's names.
-        prefix: What stands before the number of a layer.
+        prefix: Part of a name before the number of the layer.
 
     Returns:
-        The number of numbers.
+        The number of layers.
     """
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 
 def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
-    """A weight, or a setting, that every model of a kind has.
+    """Return a weight or a setting that must exist.
 
     Args:
         entries: Weights or settings by the other model's names.
-        name: Which.
-        origin: What they all are, for the error.
+        name: Name of the entry.
+        origin: Description of the entries, for the error.
 
     Returns:
         The weight or setting.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no such entry.
     """
     if name not in entries:
         raise ValueError(f"{origin} must be complete, got none for {name}.")
@@ -177,60 +156,32 @@ def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
 
 
 def check_kind(name: str, value: Any, kind: type):
-    """Refuse what is no source of a conversion.
+    """Refuse an argument of the wrong class.
 
     Args:
-        name: Of the argument, for the error.
-        value: What was given.
-        kind: What it must be.
+        name: Name of the argument, for the error.
+        value: Value of the argument.
+        kind: Expected class.
 
     Raises:
-        TypeError: If it is not.
+        TypeError: If the value is of another class.
     """
     if not isinstance(value, kind):
         raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}.")
 
 
-def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
-    """Refuse weights of another architecture, and say which one.
-
-    Args:
-        model: With the parameters that there must be.
-        weights: Tensors by our names, or by the other model's where we have none.
-        origin: What the weights are of, for the error.
-
-    Raises:
-        ValueError: If a weight is left over, missing or of another shape.
-    """
-    known = model.state_dict()
-    for name in sorted(weights.keys() - known.keys()):
-        meaning = next((what for part, what in FOREIGN_PARTS.items() if part in name), None)
-        raise ValueError(
-            f"the weights of {origin} must all have a place here, got {name}"
-            + (f", which belongs to {meaning}." if meaning else ".")
-        )
-    for name in sorted(known.keys() - weights.keys()):
-        raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
-    for name, tensor in weights.items():
-        if tensor.shape != known[name].shape:
-            raise ValueError(
-                f"{name} must be of shape {list(known[name].shape)}, got {list(tensor.shape)} in "
-                f"{origin}."
-            )
-
-
 def assembled(
     config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str
 ) -> VanillaTransformerForConditionalGeneration:
-    """A model with these weights, in evaluation mode, that searches as the paper does.
+    """Build a model with given weights and the paper's search settings.
 
     Args:
-        config: Sizes of the model.
-        weights: Every parameter, by our names.
-        origin: What the weights are of, for an error.
+        config: Configuration of the model.
+        weights: All parameters, by our names.
+        origin: Model that the weights come from, for the error.
 
     Returns:
-        The model; its weights are copies.
+        The model in evaluation mode; its weights are copies.
 
     Raises:
         ValueError: If a parameter is missing, left over or of another shape, or the model is too

@@ -1,1 +1,1 @@
-"""Models of this package, for the engines that serve: CTranslate2, ONNX Runtime, and Marian's."""
+"""Export models to other inference engines: CTranslate2, ONNX Runtime and Marian."""

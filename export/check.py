@@ -1,4 +1,4 @@
-"""Checks of an export: no part of the model is lost, and the exported model has its logits."""
+"""Check an export: the model is the released one, so no part of it is lost."""
 
 import torch
 from torch import nn
@@ -6,20 +6,20 @@ from torch import nn
 from ..identity_vanilla_transformer import computing_modules, first_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 
-# completed with the name of the other engine
+# {} is the name of the other engine
 DIFFERS = "an export must compute what its model computes, and the scores in {} differ"
 
 
 def refuse_changed_model(model: nn.Module, engine: str):
-    """Refuse a model that computes something else than the released code of its configuration.
+    """Refuse a model that differs from the released code with its configuration.
 
     Args:
-        model: A model to export.
+        model: Model to export.
         engine: Name of the other engine, for the error.
 
     Raises:
-        ValueError: If a weight, buffer or submodule has no place in the other engine, or the code
-            of a module is not the released one.
+        ValueError: If a weight, buffer or submodule is added or missing, or the code of a module is
+            not the released one.
     """
     with torch.device("meta"):
         released = VanillaTransformerForConditionalGeneration(model.config)

@@ -4,25 +4,25 @@ import argparse
 from importlib import import_module
 
 from ..console import add_trust_flag, empty_folder
-from ..hub import load_run
+from ..loading import load_run
 
 # packages that an export needs
 PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxscript onnxruntime"}
 
 
 def run(argv: list[str], prog: str) -> str:
-    """Export as a command line says.
+    """Run the command.
 
     Args:
-        argv: The arguments.
+        argv: Command-line arguments.
         prog: Name of the command, for its help.
 
     Returns:
-        What was written, in one sentence.
+        Size and folder of the export.
 
     Raises:
-        ValueError: If the run cannot be loaded, the folder is in use, the engine's own package is
-            absent, or the model has what the engine does not.
+        ValueError: If the run cannot be loaded, the folder is not empty, the engine's package is
+            not installed, or the engine does not support the model.
     """
     settings = vars(_parser(prog).parse_args(argv))
     kind, source, folder = settings.pop("kind"), settings.pop("run"), settings.pop("out")
@@ -44,31 +44,29 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
-        description="Write a model, and its tokenizer, for another engine to serve.",
+        description="Export a model, with its tokenizer, to another inference engine.",
     )
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     added = {}
     for kind, help_text in (
         ("ctranslate2", "for CTranslate2"),
         ("onnx", "three graphs for ONNX Runtime"),
-        ("marian", "for whatever reads transformers' Marian"),
+        ("marian", "for tools that load transformers' Marian"),
     ):
         added[kind] = kinds.add_parser(
             kind, help=help_text, description=help_text, allow_abbrev=False
         )
-        added[kind].add_argument(
-            "run", metavar="RUN", help="a run folder, model folder or Hub name"
-        )
-        added[kind].add_argument("out", metavar="OUT", help="a new or an empty folder")
+        added[kind].add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
+        added[kind].add_argument("out", metavar="OUT", help="new or empty folder")
         add_trust_flag(added[kind])
     added["ctranslate2"].add_argument(
-        "--quantization", default="float32", help="float32, float16 or int8 (%(default)s)"
+        "--quantization", default="float32", help="float32, float16 or int8 (default: %(default)s)"
     )
     for kind in ("ctranslate2", "marian"):
         added[kind].add_argument(
             "--num_positions",
             type=int,
-            help="tokens of the longest sentence, source or translation (1024, or as many "
-            "positions as were learned)",
+            help="tokens of the longest source or translation (default: 1024, or the number of "
+            "learned positions)",
         )
     return parser

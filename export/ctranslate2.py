@@ -1,4 +1,4 @@
-"""To CTranslate2, an engine in C++: one file of weights, the vocabulary, and the tokenizer."""
+"""Export to CTranslate2, an engine in C++: a weight file, the vocabulary, and the tokenizer."""
 
 import logging
 from pathlib import Path
@@ -34,7 +34,7 @@ ACTIVATIONS = {
     "swish": common_spec.Activation.SWISH,
 }
 QUANTIZATIONS = ("float32", "float16", "int8")
-# settings of a search that the engine does not keep, and the option of each call in their place
+# search settings that CTranslate2 does not store, and the option of `translate_batch` for each
 OPTIONS = {
     "forced_bos_token_id": "target_prefix",
     "forced_eos_token_id": None,
@@ -49,7 +49,7 @@ OPTIONS = {
     "exponential_decay_length_penalty": None,
     "sequence_bias": None,
 }
-# values that change nothing
+# values of these settings that have no effect
 NEUTRAL = {
     "min_length": 0,
     "min_new_tokens": 0,
@@ -58,7 +58,7 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
 }
-# of a token that is never written; float16 has it too
+# output bias of a forbidden token: the lowest number of float16
 LOWEST_BIAS = -65504.0
 
 
@@ -69,29 +69,29 @@ def to_ctranslate2(
     quantization: str = "float32",
     num_positions: int | None = None,
 ):
-    """Write what `ctranslate2.Translator` loads, with the tokenizer beside it.
+    """Write a folder that `ctranslate2.Translator` loads, with the tokenizer.
 
-    How many beams and what penalty are given to the engine with each translation. Tokens that the
-    model may never write (`suppress_tokens`, `bad_words_ids` of one token) are never written there.
+    Beam size and length penalty are arguments of each translation in CTranslate2. Tokens that the
+    model never generates (`suppress_tokens`, `bad_words_ids` of one token) get the lowest bias.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        folder: Where to write; what is there is replaced.
-        quantization: How weights are stored: one of `QUANTIZATIONS`.
-        num_positions: Length of the longest sentence that is to be read or written, in tokens; the
-            engine has a table of positions. If not given, 1,024, or as many as were learned.
+        model: Model to export.
+        tokenizer: Tokenizer of the model.
+        folder: Output folder; its files are replaced.
+        quantization: Type of the stored weights, one of `QUANTIZATIONS`.
+        num_positions: Size of the engine's table of positions: tokens of the longest source or
+            translation. If not given, 1,024, or the number of learned positions.
 
     Raises:
-        ValueError: If the model has what the engine does not, its code is not the released one, a
-            setting is out of range, or the engine scores tokens otherwise than the model.
+        ValueError: If the engine does not support the model, the code of the model is not the
+            released one, a setting is out of range, or the engine's scores differ from the model's.
     """
     if quantization not in QUANTIZATIONS:
         raise ValueError(
             f"quantization must be one of {', '.join(QUANTIZATIONS)}, got {quantization!r}."
         )
     refuse_changed_model(model, "CTranslate2")
-    _tell_of_lost_settings(model.generation_config, vocabulary(model, tokenizer))
+    _warn_about_lost_settings(model.generation_config, vocabulary(model, tokenizer))
     converter = _Converter(_specification(model, tokenizer, num_positions))
     with whole_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
@@ -99,19 +99,19 @@ def to_ctranslate2(
         _check_scores(model, tokenizer, unfinished, quantization, num_positions)
 
 
-def _tell_of_lost_settings(search: GenerationConfig, tokens: list[str]):
-    """Warn of settings that the engine does not keep, with the option of a call in their place."""
+def _warn_about_lost_settings(search: GenerationConfig, tokens: list[str]):
+    """Warn about search settings that the engine does not store; name the option for each call."""
     for name, option in OPTIONS.items():
         value = getattr(search, name, None)
         if name == "bad_words_ids":
-            # those of one token are forbidden by the bias
+            # the output bias forbids those of one token
             value = [ids for ids in value or [] if len(ids) > 1]
         if value in (None, [], {}) or value == NEUTRAL.get(name):
             continue
         if name == "forced_bos_token_id" and isinstance(value, int):
             option = f'{option}=[["{tokens[value]}"]]'
         advice = f"give {option} to translate_batch" if option else "it has no such option"
-        logger.warning("CTranslate2 does not keep %s %s: %s.", name, value, advice)
+        logger.warning("CTranslate2 does not store %s %s: %s.", name, value, advice)
 
 
 def _check_scores(
@@ -121,7 +121,7 @@ def _check_scores(
     quantization: str,
     num_positions: int | None,
 ):
-    """Compare the log-probabilities of some tokens in the engine with those of the model."""
+    """Compare the engine's log probabilities of some tokens with those of the model."""
     batch = batch_to_compare(model, num_positions)
     logits = batch.logits.clone()
     if forbidden := _forbidden_tokens(model.generation_config):
@@ -131,7 +131,7 @@ def _check_scores(
     scored = torch.cat((batch.target[:, 1:], ends), dim=1)
     expected = logits.log_softmax(-1).gather(2, scored[:, :, None])[:, :, 0]
     names = vocabulary(model, tokenizer)
-    # products of quantized weights in float32: int8 products depend on the CPU
+    # compute in float32 with the quantized weights: int8 products depend on the CPU
     engine = ctranslate2.Translator(
         str(folder), compute_type="float32", intra_threads=torch.get_num_threads()
     )
@@ -251,7 +251,7 @@ def _set_attention(spec, attention: MultiHeadAttention):
     key = _with_wider_heads(attention.k_proj, d_k, width)
     value = _with_wider_heads(attention.v_proj, d_v, width)
     fused = [query, key, value]
-    # in self-attention the three are one matrix, else keys and values are
+    # self-attention has one matrix for all three, cross-attention one for keys and values
     groups = [fused] if len(spec.linear) == 2 else [[query], [key, value]]
     for linear, group in zip(spec.linear[:-1], groups, strict=True):
         linear.weight = np.concatenate([weight for weight, _ in group])
@@ -266,7 +266,7 @@ def _set_attention(spec, attention: MultiHeadAttention):
 
 
 def _head_width(attention: MultiHeadAttention) -> int:
-    """The engine's keys and values are of one width: the narrower get zeros, which add nothing."""
+    """Return the width of the engine's heads: keys and values have one width, padded with zeros."""
     return max(attention.d_k, attention.d_v)
 
 
@@ -298,7 +298,7 @@ def _set_norm(spec: common_spec.LayerNormSpec, norm: nn.LayerNorm):
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    # a copy, as the engine's converter quantizes in place
+    # a copy, because the engine's converter quantizes in place
     return tensor.detach().cpu().float().numpy().copy()
 
 

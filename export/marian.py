@@ -1,4 +1,4 @@
-"""To transformers' Marian, for tools that know the OPUS-MT models and not this package."""
+"""Export to transformers' Marian, for tools that support OPUS-MT models."""
 
 import json
 from pathlib import Path
@@ -25,10 +25,10 @@ from .check import DIFFERS, refuse_changed_model
 from .parts import position_table
 
 PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
-# which dimension of a weight belongs to the residual stream, by the end of Marian's name for it
+# ends of Marian's names of weights whose columns or rows are features of the residual stream
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
 RESIDUAL_ROWS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
-# the only sinusoids that Marian makes itself
+# the sinusoids that Marian computes itself
 OWN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
 
 
@@ -39,22 +39,22 @@ def to_marian(
     folder: str | Path,
     num_positions: int | None = None,
 ):
-    """Write what `MarianMTModel.from_pretrained` loads, with the tokenizer beside it.
+    """Write a folder that `MarianMTModel.from_pretrained` loads, with the tokenizer.
 
-    Marian's sinusoids have all sines first: where ours alternate, the features of the residual
-    stream are put into that order. Positions of another kind are written as the weights that they
-    are in Marian, and stay right for as long as the folder is not saved again from there.
+    Marian's sinusoids have all sines first. If ours alternate, the features of the residual stream
+    are reordered. Other positions are saved as weights; they are lost if Marian saves the model
+    again.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        folder: Where to write.
-        num_positions: Length of the longest sentence that is to be read or written, in tokens;
-            Marian has a table of positions. If not given, 1,024, or as many as were learned.
+        model: Model to export.
+        tokenizer: Tokenizer of the model.
+        folder: Output folder.
+        num_positions: Size of Marian's table of positions: tokens of the longest source or
+            translation. If not given, 1,024, or the number of learned positions.
 
     Raises:
-        ValueError: If the model has what Marian does not, its code is not the released one, or
-            Marian computes other logits; the message says what.
+        ValueError: If Marian does not support the model, the code of the model is not the released
+            one, or Marian computes other logits; names the reason.
     """
     ours = model.config
     check_marian_can(ours)
@@ -82,8 +82,8 @@ def to_marian(
         if name.endswith("_proj.bias")
     }
     layers = missing_bias | {name: tensor for name, tensor in layers.items() if ".layers." in name}
-    makes_own = all(getattr(ours, name) == value for name, value in OWN_POSITIONS.items())
-    if makes_own and ours.position_layout == "interleaved":
+    has_own_positions = all(getattr(ours, name) == value for name, value in OWN_POSITIONS.items())
+    if has_own_positions and ours.position_layout == "interleaved":
         order = torch.cat((torch.arange(0, ours.d_model, 2), torch.arange(1, ours.d_model, 2)))
         layers = {name: _reordered(name, tensor, order) for name, tensor in layers.items()}
         table = table[:, order]
@@ -99,14 +99,14 @@ def to_marian(
             table,
         )
         | {"final_logits_bias": bias[None]},
-        # positions are the one thing left
+        # only the positions are missing
         strict=False,
     )
     theirs.generation_config = _generation_config(model.generation_config, config)
     with whole_folder(folder) as unfinished:
         theirs.save_pretrained(unfinished)
-        if not makes_own:
-            # the library leaves them out, since it makes them anew where they are not in the file
+        if not has_own_positions:
+            # `save_pretrained` leaves out Marian's positions, but loading reads them from the file
             path = unfinished / "model.safetensors"
             save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
         _save_tokenizer(tokenizer, unfinished)
@@ -117,19 +117,19 @@ def to_marian(
 
 
 def check_marian_can(config: VanillaTransformerConfig):
-    """Refuse what Marian has no name for.
+    """Refuse a configuration that Marian does not support.
 
     Args:
-        config: Of the model.
+        config: Configuration of the model.
 
     Raises:
-        ValueError: If there is such a thing; says which.
+        ValueError: If a field has an unsupported value; names the field.
     """
     expected = {"norm_first": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
     for name, value in expected.items():
         if getattr(config, name) != value:
             raise ValueError(
-                f"{name} must be {value} for Marian, which has nothing else, got "
+                f"{name} must be {value} for Marian, which supports no other value, got "
                 f"{getattr(config, name)}."
             )
     heads = {config.encoder_attention_heads, config.decoder_attention_heads}
@@ -156,7 +156,7 @@ def _generation_config(ours: GenerationConfig, theirs: MarianConfig) -> Generati
     settings = ours.to_diff_dict()
     alpha = settings.get("length_penalty_alpha")
     if alpha is not None:
-        # the library's is length ** length_penalty: of one kind with ours, not the same
+        # transformers divides by length ** length_penalty, a formula close to ours, but not equal
         settings["length_penalty"] = float(alpha)
     settings = {
         name: value
@@ -177,7 +177,7 @@ def _generation_config(ours: GenerationConfig, theirs: MarianConfig) -> Generati
 
 
 def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
-    """Save a tokenizer of ours under the class that every version of the library knows."""
+    """Save our tokenizer as the class that every version of transformers has."""
     if not isinstance(tokenizer, VanillaTransformerTokenizer):
         tokenizer.save_pretrained(folder)
         return
@@ -187,7 +187,7 @@ def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
         bos_token=tokenizer.bos_token,
         eos_token=tokenizer.eos_token,
         unk_token=tokenizer.unk_token,
-        # this class finds tokens that a user has added only if it splits none of them
+        # the class finds tokens that a user added only if it splits no special token
         split_special_tokens=tokenizer.split_special_tokens and not tokenizer.extra_special_tokens,
         extra_special_tokens=tokenizer.extra_special_tokens,
     )

@@ -1,7 +1,7 @@
-"""To ONNX: encoder, decoder, and decoder with cache, under the names that optimum's tools look for.
+"""Export to ONNX: encoder, decoder, and decoder with cache, under the names that optimum expects.
 
-Shapes: B sentences, S source positions, T target positions, P of them seen before, h heads, d_k and
-d_v widths of a head's keys and values, V tokens in the vocabulary.
+Shapes: B sentences, S source positions, T target positions, P cached target positions, h heads,
+d_k and d_v widths of a head's keys and values, V tokens in the vocabulary.
 """
 
 import copy
@@ -9,7 +9,7 @@ import logging
 import warnings
 from pathlib import Path
 
-# torch asks for it in the middle of its work only
+# imported early: torch would miss it only in the middle of an export
 import onnxruntime
 import onnxscript  # noqa: F401
 import torch
@@ -30,7 +30,7 @@ from .check import DIFFERS
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
 DECODER_WITH_PAST_FILE = "decoder_with_past_model.onnx"
-# a batch to trace with: its sizes are all different, and none is 1, so that none is taken for fixed
+# sizes of the traced batch: all different and none 1, so that the tracer takes none as fixed
 SIZES = {"sentences": 2, "source": 5, "target": 3}
 
 
@@ -40,19 +40,19 @@ def to_onnx(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
 ):
-    """Write three graphs, with configuration and tokenizer beside them.
+    """Write three graphs, with configuration and tokenizer.
 
-    `encoder_model.onnx` reads `input_ids` and `attention_mask` and gives `last_hidden_state`.
-    `decoder_model.onnx` reads `input_ids` [B, T], that and `encoder_attention_mask`, and gives
-    `logits` [B, T, V], and keys and values: `present.0.decoder.key` [B, h, T, d_k] and so on for
-    each layer, of the target as of the source. `decoder_with_past_model.onnx` reads these as
-    `past_key_values.0.decoder.key` [B, h, P, d_k] ... and one more token, and gives those of the
-    target, longer by one.
+    `encoder_model.onnx` takes `input_ids` and `attention_mask`, and returns `last_hidden_state`.
+    `decoder_model.onnx` takes `input_ids` [B, T], `encoder_hidden_states` and
+    `encoder_attention_mask`. It returns `logits` [B, T, V], and keys and values of target and
+    source in each layer: `present.0.decoder.key` [B, h, T, d_k] and so on.
+    `decoder_with_past_model.onnx` takes these as `past_key_values.0.decoder.key` [B, h, P, d_k] and
+    so on, with one more token. It returns keys and values of the target, longer by one position.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
-        folder: Where to write; made if it does not exist.
+        model: Model to export.
+        tokenizer: Tokenizer of the model.
+        folder: Output folder; created if it does not exist.
 
     Raises:
         ValueError: If the graphs compute other logits than the model.
@@ -111,13 +111,13 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
 
 
 def _check_logits(model: VanillaTransformerForConditionalGeneration, folder: Path):
-    """Run the three graphs, the last one for the last token, and compare with the model."""
+    """Compare the logits of the graphs with those of the model; the last graph adds a token."""
     encoder, decoder, decoder_with_past = (
         onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
         for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
     )
     names = [one.name.replace("present", "past_key_values") for one in decoder.get_outputs()[1:]]
-    # a model may compute something else where nothing is padded
+    # also a batch without padding: a changed model may compute that one in another way
     for lengths in (SOURCE_LENGTHS, SOURCE_LENGTHS[:1]):
         batch = batch_to_compare(model, source_lengths=lengths)
         mask, target = batch.mask.numpy(), batch.target.numpy()
@@ -132,10 +132,10 @@ def _check_logits(model: VanillaTransformerForConditionalGeneration, folder: Pat
 
 
 class EncoderGraph(nn.Module):
-    """Source tokens to memory.
+    """Encoder, from source tokens to memory.
 
     Args:
-        model: The model.
+        model: Model to export.
     """
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
@@ -143,23 +143,23 @@ class EncoderGraph(nn.Module):
         self.encoder = model.get_encoder()
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
-        """Read the source.
+        """Encode the source.
 
         Args:
             input_ids: Source tokens, [B, S].
             attention_mask: 1 for a token, 0 for padding, [B, S].
 
         Returns:
-            The memory, [B, S, d_model].
+            Memory, [B, S, d_model].
         """
         return self.encoder(input_ids, attention_mask).last_hidden_state
 
 
 class DecoderGraph(nn.Module):
-    """Target tokens and memory to logits, and to what the next step needs.
+    """Decoder, from target tokens and memory to logits and the cache for the next step.
 
     Args:
-        model: The model.
+        model: Model to export.
     """
 
     def __init__(self, model: VanillaTransformerForConditionalGeneration):
@@ -169,15 +169,15 @@ class DecoderGraph(nn.Module):
     def forward(
         self, encoder_attention_mask: Tensor, input_ids: Tensor, encoder_hidden_states: Tensor
     ) -> tuple[Tensor, ...]:
-        """Write the first tokens.
+        """Decode the first tokens.
 
         Args:
             encoder_attention_mask: 1 for a token, 0 for padding, [B, S].
             input_ids: Target tokens so far, [B, T].
-            encoder_hidden_states: The memory, [B, S, d_model].
+            encoder_hidden_states: Memory, [B, S, d_model].
 
         Returns:
-            The logits [B, T, V]; for each layer, keys [B, h, T, d_k] and values [B, h, T, d_v] of
+            Logits [B, T, V]; for each layer, keys [B, h, T, d_k] and values [B, h, T, d_v] of
             the target, then [B, h, S, d_k] and [B, h, S, d_v] of the source.
         """
         cache = EncoderDecoderCache(DynamicCache(), DynamicCache())
@@ -191,13 +191,13 @@ class DecoderGraph(nn.Module):
     def logits(
         self, mask: Tensor, input_ids: Tensor, memory: Tensor, cache: EncoderDecoderCache
     ) -> Tensor:
-        """Go through the decoder and the head once.
+        """Return logits, and add the tokens to the cache.
 
         Args:
-            mask: 1 for a token of the source, 0 for padding, [B, S].
+            mask: 1 for a source token, 0 for padding, [B, S].
             input_ids: Target tokens that are not in the cache, [B, T].
             memory: Output of the encoder, [B, S, d_model].
-            cache: Keys and values of earlier steps; grows.
+            cache: Keys and values of earlier steps.
 
         Returns:
             Logits, [B, T, V].
@@ -212,24 +212,24 @@ class DecoderGraph(nn.Module):
 
 
 class DecoderWithPastGraph(DecoderGraph):
-    """One more token, by what earlier steps have left.
+    """Decoder for one more token, with the cache of earlier steps.
 
     Args:
-        model: The model.
+        model: Model to export.
     """
 
     def forward(
         self, encoder_attention_mask: Tensor, input_ids: Tensor, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Write one more token.
+        """Decode one more token.
 
         Args:
             encoder_attention_mask: 1 for a token, 0 for padding, [B, S].
-            input_ids: The last token, [B, 1].
+            input_ids: Last token, [B, 1].
             past: For each layer, keys and values of the target, then those of the source.
 
         Returns:
-            The logits [B, 1, V]; for each layer, keys [B, h, P + 1, d_k] and values
+            Logits [B, 1, V]; for each layer, keys [B, h, P + 1, d_k] and values
             [B, h, P + 1, d_v] of the target.
         """
         written, read = DynamicCache(), DynamicCache()
@@ -237,7 +237,7 @@ class DecoderWithPastGraph(DecoderGraph):
             keys, values, memory_keys, memory_values = past[4 * number : 4 * number + 4]
             written.update(keys, values, number)
             read.update(memory_keys, memory_values, number)
-        # keys and values of the memory are known, so only its size counts
+        # the cache has keys and values of the memory, so only the size of the memory matters
         memory = past[2].new_zeros(*encoder_attention_mask.shape, self.model.config.d_model)
         cache = EncoderDecoderCache(written, read)
         logits = self.logits(encoder_attention_mask, input_ids, memory, cache)
@@ -254,8 +254,8 @@ def _write(
     axes: dict,
     input_names: list[str] | None = None,
 ):
-    """Trace a graph and save it, its sizes open where `axes` says so."""
-    # the exporter warns of operators that it does not find in other packages, and of its own names
+    """Trace a graph and save it; `axes` names its dynamic sizes."""
+    # the exporter warns about missing operators of other packages, and about its own names
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""What every export needs of a model: its tokens, its table of positions, its activation."""
+"""Parts of a model that exports need: its tokens, its table of positions, its activation."""
 
 from typing import TypeVar
 
@@ -14,21 +14,21 @@ from ..modeling_vanilla_transformer import (
 )
 
 Name = TypeVar("Name")
-# tokens of the longest sentence, where nothing says how many
+# default size of a table of positions
 USUAL_POSITIONS = 1024
 
 
 def vocabulary(
     model: VanillaTransformerForConditionalGeneration, tokenizer: PreTrainedTokenizerBase
 ) -> list[str]:
-    """The token of each row of the embedding.
+    """Return the token of each id.
 
     Args:
-        model: The model.
-        tokenizer: Its tokenizer.
+        model: Model to export.
+        tokenizer: Tokenizer of the model.
 
     Returns:
-        The tokens by id; a row that no token has gets a name that no text spells.
+        The tokens by id. An id without a token gets a name that does not occur in text.
     """
     names = {index: token for token, index in tokenizer.get_vocab().items()}
     return [names.get(index, f"<row {index}>") for index in range(model.config.vocab_size)]
@@ -38,18 +38,18 @@ def vocabulary(
 def position_table(
     stack: VanillaTransformerEncoder | VanillaTransformerDecoder, num_positions: int | None
 ) -> Tensor:
-    """What a stack adds to the token at each place.
+    """Return the positional encoding of a stack as a table.
 
     Args:
         stack: Encoder or decoder.
-        num_positions: Number of rows; if not given, as many as were learned, or
+        num_positions: Number of positions; if not given, the number of learned positions, or
             `USUAL_POSITIONS`.
 
     Returns:
-        The table in float32, zeros where the model has no positions, [num_positions, d_model].
+        The table in float32; zeros if the model has no positions, [num_positions, d_model].
 
     Raises:
-        ValueError: If there would be no row, or more than were learned.
+        ValueError: If `num_positions` is below 1, or above the number of learned positions.
     """
     config = stack.config
     learned = config.max_position_embeddings if config.position_encoding == "learned" else None
@@ -62,23 +62,23 @@ def position_table(
             f"num_positions must be at most {learned}, the number of learned positions, got "
             f"{num_positions}."
         )
-    # in the type of a model in half precision it would be rounded
+    # zeros in float32: a model in bf16 or fp16 would round the table
     nothing = torch.zeros(1, num_positions, config.d_model, device=stack.embed_tokens.weight.device)
     return stack.positions(nothing)[0]
 
 
 def activation_of(config: VanillaTransformerConfig, known: dict[str, Name]) -> Name:
-    """The activation by the name that another engine has for it.
+    """Return another engine's name of the activation function.
 
     Args:
-        config: Of the model.
-        known: Our names, and the engine's.
+        config: Configuration of the model.
+        known: Name in the engine, by our name.
 
     Returns:
-        The engine's.
+        Name in the engine.
 
     Raises:
-        ValueError: If it has none.
+        ValueError: If the engine does not have the activation function.
     """
     if config.activation_function not in known:
         raise ValueError(

@@ -1,1 +1,1 @@
-"""The web page: the model, its attention and its positional encoding, to be played with."""
+"""Web page to try the model, its attention, positional encodings and learning rates."""

@@ -1,4 +1,4 @@
-"""The web page, laid out as a Hugging Face Space: `vanilla-transformer space` serves it."""
+"""Web page, with the layout of a Hugging Face Space; `vanilla-transformer space` serves it."""
 
 import argparse
 import functools
@@ -54,56 +54,56 @@ from vanilla_transformer.paper.trained import DEMO, load_trained
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 
 TITLE = "The Transformer of “Attention Is All You Need”"
-# longest sentence, in what visitors count and in what memory and time depend on
+# limits of a sentence: characters for visitors, tokens for memory and time
 MAX_CHARACTERS = 1000
 MAX_TOKENS = 256
-# scores of tokens that are made at a time
+# largest number of logits that are computed at a time
 MAX_LOGITS = 1 << 24
-# longest translation beyond its source
+# longest translation, in tokens beyond the length of its source
 MAX_EXTRA_TOKENS = 50
 MAX_SECONDS = 30
-# of a picture of attention: more would fill the memory, and could not be read
+# words in a picture of attention: more would fill the memory and could not be read
 MAX_WORDS = 100
 TRANSLATIONS_AT_ONCE = 2
-# requests that wait for their turn; another one is refused
+# requests in the queue; further ones are refused
 MAX_WAITING = 100
-# visitors whose attention weights are kept
+# visitors whose attention weights are stored
 MAX_SESSIONS = 100
 MAX_REQUEST_BYTES = 1 << 20
-# seconds between looks for old pictures, and the age of an old one
+# seconds between two deletions of old pictures, and the age of an old one
 PICTURES_KEPT = (600, 3600)
-# positions that visitors ask for again
+# size of the cache of pictures of positions
 KEPT_POSITIONS = 64
 CROSS = "cross"
 ENCODING = "sinusoidal"
 PICTURES = {
-    "heatmap": "The encoding",
+    "heatmap": "Encoding",
     "similarity": "Cosine similarity of every two positions",
     "dot_product": "Dot product against distance",
 }
-MEAN = "mean of all"
+MEAN = "mean of all heads"
 SENTENCES = [
     "Oscar wants to learn Hungarian, Croatian, or Polish.",
     "Anna gets up at 7:00 AM every day.",
     "Last year, Jonas visited Italy and Poland.",
 ]
-# a page that is used offline must not ask another host for letters
+# system fonts: the page works offline, without requests to a font server
 FONT = ["system-ui", "sans-serif"]
 FONT_MONO = ["ui-monospace", "monospace"]
-NO_TRANSLATION = "there must be a translation to look at, got none yet."
+NO_TRANSLATION = "attention needs a translation, got none yet."
 
 logger = logging.getLogger(__name__)
 
 
 class Setting(NamedTuple):
-    """A number that visitors choose.
+    """Number that visitors choose.
 
     Attributes:
-        label: Its name.
+        label: Label on the page.
         lowest: Smallest value.
         highest: Largest value.
-        default: Value at first.
-        step: Distance of two values on the slider.
+        default: Initial value.
+        step: Distance between two values on the slider.
     """
 
     label: str
@@ -151,7 +151,7 @@ POSITIONS = {
     "d_model": Setting("d_model", 2, 512, 128, 2),
     "positions": Setting("Positions", 2, 512, 64, 1),
     "tolerance": Setting(
-        "Two positions look the same up to this share of the usual step",
+        "Two positions look the same within this fraction of the usual step",
         0,
         1,
         LEAST_DISTANCE,
@@ -175,13 +175,13 @@ def _choose(label: str, value: Any, choices: Sequence[Any]) -> Any:
 
 
 class Hypothesis(NamedTuple):
-    """A translation that the search found, and how it was rated.
+    """Hypothesis of the beam with its score.
 
     Attributes:
-        text: What it says.
-        ids: Its tokens with the start token, [T + 1].
+        text: Text of the hypothesis.
+        ids: Token ids with the start token, [T + 1].
         log_probability: Natural logarithm of its probability, given the source.
-        score: The log probability over the length penalty; the search ranks by it.
+        score: Log probability divided by the length penalty; the search ranks by it.
     """
 
     text: str
@@ -191,10 +191,10 @@ class Hypothesis(NamedTuple):
 
 
 class Deadline(StoppingCriteria):
-    """Criterion that ends a search after `MAX_SECONDS`, counted from its first step.
+    """Stopping criterion that ends a search `MAX_SECONDS` after its first step.
 
     Attributes:
-        is_over: The search was ended.
+        is_over: Whether the time is over.
     """
 
     def __init__(self):
@@ -202,15 +202,15 @@ class Deadline(StoppingCriteria):
         self.is_over = False
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Return which rows have to stop.
+        """Return which hypotheses have to stop.
 
         Args:
-            input_ids: Target tokens so far, [rows, T].
+            input_ids: Target tokens so far, [B, T].
             scores: Unused.
             kwargs: Unused.
 
         Returns:
-            True for each row when the time is over, [rows].
+            Whether the time is over, the same for each hypothesis, [B].
         """
         now = time.monotonic()
         self.end = self.end or now + MAX_SECONDS
@@ -226,13 +226,13 @@ def find_hypotheses(
     num_beams: int,
     length_penalty_alpha: float,
 ) -> list[Hypothesis]:
-    """Translate a sentence, and give every hypothesis of the beam. Section 6.1.
+    """Translate a sentence, and return all hypotheses of the beam. Section 6.1.
 
     Args:
-        model: A trained model.
-        tokenizer: Its tokenizer.
-        source: A sentence.
-        num_beams: Beam size; so many hypotheses are given.
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        source: Sentence to translate.
+        num_beams: Beam size, and number of hypotheses.
         length_penalty_alpha: Alpha of the length penalty.
 
     Returns:
@@ -267,7 +267,7 @@ def find_hypotheses(
     )  # [num_beams, T + 1]
     if deadline.is_over:
         raise TimeoutError(
-            f"the search must end within {MAX_SECONDS} seconds, and did not: give a shorter "
+            f"the search must end within {MAX_SECONDS} seconds, and did not: use a shorter "
             "sentence or a smaller beam size."
         )
     hypotheses = []
@@ -275,7 +275,7 @@ def find_hypotheses(
         source = {name: value.expand(len(rows), -1) for name, value in inputs.items()}
         logits = model(**source, decoder_input_ids=rows[:, :-1]).logits.float()
         tokens = rows[:, 1:]  # [R, T]
-        # a token counts if none before it was the end: what stands after the end is padding
+        # a token counts if no end token comes before it: padding follows the end token
         goes_on = tokens.ne(model.config.eos_token_id).cumprod(dim=1)
         counts = torch.cat((torch.ones_like(goes_on[:, :1]), goes_on[:, :-1]), dim=1)
         of_tokens = logits.log_softmax(-1).gather(-1, tokens[..., None])[..., 0]
@@ -288,7 +288,7 @@ def find_hypotheses(
 
 
 class Models:
-    """The models that the page offers, each loaded when it is first asked for.
+    """Models of the page, each loaded at its first use.
 
     Args:
         names: Run folders, model folders or Hub names.
@@ -306,11 +306,11 @@ class Models:
             name: Name that a visitor has sent, of any type.
 
         Returns:
-            The model, in evaluation mode, and its tokenizer.
+            The model in evaluation mode, and its tokenizer.
 
         Raises:
-            ValueError: If the page does not offer the model, or it cannot be loaded. The reason is
-                only logged: it would tell visitors what the machine has.
+            ValueError: If the page does not offer the model, or the model cannot be loaded. The
+                reason is only logged, because it may reveal details of the machine.
         """
         _choose("model", name, self.names)
         with self.lock:
@@ -323,9 +323,9 @@ class Models:
                         raise
                     logger.warning("%s", sentence)
                     raise ValueError(
-                        f"model {name!r} cannot be loaded: the log of the server says why."
+                        f"model {name!r} cannot be loaded: the reason is in the log of the server."
                     ) from error
-                # who looks at attention switches to this, and would disturb another visitor
+                # attention weights need "eager"; a later switch would disturb other visitors
                 model.set_attn_implementation("eager")
                 self.loaded[name] = model, tokenizer
         return self.loaded[name]
@@ -335,19 +335,19 @@ class BoundedRequests:
     """Middleware that refuses a request with a body of more than `MAX_REQUEST_BYTES`.
 
     Args:
-        app: Application.
+        app: ASGI application.
     """
 
     def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send):
-        """Answer a request.
+        """Handle a request.
 
         Args:
             scope: Connection.
-            receive: Function that gives the next part of the body.
-            send: Function that takes a part of the answer.
+            receive: Function that returns the next part of the request body.
+            send: Function that sends a part of the response.
 
         Raises:
             HTTPException: If the body is too long.
@@ -371,11 +371,11 @@ def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
     """Build the page.
 
     Args:
-        model_names: Models that visitors choose from, the first one at first: run folders, model
-            folders or Hub names, or one of them.
+        model_names: Run folders, model folders or Hub names that visitors choose from, the first
+            one as default; or one name.
 
     Returns:
-        The page, to be launched.
+        The page, which is not launched yet.
     """
     models = Models([model_names] if isinstance(model_names, str) else model_names)
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=PICTURES_KEPT) as page:
@@ -386,12 +386,12 @@ def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
             _positions_tab()
         with gr.Tab("Learning rate"):
             _schedule_tab()
-    # requests outside the queue would not wait
+    # no API: its requests would bypass the queue
     return page.queue(max_size=MAX_WAITING, api_open=False)
 
 
 def _translation_tab(models: Models):
-    # weights between words, or the reason why there are none
+    # attention weights between words, or the reason why there are none
     attention = gr.State(NO_TRANSLATION)
     with gr.Row():
         with gr.Column():
@@ -421,7 +421,7 @@ def _translation_tab(models: Models):
     with gr.Row():
         layer = gr.Dropdown([1], value=1, label="Layer", elem_id="layer")
         head = gr.Dropdown([MEAN], value=MEAN, label="Head", elem_id="head")
-    plot = _picture("attention", "What each word attends to")
+    plot = _picture("attention", "Attention of each word")
 
     def _translate(model_name: Any, source: Any, num_beams: Any, alpha: Any, kind: Any):
         num_beams, alpha = int(BEAMS.check(num_beams)), ALPHA.check(alpha)
@@ -440,7 +440,7 @@ def _translation_tab(models: Models):
         _in_sentences(_translate),
         asked,
         [table, attention, layer, head],
-        # the function says in its own words what a value must be
+        # the function checks the values, with better messages than gradio's
         preprocess=False,
         concurrency_limit=TRANSLATIONS_AT_ONCE,
     ).success(draw, looked_at, plot)
@@ -452,8 +452,8 @@ def _translation_tab(models: Models):
 
 
 def _positions_tab():
-    gr.Markdown("Section 3.5: what tells the model where a word stands, and what else could.")
-    # the first pictures are part of the page: they are drawn once, not for each visitor
+    gr.Markdown("Section 3.5: the sinusoidal positional encoding, and alternatives.")
+    # the first pictures are part of the page: drawn once, not for each visitor
     text, *pictures = _explore_positions(ENCODING, *(it.default for it in POSITIONS.values()))
     with gr.Row():
         with gr.Column():
@@ -473,15 +473,15 @@ def _positions_tab():
 
 def _schedule_tab():
     gr.Markdown(
-        "Section 5.3: the rate rises for the warm-up steps, then falls with the inverse square "
-        "root of the step."
+        "Section 5.3: the learning rate rises linearly during warm-up, then decays with the "
+        "inverse square root of the step."
     )
     first = _draw_schedule(*(setting.default for setting in SCHEDULE.values()))
     with gr.Row():
         with gr.Column():
             inputs = [setting.slider(name) for name, setting in SCHEDULE.items()]
         with gr.Column(scale=2):
-            plot = _picture("schedule", "The learning rate against the steps", first)
+            plot = _picture("schedule", "Learning rate against step", first)
     _draw_at_once(_draw_schedule, inputs, plot)
 
 
@@ -500,7 +500,7 @@ def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Imag
 
 
 def _draw_at_once(draw: Callable, inputs: list, outputs: Any):
-    # while a slider moves only the last place counts
+    # while a slider moves, only its last value is drawn
     gr.on(
         [choice.change for choice in inputs],
         _in_sentences(draw),
@@ -529,17 +529,17 @@ def translate(
     num_beams: int,
     length_penalty_alpha: float,
 ) -> tuple[list[Hypothesis], AttentionWeights | str]:
-    """Translate a sentence, and look at the attention between the words of the best hypothesis.
+    """Translate a sentence, and return attention between words for the best hypothesis.
 
     Args:
-        model: A trained model.
-        tokenizer: Its tokenizer.
-        source: A sentence.
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        source: Sentence to translate.
         num_beams: Beam size.
         length_penalty_alpha: Alpha of the length penalty.
 
     Returns:
-        The hypotheses, best first, and the weights, or a sentence that says why there are none.
+        The hypotheses, best first, and the attention weights or the reason why there are none.
 
     Raises:
         ValueError: If the source is empty, or longer than the page or the model allows.
@@ -548,7 +548,7 @@ def translate(
     hypotheses = find_hypotheses(model, tokenizer, source, num_beams, length_penalty_alpha)
     target = hypotheses[0].ids[1:]
     texts = (tokenizer(source)["input_ids"], target.tolist())
-    # before the weights of so many words are made
+    # check before the attention weights are computed
     most = max(len(words_of(tokenizer, ids)) for ids in texts)
     if most > MAX_WORDS:
         return hypotheses, _too_many(most)
@@ -560,7 +560,7 @@ def _too_many(num_words: int) -> str:
 
 
 def _choices(weights: AttentionWeights | str, kind: str):
-    """The layers and heads of a kind: encoder and decoder may have other numbers of them."""
+    """Return choices of layers and heads, since encoder and decoder may have different numbers."""
     _choose("attention", kind, list(KINDS))
     num_layers, num_heads = (1, 0) if isinstance(weights, str) else _shape(weights, kind)
     layers = gr.Dropdown(list(range(1, num_layers + 1)), value=num_layers)
@@ -574,13 +574,14 @@ def _shape(weights: AttentionWeights, kind: str) -> tuple[int, int]:
 def draw_attention(
     weights: AttentionWeights | str | None, kind: str, layer: int, head: int | str
 ) -> Image.Image:
-    """Draw what each word attends to.
+    """Draw the attention of each word.
 
     Args:
-        weights: Weights of a translation, between words; where there are none, the reason or None.
+        weights: Attention weights of a translation, between words; or the reason why there are
+            none, or None.
         kind: "encoder", "decoder" or "cross".
-        layer: Counted from 1.
-        head: Counted from 1; `MEAN` for all of the layer.
+        layer: Number of the layer, from 1.
+        head: Number of the head, from 1; `MEAN` for the mean of the layer's heads.
 
     Returns:
         The picture.
@@ -602,8 +603,8 @@ def draw_attention(
     figure, axes = new_figure(2.0 + 0.32 * len(keys), 1.5 + 0.27 * len(queries))
     image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else int(head) - 1)
     label_places(axes, queries, keys)
-    axes.set_ylabel("asks")
-    axes.set_xlabel("is asked")
+    axes.set_ylabel("query")
+    axes.set_xlabel("key")
     figure.colorbar(image, label="weight")
     return _as_image(_as_png(figure))
 
@@ -622,13 +623,13 @@ def _drawn_positions(
     encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
     distance = tolerance * usual_step(encoding)
     repeat = first_repeat(encoding, distance)
-    met = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
+    repeated = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
     formula = CANDIDATES[name].replace("base", f"{10.0**power:,.4g}")
     found = (
-        f"`{formula}`\n\nThe nearest two of {len(encoding)} positions are "
-        f"{smallest_distance(encoding):.3g} apart, the usual step is {usual_step(encoding):.3g}; "
-        f"{collisions(encoding, distance):,} pairs look the same; the first that looks like an "
-        f"earlier one: {met}."
+        f"`{formula}`\n\nSmallest distance between two of {len(encoding)} positions: "
+        f"{smallest_distance(encoding):.3g}. Usual step: {usual_step(encoding):.3g}. Pairs that "
+        f"look the same: {collisions(encoding, distance):,}. First position that looks like an "
+        f"earlier one: {repeated}."
     )
     pictures = (draw_heatmap(encoding), draw_similarity(encoding), draw_dot_product(encoding))
     return found, *map(_as_png, pictures)
@@ -643,7 +644,7 @@ def _draw_schedule(*values: Any) -> Image.Image:
 
 
 def _as_file(value: Any) -> Any:
-    """Save a picture as a whole: gradio would write over the file that another visitor reads."""
+    """Save a picture as a new file: gradio would overwrite a file that another visitor reads."""
     if not isinstance(value, Image.Image):
         return value
     with tempfile.TemporaryDirectory() as folder:
@@ -653,7 +654,7 @@ def _as_file(value: Any) -> Any:
 
 
 def _in_sentences(function: Callable) -> Callable:
-    """Show what goes wrong by what was given as one sentence, until the user closes it."""
+    """Wrap a function so that the page shows its errors as one sentence until it is closed."""
 
     @functools.wraps(function)
     def wrapped(*inputs):
@@ -679,18 +680,18 @@ def serve(
 
     Args:
         model_names: Models that visitors choose from, as in `build_page`.
-        host: Address to listen on; this machine alone if not given.
-        port: To listen on; the first that is free from 7860 if not given.
+        host: Address to listen on; only this machine if not given.
+        port: Port to listen on; the first free one from 7860 if not given.
         more: Settings of gradio's `launch`.
 
     Returns:
-        What gradio's `launch` returns, where `prevent_thread_lock` is given.
+        The result of gradio's `launch`, if `prevent_thread_lock` is given.
 
     Raises:
-        OSError: If the port is taken.
+        OSError: If the port is in use.
     """
     theme = gr.themes.Default(font=FONT, font_mono=FONT_MONO)
-    # the page takes no files, and keeps no record of what visitors write
+    # the page accepts no files, and does not record the text of visitors
     bounds = {
         "max_file_size": 1,
         "state_session_capacity": MAX_SESSIONS,
@@ -704,15 +705,15 @@ def serve(
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
-    """Serve the page as a command line says.
+    """Run the command.
 
     Args:
-        argv: The arguments.
+        argv: Command-line arguments.
         prog: Name of the command, for its help.
 
     Raises:
-        ValueError: If there is no such port.
-        OSError: If the port is taken.
+        ValueError: If the port is out of range.
+        OSError: If the port is in use.
     """
     parser = argparse.ArgumentParser(prog=prog, description="Serve the web page.")
     parser.add_argument(
@@ -720,10 +721,10 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
         nargs="+",
         metavar="RUN",
         default=[DEMO],
-        help=f"run folders, model folders or Hub names that visitors choose from ({DEMO})",
+        help=f"run folders, model folders or Hub names that visitors choose from (default: {DEMO})",
     )
-    parser.add_argument("--host", help="address to listen on; this machine alone if not given")
-    parser.add_argument("--port", type=int, help="7860 or the next that is free if not given")
+    parser.add_argument("--host", help="address to listen on (default: only this machine)")
+    parser.add_argument("--port", type=int, help="port (default: the first free one from 7860)")
     flags = parser.parse_args(argv)
     if flags.port is not None and not 0 < flags.port < 65536:
         raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")

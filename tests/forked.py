@@ -1,4 +1,4 @@
-"""Processes that have the package imported already, for tests that start hundreds."""
+"""Start processes with the package imported already, for tests that start hundreds."""
 
 import multiprocessing
 import os
@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-# this process may have threads of torch, which do not survive a fork
+# forkserver, not fork: torch's threads in this process would not survive a fork
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["vanilla_transformer.cli", "vanilla_transformer.train.loop"])
 
 
 def begin(work: Callable[..., Any], *arguments: Any, said: str = os.devnull):
-    """Start a process of its own group, whose output goes to a file."""
+    """Start a process in its own process group, with its output in a file."""
     process = CONTEXT.Process(target=_run, args=(said, work, arguments))
     process.start()
     return process

@@ -1,8 +1,7 @@
-"""Damage files that commands read, and find out what the commands then do.
+"""Damage files that commands read, and check how the commands end.
 
-`python tests/fuzzing.py FOLDER` makes a run in FOLDER; `python tests/fuzzing.py FOLDER FIRST COUNT`
-then tries the cases FIRST, FIRST + 1, ... on it, and writes a line of JSON for each that ends
-badly.
+`python tests/fuzzing.py FOLDER` trains a run in FOLDER. Then `python tests/fuzzing.py FOLDER FIRST
+COUNT` tries the cases FIRST, FIRST + 1, ... on it, and writes a line of JSON for each failure.
 """
 
 import gzip
@@ -18,9 +17,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# seconds after which a command hangs
+# time limit of a command, in seconds
 LONGEST_CASE = 120
-# bytes that a command may take beyond those of the imports
+# memory limit of a command beyond that of the imports, in bytes
 MOST_MEMORY = 3 << 30
 LONGEST_SENTENCE = 2500
 LAST_STEP = 9
@@ -68,7 +67,7 @@ COMMANDS: dict[str, list[str]] = {
 
 
 class Case(NamedTuple):
-    """A mutation of a file, and the command that reads the file."""
+    """Mutation of a file, and a command that reads the file."""
 
     seed: int
     file: str
@@ -214,7 +213,7 @@ def _encode_otherwise(data: bytes, rng: random.Random) -> bytes:
 
 
 def _change_json(data: bytes, rng: random.Random) -> bytes:
-    """Replace, add or remove a part of JSON, of one line of it or of a header of safetensors."""
+    """Replace, add or remove a part of JSON, JSON lines or the header of a safetensors file."""
     for parse in (_whole_json, _line_json, _header_json, _yaml):
         found = parse(data, rng)
         if found is not None:
@@ -260,7 +259,7 @@ def _header_json(data: bytes, rng: random.Random) -> tuple[Any, Callable] | None
 def _yaml(data: bytes, rng: random.Random) -> tuple[Any, Callable] | None:
     import yaml
 
-    # texts of a corpus are YAML too
+    # every text of a corpus is YAML too
     if b": " not in data or b"\0" in data:
         return None
     try:
@@ -273,7 +272,7 @@ def _yaml(data: bytes, rng: random.Random) -> tuple[Any, Callable] | None:
 
 
 def _changed(value: Any, rng: random.Random) -> Any:
-    # at every depth the same chance
+    # equal probability for every depth
     parts = list(value) if isinstance(value, dict) else list(range(_length(value)))
     inner = [key for key in parts if isinstance(value[key], dict | list) and value[key]]
     if inner and rng.random() < 0.6:
@@ -340,12 +339,12 @@ PLACES: dict[str, Callable[[Path], None]] = {
 
 
 def case_of(seed: int) -> Case:
-    """Choose a file, a mutation and a command, always the same for a seed."""
+    """Choose a file, a mutation and a command; the seed determines all three."""
     rng = random.Random(seed)
     file, commands = rng.choice(TARGETS)
     kinds = [*CONTENT] * 4 + [*PLACES]
     mutation, command = rng.choice(kinds + ["change_json"] * 12), rng.choice(commands)
-    # what is to be translated may come through a pipe, as slowly as it likes
+    # `translate` may read its text from a pipe, which may be slow
     if command == "translate" and file.startswith("corpus") and mutation in ("pipe", "endless"):
         mutation = "missing"
     return Case(seed, file, mutation, command)
@@ -359,7 +358,7 @@ def mutate(folder: Path, case: Case):
         return
     rng = random.Random(f"content {case.seed}")
     data = path.read_bytes()
-    # one that changes nothing says nothing
+    # some mutations change nothing: try again
     for _ in range(20):
         changed = CONTENT[case.mutation](data, rng)
         if changed != data:
@@ -371,7 +370,7 @@ def mutate(folder: Path, case: Case):
 
 
 def prepare(folder: Path):
-    """Make a run, its corpus and files of records, and the weights of its next step."""
+    """Make a run, its corpus and files of records, and the reference weights of its next steps."""
     import pyarrow as pa
     import pyarrow.parquet
     import train_toys
@@ -432,7 +431,8 @@ def _arguments(case: Case) -> list[str]:
 def _perform(arguments: list[str]) -> int:
     from vanilla_transformer.cli import main
     from vanilla_transformer.console import run_command
-    from vanilla_transformer.hub import export_for_hub, load_run
+    from vanilla_transformer.loading import load_run
+    from vanilla_transformer.publishing import export_for_hub
 
     name, *rest = arguments
     calls = {
@@ -443,7 +443,7 @@ def _perform(arguments: list[str]) -> int:
 
 
 def _in_child(case: Case, folder: Path) -> int:
-    """Run a command in this process, a child that has nothing else to do."""
+    """Run a command in this process, a child that ends after it."""
     import faulthandler
     import resource
 
@@ -466,7 +466,7 @@ def _in_child(case: Case, folder: Path) -> int:
 
 
 def verdict(case: Case, status: int, said: str, folder: Path, reference: Path) -> str | None:
-    """Say what is wrong with the end of a command, or give None."""
+    """Return the failure of a command, or None."""
     if os.WIFSIGNALED(status):
         return f"killed by {signal.Signals(os.WTERMSIG(status)).name}"
     code = os.waitstatus_to_exitcode(status)
@@ -510,12 +510,12 @@ def _wrong_result(case: Case, folder: Path, reference: Path) -> str | None:
 
 
 def try_cases(root: Path, seeds: range):
-    """Try cases one after the other, and write those that end badly to stdout."""
+    """Try cases one after the other, and write failures to stdout."""
     import train_toys  # noqa: F401
 
     import vanilla_transformer.attention_maps
     import vanilla_transformer.cli
-    import vanilla_transformer.hub
+    import vanilla_transformer.loading
     import vanilla_transformer.paper.curve
     import vanilla_transformer.train.dry_run
     import vanilla_transformer.train.evaluate

@@ -1,4 +1,4 @@
-"""A Hugging Face Hub for tests: real HTTP on loopback, everything in memory.
+"""Hugging Face Hub for tests: real HTTP on loopback, with all content in memory.
 
 It speaks the part of the protocol that `huggingface_hub` and `datasets` use to create a repository,
 upload, commit, list and download. What it does not know it answers with 404 and keeps in `unknown`.
@@ -36,7 +36,7 @@ GIT_ATTRIBUTES = "".join(
 
 
 class HubError(Exception):
-    """An answer that is no success: status, and what the Hub writes into X-Error-Code."""
+    """Error response: status, and the value of X-Error-Code."""
 
     def __init__(self, status: int, code: str, message: str):
         super().__init__(message)
@@ -46,14 +46,14 @@ class HubError(Exception):
 
 @dataclass
 class StoredFile:
-    """One file of one commit."""
+    """File of a commit."""
 
     content: bytes
     is_lfs: bool
 
     @property
     def git_oid(self) -> str:
-        """The name git gives the file, or its pointer where it is in LFS."""
+        """Git's hash of the file, or of its pointer for a file in LFS."""
         blob = self.content
         if self.is_lfs:
             pointer = (
@@ -65,11 +65,11 @@ class StoredFile:
 
     @property
     def sha256(self) -> str:
-        """The name LFS gives the file."""
+        """LFS's hash of the file."""
         return hashlib.sha256(self.content).hexdigest()
 
     def listing(self, path: str) -> dict:
-        """What a tree shows of the file."""
+        """Entry of the file in a tree."""
         entry = {"type": "file", "path": path, "oid": self.git_oid, "size": len(self.content)}
         if self.is_lfs:
             entry["lfs"] = {"oid": self.sha256, "size": len(self.content), "pointerSize": 134}
@@ -78,7 +78,7 @@ class StoredFile:
 
 @dataclass
 class Commit:
-    """The whole content of a repository at one moment."""
+    """Commit: the whole content of a repository at one time."""
 
     oid: str
     title: str
@@ -89,7 +89,7 @@ class Commit:
 
 @dataclass
 class Repository:
-    """Commits, and the names that point at them."""
+    """Repository: commits, branches and tags."""
 
     repo_id: str
     private: bool
@@ -98,7 +98,7 @@ class Repository:
     tags: dict[str, str] = field(default_factory=dict)
 
     def commit(self, branch: str, title: str, files: dict[str, StoredFile]) -> Commit:
-        """Put `files` on a branch, as one commit."""
+        """Commit `files` to a branch."""
         parent = self.branches.get(branch)
         names = sorted(f"{path} {file.git_oid}" for path, file in files.items())
         text = "\n".join([self.repo_id, str(len(self.commits)), str(parent), title, *names])
@@ -109,14 +109,14 @@ class Repository:
         return self.commits[oid]
 
     def at(self, revision: str) -> Commit:
-        """The commit that a branch, a tag or an oid names."""
+        """Return the commit of a branch, a tag or an oid."""
         oid = self.branches.get(revision) or self.tags.get(revision) or revision
         if oid not in self.commits:
             raise HubError(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         return self.commits[oid]
 
     def history(self, revision: str) -> Iterator[Commit]:
-        """Commits, the newest first."""
+        """Return the commits, newest first."""
         oid = self.at(revision).oid
         while oid is not None:
             yield self.commits[oid]
@@ -124,7 +124,7 @@ class Repository:
 
 
 class HubStandIn:
-    """The server and its content; `running_hub()` starts one.
+    """Server and its content; `running_hub()` starts one.
 
     Attributes:
         endpoint: What clients want in HF_ENDPOINT.
@@ -144,11 +144,11 @@ class HubStandIn:
         self.server = ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.server.daemon_threads = True
         self.endpoint = f"http://127.0.0.1:{self.server.server_port}"
-        # another origin, as the Hub's content servers are: clients must not send them the token
+        # another origin, like the Hub's content servers: clients must not send the token there
         self.content_endpoint = f"http://localhost:{self.server.server_port}"
 
     def environment(self, home: str | Path, token: str | None = TOKEN) -> dict[str, str]:
-        """Variables that point a process at this Hub, and at nothing else.
+        """Return environment variables that let a process reach only this Hub.
 
         Args:
             home: Folder for everything the clients cache.
@@ -168,16 +168,16 @@ class HubStandIn:
         return variables if token is None else {**variables, "HF_TOKEN": token}
 
     def api(self, token: str | bool = TOKEN) -> HfApi:
-        """A client of this Hub in this process; needs `constants.HF_HUB_DISABLE_XET` set."""
+        """Return a client in this process; `constants.HF_HUB_DISABLE_XET` must be set."""
         return HfApi(endpoint=self.endpoint, token=token)
 
     def files(self, repo_id: str, kind: str = "models", revision: str = "main") -> dict[str, bytes]:
-        """The content of a repository, by path."""
+        """Return the files of a repository, by path."""
         commit = self.repositories[kind, repo_id].at(revision)
         return {path: file.content for path, file in commit.files.items()}
 
     def add_folder(self, repo_id: str, folder: str | Path, kind: str = "models"):
-        """Put a local folder on the Hub without a client."""
+        """Add a local folder to the Hub without a client."""
         files = {
             path.relative_to(folder).as_posix(): path.read_bytes()
             for path in sorted(Path(folder).rglob("*"))
@@ -194,7 +194,7 @@ class HubStandIn:
         )
 
     def create(self, repo_id: str, kind: str, private: bool) -> Repository:
-        """An empty repository, with the commit every new one starts with."""
+        """Create an empty repository, with the first commit of every new repository."""
         repository = Repository(repo_id, private)
         repository.commit(
             "main", "initial commit", {".gitattributes": StoredFile(GIT_ATTRIBUTES, False)}
@@ -204,13 +204,13 @@ class HubStandIn:
 
 
 def is_lfs(path: str, size: int) -> bool:
-    """Whether the Hub keeps a file outside git."""
+    """Return whether the Hub stores a file outside git."""
     matches = any(fnmatch.fnmatch(path.rsplit("/", 1)[-1], pattern) for pattern in LFS_PATTERNS)
     return matches or size > LARGEST_REGULAR_FILE
 
 
 def card_metadata(content: str) -> dict:
-    """The metadata at the top of a README.md."""
+    """Return the metadata at the top of a README.md."""
     found = re.match(r"---\n(.*?)\n---\n", content, re.DOTALL)
     metadata = {} if found is None else yaml.safe_load(found[1])
     if not isinstance(metadata, dict):
@@ -219,7 +219,7 @@ def card_metadata(content: str) -> dict:
 
 
 def card_errors(content: str) -> list[str]:
-    """What is wrong with the metadata at the top of a README.md."""
+    """Return the error in the metadata at the top of a README.md."""
     try:
         metadata = card_metadata(content)
     except yaml.YAMLError as error:
@@ -244,7 +244,7 @@ def card_errors(content: str) -> list[str]:
 
 
 class HubHandler(BaseHTTPRequestHandler):
-    """One connection; each route is a method, named in `ROUTES`."""
+    """Handler of a connection; each route is a method, listed in `ROUTES`."""
 
     hub: HubStandIn
     protocol_version = "HTTP/1.1"
@@ -280,7 +280,7 @@ class HubHandler(BaseHTTPRequestHandler):
     ]
 
     def do_request(self):
-        """Find the route and answer, or say what is wrong as the Hub does."""
+        """Answer with the method of the route, or with an error in the form of the Hub."""
         self.body = self._read_body()
         url = urlsplit(self.path)
         self.query = parse_qs(url.query)
@@ -294,7 +294,7 @@ class HubHandler(BaseHTTPRequestHandler):
                 if found is not None:
                     given = {k: unquote(v) for k, v in found.groupdict().items() if v is not None}
                     if "repo_id" in given:
-                        # the download addresses of models have no prefix
+                        # download addresses of models have no prefix
                         given["kind"] = given.get("kind", "models").rstrip("/")
                     getattr(self, name)(**given)
                     return
@@ -514,7 +514,7 @@ class HubHandler(BaseHTTPRequestHandler):
         self._write_access(repo_id)
         repository = self._repository(kind, repo_id)
         request = json.loads(self.body or b"{}")
-        # a branch is named in the address and starts somewhere; a tag is the other way round
+        # the address names a branch, and the body its start; for a tag, it is the other way round
         if what == "branch":
             name, start, names = revision, request.get("startingPoint", "main"), repository.branches
         else:
@@ -545,7 +545,7 @@ class HubHandler(BaseHTTPRequestHandler):
         }
         self._answer({}, 302, headers)
 
-    # what the routes share
+    # helpers of the routes
 
     def _write_access(self, repo_id: str | None = None):
         given = self.headers.get("Authorization")
@@ -565,7 +565,7 @@ class HubHandler(BaseHTTPRequestHandler):
 
     @staticmethod
     def _entries(commit: Commit, prefix: str) -> dict[str, dict]:
-        """Files and folders below a prefix, by path."""
+        """Return files and folders below a prefix, by path."""
         entries = {}
         for path, file in commit.files.items():
             if path.startswith(prefix):
@@ -630,12 +630,12 @@ class HubHandler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *args):
-        """Keep the console of the tests clean; `hub.requests` has what was asked."""
+        """Print nothing; `hub.requests` has the requests."""
 
 
 @contextlib.contextmanager
 def running_hub(port: int = 0) -> Iterator[HubStandIn]:
-    """A Hub that answers while the block runs.
+    """Run a Hub during the block.
 
     Args:
         port: Where to listen; 0 takes a free one.
@@ -656,7 +656,7 @@ def running_hub(port: int = 0) -> Iterator[HubStandIn]:
 
 @pytest.fixture
 def hub() -> Iterator[HubStandIn]:
-    """An empty Hub for one test; import the name into the test's file to use it."""
+    """Empty Hub for one test; import the name into the test file to use it."""
     with running_hub() as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""Make `tests/peers`: small checkpoints of fairseq and OpenNMT-py, and what these make of them.
+"""Make `tests/peers`: small checkpoints of fairseq and OpenNMT-py, with their results.
 
 Each is trained for a moment by its own command, and then asked for logits and translations by its
 own code. Made with fairseq 0.12.2, OpenNMT-py 3.5.1 and subword-nmt 0.3.8, which are older than
@@ -39,7 +39,7 @@ OPENNMT = {
 
 
 def write_corpus(folder: Path) -> None:
-    """Sentences whose German is the English backwards, cut into words as Moses does."""
+    """Return sentences split by Moses; the German is the English in reverse order."""
     rng = random.Random(3)
     for split, count in (("train", 300), ("valid", 20)):
         pairs = []
@@ -72,7 +72,7 @@ def cut(folder: Path) -> None:
 
 
 def write_json(path: Path, content: dict) -> None:
-    """A line for each entry, and for each position's logits."""
+    """Format JSON with a line for each entry and for the logits of each position."""
     lines = []
     for name, value in content.items():
         text = json.dumps(value, ensure_ascii=False)
@@ -194,13 +194,13 @@ def make_opennmt(name: str, flags: list[str], corpus: Path, work: Path) -> None:
     source = torch.tensor([[vocabs["src"][token] for token in texts[0].split()]])
     target = torch.tensor([[vocabs["tgt"][token] for token in ["<s>", *texts[1].split()]]])
     with torch.no_grad():
-        # it leaves the last token of a target out
+        # OpenNMT-py leaves out the last token of a target
         padded = torch.nn.functional.pad(target, (0, 1))[:, :, None]
         lengths = torch.tensor([source.shape[1]])
         states, _ = model.eval()(source[:, :, None], padded, lengths)
         logits = model.generator(states)
     (work / "texts").write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
-    # its beam search keeps ended hypotheses in the beam: only greedy search is the same as ours
+    # its beam search keeps finished hypotheses in the beam, so only greedy search equals ours
     words = ["-model", path, "-src", str(work / "texts"), "-output", str(work / "out")]
     words += ["-beam_size", "1", "-max_length", "20"]
     subprocess.run([sys.executable, "-m", "onmt.bin.translate", *words], check=True)
@@ -212,7 +212,7 @@ def make_opennmt(name: str, flags: list[str], corpus: Path, work: Path) -> None:
         "greedy_texts": (work / "out").read_text("utf-8").splitlines(),
     }
     write_json(folder / "expected.json", content)
-    # every model has the same 5,000 rows of sinusoids
+    # keep 9 of the 5,000 sinusoids, which are the same in every model
     for stack in ("encoder", "decoder"):
         name = f"{stack}.embeddings.make_embedding.pe.pe"
         checkpoint["model"][name] = checkpoint["model"][name][:9].clone()
@@ -220,7 +220,7 @@ def make_opennmt(name: str, flags: list[str], corpus: Path, work: Path) -> None:
 
 
 def main() -> None:
-    """Make all of them anew."""
+    """Make all checkpoints."""
     shutil.rmtree(PEERS, ignore_errors=True)
     with tempfile.TemporaryDirectory() as work:
         corpus = Path(work) / "corpus"

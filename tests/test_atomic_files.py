@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent, and that one command at a time writes to."""
+"""Atomic writes of files and folders, and the lock for one command at a time."""
 
 import contextlib
 import hashlib
@@ -15,14 +15,15 @@ from translation_toys import make_model, make_tokenizer
 from vanilla_transformer.atomic_files import held, whole_folder, write_whole
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.marian import to_marian
-from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.loop import train
 
 STEPS = 12
 
 
-def test_a_text_takes_the_place_of_another(tmp_path):
+def test_a_write_replaces_the_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     for text in ("dataset: demo\n", "dataset: größer\n"):
         write_whole(path, text)
@@ -32,7 +33,7 @@ def test_a_text_takes_the_place_of_another(tmp_path):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(28, "No space left on device")])
 @pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace"), (Path, "open")])
-def test_whoever_stops_in_between_leaves_what_there_was(tmp_path, monkeypatch, owner, name, error):
+def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, owner, name, error):
     path = tmp_path / "recipe.yaml"
     write_whole(path, "dataset: demo\n")
     with monkeypatch.context() as patch:
@@ -43,7 +44,7 @@ def test_whoever_stops_in_between_leaves_what_there_was(tmp_path, monkeypatch, o
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
+def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     outside, path = tmp_path / "outside", tmp_path / "link"
     outside.write_text("mine")
     path.symlink_to(outside)
@@ -51,7 +52,7 @@ def test_a_link_is_replaced_and_what_it_leads_to_stays(tmp_path):
     assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
 
 
-def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
+def test_a_folder_has_one_lock_holder_and_keeps_no_lock_file(tmp_path):
     folder = tmp_path / "a" / "run"
     with held(folder) as is_locked:
         assert is_locked
@@ -62,7 +63,7 @@ def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
             pass
         (folder / "mine").write_text("x")
     assert [path.name for path in folder.iterdir()] == ["mine"]
-    # it is removed only by whoever made it
+    # only the command that created the folder removes it
     with held(folder):
         (folder / "mine").unlink()
     assert not list(folder.iterdir())
@@ -72,7 +73,7 @@ def test_a_folder_has_one_holder_and_no_trace_of_it(tmp_path):
     assert not folder.exists()
 
 
-def test_whoever_waits_for_a_folder_gets_it(tmp_path):
+def test_a_waiting_command_gets_the_lock(tmp_path):
     order = []
 
     def first():
@@ -115,7 +116,7 @@ def test_a_new_folder_gets_all_files_at_once_or_none(tmp_path):
         assert not list(out.iterdir())
     assert (out / "sub/a").read_text() == "1"
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
-    # the usual permissions, not those of a folder for one user
+    # default permissions, not those of a temporary folder for one user
     (tmp_path / "plain").mkdir()
     assert out.stat().st_mode == (tmp_path / "plain").stat().st_mode
 
@@ -131,7 +132,7 @@ def test_a_folder_with_files_keeps_those_that_are_not_replaced(tmp_path):
     }
 
 
-def test_of_two_that_write_to_a_new_folder_the_second_is_refused(tmp_path):
+def test_the_second_of_two_writers_to_a_new_folder_is_refused(tmp_path):
     out = tmp_path / "out"
 
     def write_both():
@@ -174,7 +175,7 @@ WRITERS = {
 
 @contextlib.contextmanager
 def full_disk_after(call, monkeypatch):
-    """Let each fsync fail after so many that did not."""
+    """Let fsync fail after a number of calls."""
     calls, real = [], os.fsync
 
     def full(descriptor):
@@ -208,15 +209,13 @@ def test_a_full_disk_leaves_nothing_and_the_next_try_works(
 
 
 @pytest.mark.parametrize("call", range(0, 12, 2))
-def test_an_average_that_cannot_be_written_leaves_a_model_that_is_what_it_says(
-    run, tmp_path, monkeypatch, call
-):
+def test_a_failed_average_leaves_a_consistent_model(run, tmp_path, monkeypatch, call):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     with full_disk_after(call, monkeypatch), pytest.raises(OSError, match="No space left"):
         average_run(copy, num_checkpoints=1)
     before, left = train_toys.weights(run), train_toys.weights(copy)
     is_new = any(not (before[name] == left[name]).all() for name in before)
-    # nothing is said of weights whose average was not noted
+    # no average is claimed for weights without a note
     said = (copy / "average.json").read_text() if (copy / "average.json").exists() else None
     assert said in ([None] if is_new else [None, (run / "average.json").read_text()])
     load_run(copy)

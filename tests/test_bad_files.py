@@ -1,4 +1,4 @@
-"""A damaged file of a run or of a model is named by every command and function that reads it."""
+"""Every command and function that reads a damaged file names it."""
 
 import json
 import shutil
@@ -8,7 +8,8 @@ import pytest
 import train_toys
 
 from vanilla_transformer.cli import main
-from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
@@ -20,7 +21,7 @@ from vanilla_transformer.train.translate import load_model
 def evaluated(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bad")
     corpus = train_toys.write_corpus(folder / "corpus")
-    # paths are as good as their names
+    # these paths are Path objects, not text
     settings = {**train_toys.toy_settings(corpus, folder / "run", max_steps=4), "dataset": corpus}
     train(load_config("paper-base", {**settings, "output_dir": folder / "run"}))
     evaluate(folder / "run")
@@ -81,7 +82,7 @@ NOT_JSON = (b"", b"\xff\xfe{\0", b"[" * 99_999, b"{", b'{"a": 1, "a": 2}', b"[]"
     "file",
     ["config.json", "generation_config.json", "tokenizer_config.json", "scores.json"],
 )
-def test_what_is_no_mapping_is_refused_for_every_file(run, file, content, capsys):
+def test_a_file_without_a_mapping_is_refused(run, file, content, capsys):
     (run / file).write_bytes(content)
     verb = ["evaluate"] if file == "scores.json" else ["translate"]
     assert main([*verb, str(run)]) == 1
@@ -120,7 +121,7 @@ def test_a_file_of_a_run_is_named_by_evaluate(run, file, content, message, capsy
     assert message in sentences[0]
 
 
-def test_kept_translations_that_are_no_text_are_named(run, capsys):
+def test_saved_translations_that_are_no_text_are_named(run, capsys):
     path = run / "hypotheses" / "test.source.txt"
     path.write_bytes(b"\xff\n")
     assert main(["evaluate", str(run), "--against", str(run)]) == 1
@@ -153,7 +154,7 @@ def test_a_folder_without_a_name_is_refused(evaluated, arguments, capsys, tmp_pa
     assert not list(tmp_path.iterdir())
 
 
-def test_a_path_is_as_good_as_its_name(run, tmp_path):
+def test_a_path_object_works_like_its_text(run, tmp_path):
     said = average_run(str(run), num_checkpoints=1, output_dir=str(tmp_path / "one"))
     assert said == average_run(run, num_checkpoints=1, output_dir=tmp_path / "other")
     assert evaluate(run, output_dir=tmp_path / "other", against=run)["against"]

@@ -1,6 +1,8 @@
-"""What is measured can be measured anew, and nothing is timed that is not equal."""
+"""The benchmarks run, and refuse to time models that compute different results."""
 
 import argparse
+import ast
+import importlib
 import json
 import re
 import subprocess
@@ -13,7 +15,14 @@ import torch
 import train_toys
 from sacrebleu.metrics import BLEU
 
-from vanilla_transformer.benchmarks import contest, marian_trainer, peers, training, work
+from vanilla_transformer.benchmarks import (
+    contest,
+    marian_trainer,
+    peers,
+    startup,
+    training,
+    work,
+)
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import equality
@@ -40,7 +49,7 @@ def test_the_preparation_of_a_corpus_is_measured(flags, capsys):
     table = measured(capsys, "data", *flags, "--millions", 0.01)
     assert re.search(r"^pairs +90$", table, re.MULTILINE)
     assert re.search(r"^counts +kept 90, wrong_encoding 0", table, re.MULTILINE)
-    assert re.search(r"^tokens among the cells +[5-9]\d\.\d\d%$", table, re.MULTILINE)
+    assert re.search(r"^non-padding tokens +[5-9]\d\.\d\d%$", table, re.MULTILINE)
     assert re.search(r"^planned +10,000 pairs, \d+ steps an epoch$", table, re.MULTILINE)
 
 
@@ -69,7 +78,7 @@ def test_marian_learns_a_runs_corpus_with_its_updates_and_rate(
     history = json.loads((out / "checkpoints/log_history.json").read_text(encoding="utf-8"))
     rates = {line["step"]: line["learning_rate"] for line in history if "learning_rate" in line}
     ours = {line["step"]: line.get("learning_rate") for line in read_metrics(run)}
-    # the library counts its steps from nought, so that the first one changes nothing
+    # the library counts its steps from 0, so its first step changes no weight
     assert rates == {step: pytest.approx(ours.get(step - 1, 0)) for step in range(1, 7)}
     for wrong in ("0", "13"):
         with pytest.raises(ValueError, match=f"from 1 to the run's 12, got {wrong}"):
@@ -92,7 +101,7 @@ def test_training_and_translation_are_measured_beside_the_same_function_of_a_pee
     assert marian[1:4] == [1, 1, 1]
     rates = {row[0]: row[4] for row in training["rows"]}
     seconds = training["seconds"]
-    # one batch, one round: a ratio of times is one of rates
+    # with one batch and one round, the ratio of times is the ratio of rates
     times = seconds[peers.MARIAN][0][0] / seconds[peers.OURS][0][0]
     assert rates[peers.OURS] / rates[peers.MARIAN] == pytest.approx(times) == ours[1]
     assert set(training["differences"]) == {
@@ -108,7 +117,7 @@ def test_training_and_translation_are_measured_beside_the_same_function_of_a_pee
 
 
 @pytest.mark.parametrize("name", [n for n, peer in peers.PEERS.items() if peer.convert is not None])
-def test_what_is_timed_is_the_same_function(name, monkeypatch):
+def test_timed_models_compute_the_same_function(name, monkeypatch):
     flags = argparse.Namespace(model_vocab_size=30, config=TrainConfig())
     random = np.random.default_rng(0)
     rows = {key: random.integers(3, 30, (4, 5)) for key in ("input_ids", "labels")}
@@ -118,11 +127,11 @@ def test_what_is_timed_is_the_same_function(name, monkeypatch):
     monkeypatch.setitem(
         peers.PEERS, name, peer._replace(loss_sum=lambda *given: 1.01 * peer.loss_sum(*given))
     )
-    with pytest.raises(ValueError, match=f"of {name} must be ours to 0.001, got 0.01"):
+    with pytest.raises(ValueError, match=f"of {name} must agree with ours to 0.001, got 0.01"):
         training.difference(name, "toy", batch, flags)
 
 
-def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
+def test_an_unknown_part_or_size_is_refused(flags, capsys):
     assert main(["trainin", *flags]) == 1
     assert "'trainin' is not a part." in capsys.readouterr().err
     with pytest.raises(SystemExit):
@@ -142,12 +151,14 @@ def test_a_part_or_a_size_that_is_not_is_refused(flags, capsys):
     for part in ("training", "translation"):
         assert main([part, *flags, "--model_vocab_size", "9"]) == 1
         assert "at least 2" in (error := capsys.readouterr().err)
-        assert error.endswith("the text's own, got 9: --vocab_size makes that smaller.\n")
+        assert error.endswith(
+            "that of the corpus, got 9: --vocab_size makes that of the corpus smaller.\n"
+        )
     assert main(["training", *flags, "--datasett", "x"]) == 1
     assert "Did you mean" in capsys.readouterr().err
 
 
-def test_translations_that_are_others_end_the_measurement():
+def test_different_translations_end_the_measurement():
     found = {OURS: [[1, 2, 3], [4]], MARIAN: [[1, 2, 5], [4]]}
     assert equality(found, must_be_same=False) == {OURS: "75%", MARIAN: "100%"}
     with pytest.raises(ValueError, match="must be those of transformers Marian, got 75% equal"):
@@ -167,6 +178,19 @@ def test_peers_that_are_not_asked_for_take_no_memory(flags, monkeypatch):
         parser().parse_args(["--peers", "marain"])
 
 
+@pytest.mark.parametrize("model", [startup.OURS, startup.MARIAN], ids=lambda it: it["name"])
+def test_the_script_of_the_startup_benchmark_runs_without_a_package(model):
+    imports = [
+        node
+        for node in ast.walk(ast.parse(startup.TRANSLATE.format(**model)))
+        if isinstance(node, ast.ImportFrom)
+    ]
+    assert len(imports) == 2
+    for node in imports:
+        assert node.level == 0
+        assert hasattr(importlib.import_module(node.module), node.names[0].name)
+
+
 def test_useful_work_is_counted_sentence_by_sentence():
     config = work.model_config("toy", 300)
     batch = work.Batch({}, np.array([3, 5]), np.array([2, 4]))
@@ -178,7 +202,7 @@ def test_useful_work_is_counted_sentence_by_sentence():
         products += [(target, d, v), (source, d, source), (source, source, d)]
         products += [(target, d, target), (target, target, d)]
         products += [(target, d, source), (target, source, d)]
-        # a product and, backward, two more; each term a multiplication and an addition
+        # one product forward and two backward; each term is a multiplication and an addition
         by_hand += 3 * sum(2 * a * b * c for a, b, c in products)
     assert work.training_flops(config, batch) == by_hand
 
@@ -198,7 +222,7 @@ def test_useful_work_of_a_search_grows_with_each_step():
 
 
 class Locker:
-    """Asks the system for what must be given back."""
+    """Contender that allocates system resources which must be released."""
 
     def __call__(self, piece):
         from multiprocessing import Lock
@@ -227,24 +251,24 @@ def test_contenders_give_back_what_they_took():
 
 
 class Quitter:
-    """Ends its process."""
+    """Contender that ends its process."""
 
     def __call__(self, piece):
         sys.exit(7)
 
 
 def test_a_contender_that_ends_is_named():
-    # while it works, and while it is built
+    # while it works and while it is built
     for quitter in (
         contest.Contender("it", Quitter, (), [1], [1]),
         contest.Contender("it", sys.exit, (7,), [1], [1]),
     ):
-        with pytest.raises(RuntimeError, match=r"^it ended with exit 7; it says above why\.$"):
+        with pytest.raises(RuntimeError, match=r"^it ended with exit 7; its error is above\.$"):
             contest.race([quitter], 1, torch.device("cpu"))
 
 
 class Sleeper:
-    """Works as long as a piece says, and holds memory."""
+    """Contender that works for the time of a piece, and holds memory."""
 
     def __call__(self, piece):
         import time
@@ -264,11 +288,11 @@ def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     assert (result.seconds >= [0.02, 0.1]).all()
     np.testing.assert_allclose(result.rates, [1, 2] / result.seconds)
     np.testing.assert_allclose(result.flop_rates, [10, 20] / result.seconds)
-    # 30 million float32, after the second piece only
+    # 30 million float32, allocated in the second piece
     assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6
 
 
-def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, capsys, monkeypatch):
+def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, monkeypatch):
     natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
@@ -276,7 +300,7 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     sources, references = work.texts_of_run(run, "test", 5)
     assert [len(source) for source in sources] == [len(reference) for reference in references]
     assert len(sources) == 5
-    # a toy that has not learned to end repeats a word up to a bound
+    # the toy has not learned to end a translation: it repeats a word up to the limit
     said = natural.Translator(natural.OURS, str(run), 1, 12)(sources)
     assert all(said)
     monkeypatch.setattr(natural, "texts_of_run", lambda *_: (sources, [*said[:4], "another one"]))
@@ -286,14 +310,14 @@ def test_translations_that_end_by_themselves_are_timed_and_scored(tmp_path, caps
     assert natural.main([str(run), *search, "--output_dir", str(out)]) == 0
     section = json.loads((out / "study.json").read_text())["sections"]["natural"]
     rows = {row[0]: row for row in section["rows"]}
-    names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_AS_THEY_COME]
+    names = [natural.OURS, natural.OURS_INT8, natural.MARIAN, natural.MARIAN_UNSORTED]
     assert [name for name in rows if not name.startswith(natural.CTRANSLATE2)] == names
     assert rows[natural.MARIAN][1:4] == [1, 1, 1]
-    # the same search, in whatever batches
-    for name in (natural.OURS, natural.MARIAN, natural.MARIAN_AS_THEY_COME):
+    # the same search in different batches
+    for name in (natural.OURS, natural.MARIAN, natural.MARIAN_UNSORTED):
         assert rows[name][6] == 5
     assert natural.main([str(run), "--precision", "bf16", "--device", "cpu"]) == 1
-    assert "precision must be fp32 on a processor, got bf16." in capsys.readouterr().err
+    assert "precision must be fp32 on a CPU, got bf16." in capsys.readouterr().err
     metric = BLEU(tokenize="char", force=True)
     expected = metric.corpus_score(said, [[*said[:4], "another one"]]).score
     assert 10 < expected < 99
@@ -313,14 +337,14 @@ def test_batches_of_like_length_are_given_back_in_order(monkeypatch, is_sorted):
 
     monkeypatch.setattr(natural, "translate", translate)
     translator = natural.Translator.__new__(natural.Translator)
-    translator.name = natural.MARIAN if is_sorted else natural.MARIAN_AS_THEY_COME
+    translator.name = natural.MARIAN if is_sorted else natural.MARIAN_UNSORTED
     translator.model = translator.tokenizer = None
     translator.num_beams = translator.max_new_tokens = 1
     assert translator(texts) == ["A B C", "D", "E F", "G H"]
     assert given == (["d", "e f", "g\nh", "a b c"] if is_sorted else texts)
 
 
-def test_what_cannot_be_translated_to_time_it_is_refused(tmp_path, capsys):
+def test_invalid_flags_of_the_translation_benchmark_are_refused(tmp_path, capsys):
     natural = pytest.importorskip("vanilla_transformer.benchmarks.natural")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
@@ -332,11 +356,11 @@ def test_what_cannot_be_translated_to_time_it_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsys, monkeypatch):
+def test_equal_translations_of_exports_are_counted(tmp_path, capsys, monkeypatch):
     exports = pytest.importorskip("vanilla_transformer.benchmarks.exports")
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     run = tmp_path / "run"
-    # until it is sure enough that rounding decides nothing
+    # trained until rounding cannot change a translation
     sizes = {"hidden_size": 48, "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "dropout": 0.0}
     settings = {"model": sizes, "max_steps": 300, "warmup_steps": 100, "save_every_steps": 300}
     train(train_toys.toy_config(corpus, run, **settings))
@@ -344,7 +368,7 @@ def test_it_is_counted_how_many_translations_of_exports_are_ours(tmp_path, capsy
     assert exports.main([str(run), "--output_dir", str(out)]) == 0
     rows = json.loads((out / "study.json").read_text())["sections"]["exports"]["rows"]
     assert len(rows) == 8
-    # two of them in whole numbers or by another penalty
+    # two rows have int8 weights or another penalty
     assert [row[:2] for row in rows if row[2] < 7 and row[0] != "CTranslate2 int8"] in (
         [],
         [["CTranslate2 float32", "its own"]],

@@ -1,4 +1,4 @@
-"""Each verb does its job, and fails with one sentence."""
+"""Each verb works, and fails with one sentence."""
 
 import io
 import os
@@ -12,7 +12,7 @@ import pytest
 
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.demo import contents, translation_table
 
@@ -22,7 +22,7 @@ SMALL = ["--vocab_size", "300", "--model", SMALL_MODEL, "--tokens_per_step", "10
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A run folder of four steps, two checkpoints."""
+    """Run folder of four steps, with two checkpoints."""
     folder = tmp_path_factory.mktemp("runs") / "small"
     arguments = ["--output_dir", str(folder), "--max_steps", "4", "--save_every_steps", "2"]
     assert main(["tokenize", "demo", *SMALL, "--output_dir", str(folder)]) == 0
@@ -95,14 +95,17 @@ def test_translate_answers_every_line_in_order(run, capsys, monkeypatch, tmp_pat
         (["train", "demo", "--max_steps", "few"], "max_steps"),
         (["tokenize", "demo", "--dataset", "no/such/folder"], "no/such/folder"),
         (["tokenize", "demo", "--resume"], "--resume must not be given to tokenize"),
-        (["tokenize", "demo", "--tokenizer", "some/model"], "tokenizer must be null where one is"),
+        (
+            ["tokenize", "demo", "--tokenizer", "some/model"],
+            "tokenizer must be null for `tokenize`",
+        ),
         (["average", "no_such_run"], "no_such_run"),
         (["evaluate", "no_such_run"], "no_such_run"),
         (["translate", "./no_such_run"], "no_such_run"),
         (["push", "./no_such_run", "name"], "repo_id must be user/name, got 'name'"),
     ],
 )
-def test_what_is_wrong_ends_in_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
+def test_an_error_is_one_sentence(arguments, message, capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 1
@@ -124,14 +127,14 @@ def test_a_checkpoint_translates_like_any_model(run, capsys, tmp_path):
     assert load_run(checkpoint)[0].generation_config.max_extra_tokens == 50
 
 
-def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
+def test_push_uses_its_flags(capsys, monkeypatch):
     pushed = []
 
     def push_to_hub(*arguments, **options):
         pushed.append((arguments, options))
         return SimpleNamespace(commit_url="where it is")
 
-    monkeypatch.setattr("vanilla_transformer.hub.push_to_hub", push_to_hub)
+    monkeypatch.setattr("vanilla_transformer.publishing.push_to_hub", push_to_hub)
     flags = ["--private", "--revision", "next", "--commit_message", "a new one"]
     flags.append("--trust_remote_code")
     assert main(["push", "some/run", "user/name", *flags]) == 0
@@ -139,18 +142,18 @@ def test_a_push_is_as_the_flags_say(capsys, monkeypatch):
     options = {"private": True, "revision": "next", "commit_message": "a new one"}
     options["trust_remote_code"] = True
     run_and_name = ("some/run", "user/name")
-    # what no flag says is left to the function, and to the account's default
+    # without a flag, the function or the account's default decides
     assert pushed == [(run_and_name, options), (run_and_name, {"trust_remote_code": False})]
     assert capsys.readouterr().out == "where it is\n" * 2
 
 
-def test_a_training_that_was_asked_to_end_does_not_say_that_it_is_done(monkeypatch):
+def test_an_interrupted_training_does_not_report_success(monkeypatch):
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 0)):
         monkeypatch.setattr(loop, "train_until_asked", lambda config, resume, it=number: it)
         assert main(["train", "demo"]) == status
 
 
-def test_a_command_that_the_user_stops_says_nothing_more(capsys):
+def test_an_interrupted_command_prints_no_error(capsys):
     def stopped(arguments):
         raise KeyboardInterrupt
 
@@ -172,8 +175,8 @@ def test_a_command_that_the_user_stops_says_nothing_more(capsys):
         ),
     ],
 )
-def test_output_that_nobody_takes_ends_as_it_should(words, output, status, said):
-    # Python flushes what a buffer holds when all else is done
+def test_a_closed_or_full_output_ends_the_command(words, output, status, said):
+    # Python flushes the buffer at the very end
     environment = {name: one for name, one in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = f"{sys.executable} -m vanilla_transformer.cli {words} {output}"
     done = subprocess.run(
@@ -197,10 +200,12 @@ def test_a_closed_stream_is_named(run):
         )
 
 
-def test_a_run_without_a_model_says_what_makes_one(run, capsys, tmp_path):
+def test_a_run_without_a_model_names_the_command_that_makes_one(run, capsys, tmp_path):
     shutil.copytree(run / "checkpoints", tmp_path / "run/checkpoints")
     assert main(["translate", str(tmp_path / "run")]) == 1
-    message = f"a run without a model yet: `vanilla-transformer average {tmp_path / 'run'}` makes"
+    message = (
+        f"a run that has no model yet: `vanilla-transformer average {tmp_path / 'run'}` averages"
+    )
     assert message in capsys.readouterr().err
 
 
@@ -218,7 +223,7 @@ def test_an_unknown_verb_or_flag_shows_the_usage(capsys):
         assert "usage: vanilla-transformer" in capsys.readouterr().err
 
 
-def test_the_page_says_what_it_needs_where_gradio_is_not_installed(capsys, monkeypatch):
+def test_the_page_names_gradio_if_it_is_not_installed(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "vanilla_transformer.space.app", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["space"]) == 1

@@ -1,4 +1,4 @@
-"""Pairs of commands in one folder: one is refused in a sentence, or both do their work."""
+"""Two commands in one folder: one is refused with a sentence, or both succeed."""
 
 import itertools
 import json
@@ -12,19 +12,19 @@ import torch
 import train_toys
 
 from vanilla_transformer import cli
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.averaging import average_weights
 from vanilla_transformer.train.loop import train
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
 STEPS = 12
-# what a command says that another one keeps from its folder, or that has come too late
+# refusals of a command if another one holds the folder, or has written to it already
 REFUSALS = ("is in use by another command", "must be new", "must be a new or an empty folder")
 
 
 def run_both(commands, offset, folder):
-    """Start two commands, some seconds apart; return their exit statuses and what they said."""
+    """Start two commands, some seconds apart; return their exit statuses and outputs."""
     said = [folder / f"{number}.txt" for number in range(2)]
     processes = []
     for arguments, place in zip(commands, said, strict=True):
@@ -37,7 +37,7 @@ def run_both(commands, offset, folder):
 
 @pytest.fixture(scope="module")
 def finished(corpus, tmp_path_factory):
-    """A finished run of three checkpoints, and its recipe."""
+    """Finished run with three checkpoints, and its recipe."""
     folder = tmp_path_factory.mktemp("finished")
     settings = train_toys.toy_settings(corpus, folder / "run", num_averaged_checkpoints=3)
     settings["dataset"] = str(corpus)
@@ -47,7 +47,7 @@ def finished(corpus, tmp_path_factory):
 
 
 def commands_of(recipe, run, out):
-    """Commands by name: on a run that begins, on one that is finished, and into a new folder."""
+    """Commands by name: on a new run, on a finished run, and into a new folder."""
     new = ["--output_dir", str(run)]
     return {
         "begun": {
@@ -74,7 +74,7 @@ def commands_of(recipe, run, out):
 
 
 def check_run(run):
-    """The model is the mean of the checkpoints that it says, or there is none."""
+    """Check that the model, if there is one, is the average of the checkpoints that it names."""
     assert not [path.name for path in run.glob(".*")]
     if not (run / "model.safetensors").is_file():
         return
@@ -112,7 +112,7 @@ def test_two_commands_in_one_folder_lose_nothing(corpus, finished, tmp_path, cou
                 refused += 1
                 assert any(refusal in text.splitlines()[-1] for refusal in REFUSALS), where
         if kind == "begun":
-            # what was begun first can always be ended, and ends as if it had been alone
+            # the first command can always be completed, with the result of an undisturbed run
             seed = 2 if "another seed" in names[statuses.index(0)] else 1
             config = train_toys.load_config(str(recipe), {"output_dir": str(run), "seed": seed})
             assert train(config, resume=True) or (run / "model.safetensors").is_file()

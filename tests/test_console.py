@@ -34,7 +34,7 @@ def test_every_error_is_one_short_sentence(error, sentence, capsys):
 
 
 @pytest.mark.parametrize("error", [ValueError("a rule"), TypeError("no rule")])
-def test_traceback_shows_where_and_is_no_argument_of_the_command(error):
+def test_traceback_is_shown_and_is_no_argument_of_the_command(error):
     got = []
 
     def command(arguments):
@@ -47,7 +47,7 @@ def test_traceback_shows_where_and_is_no_argument_of_the_command(error):
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), GeneratorExit()])
-def test_what_is_no_error_passes(error):
+def test_exits_that_are_no_errors_pass(error):
     with pytest.raises(type(error)):
         run_command(failing(error), [])
 
@@ -64,7 +64,7 @@ def test_the_file_that_was_read_is_named(error, tmp_path, capsys):
     assert f"(in {tmp_path / 'file.json'})" in said
 
 
-def test_a_sentence_begins_on_a_line_of_its_own_after_a_bar(capsys):
+def test_an_error_begins_on_a_new_line_after_a_progress_bar(capsys):
     def command(arguments):
         bars = [tqdm(total=5), tqdm(total=7)]
         bars[0].update()

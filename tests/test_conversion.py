@@ -1,4 +1,4 @@
-"""The relatives in transformers, converted: the same logits, and the same translations."""
+"""Converted models of transformers and torch: the same logits and the same translations."""
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from vanilla_transformer.conversion import check, from_fsmt, from_marian, from_t
 
 
 def randomized(model):
-    """Weights at which translations are various and end at various lengths."""
+    """Set weights that give different translations of different lengths."""
     for name, parameter in model.named_parameters():
-        # positions are parameters there, and must stay what they are
+        # positions are parameters in these models, and must not change
         if "embed_positions" in name:
             continue
         if "_proj.weight" in name or "embed_tokens" in name or "shared" in name:
@@ -104,13 +104,13 @@ def pair(request):
 
 @pytest.fixture
 def source(pair, batch):
-    """Padded sources in the peer's own special tokens."""
+    """Padded sources with the peer's special tokens."""
     pad = pair[0].config.pad_token_id
     ids = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, pad)
     return {"input_ids": ids, "attention_mask": batch["attention_mask"]}
 
 
-def test_the_logits_are_the_peers(pair, source, batch):
+def test_the_logits_equal_the_peers(pair, source, batch):
     theirs, ours = pair
     target = batch["decoder_input_ids"].clone()
     target[:, 0] = theirs.config.decoder_start_token_id
@@ -120,8 +120,8 @@ def test_the_logits_are_the_peers(pair, source, batch):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-5)
 
 
-# the library's own search for both, in each of its modes
-# FSMT counts positions past a padding token it has written itself, so none may be written
+# each mode of the library's search, for both models; padding is forbidden, because FSMT's positions
+# count on from a padding token that it generates
 LENGTHS = {"max_new_tokens": 9, "sequence_bias": {(2,): 1.0}, "suppress_tokens": [0, 1]}
 MODES = {
     "greedy": {"num_beams": 1},
@@ -148,7 +148,7 @@ def test_the_librarys_search_gives_the_peers_translations(pair, source, mode):
     assert len({tuple(row) for row in outputs[1].tolist()}) > 1
 
 
-def test_what_generate_returns_is_the_peers(pair, source):
+def test_generate_returns_the_same_as_the_peers(pair, source):
     theirs, ours = pair
     settings = {
         **LENGTHS,
@@ -167,7 +167,7 @@ def test_what_generate_returns_is_the_peers(pair, source):
         torch.testing.assert_close(actual[name], expected[name], rtol=1e-4, atol=1e-4)
 
 
-def test_the_papers_search_without_a_penalty_is_the_librarys_canonical_one(pair, source):
+def test_the_papers_search_without_a_penalty_is_the_librarys_beam_search(pair, source):
     theirs, ours = pair
     canonical = theirs.generate(
         **source, num_beams=5, length_penalty=0.0, early_stopping="never", **LENGTHS
@@ -178,7 +178,7 @@ def test_the_papers_search_without_a_penalty_is_the_librarys_canonical_one(pair,
     eos = theirs.config.eos_token_id
     compared = 0
     for expected, actual in zip(canonical.tolist(), paper_search.tolist(), strict=True):
-        # where nothing was complete in time, the two cut in different ways
+        # without a complete hypothesis, the two searches truncate differently
         if eos in expected[1:]:
             length = expected.index(eos, 1) + 1
             assert actual[:length] == expected[:length]
@@ -193,7 +193,7 @@ def test_a_converted_model_searches_as_the_paper_does(pair, tmp_path):
     assert (config.num_beams, config.length_penalty_alpha, config.max_extra_tokens) == (4, 0.6, 50)
 
 
-def test_what_marian_may_not_write_the_converted_may_not_either(tmp_path):
+def test_tokens_that_marian_forbids_stay_forbidden(tmp_path):
     theirs = marian()
     theirs.final_logits_bias[0, 0] = 9.0
     theirs.generation_config.bad_words_ids = [[0]]
@@ -235,7 +235,7 @@ def test_the_activation_of_a_torch_module_may_be_a_module():
         ),
     ],
 )
-def test_what_is_no_source_is_named(convert, given, message):
+def test_an_argument_of_the_wrong_class_is_named(convert, given, message):
     with pytest.raises(TypeError, match=message):
         convert(*given)
 
@@ -260,7 +260,7 @@ def test_stacks_of_a_torch_module_may_differ_in_width():
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_positions_that_are_no_sinusoids_stay_what_they_are_in_marian(batch):
+def test_positions_of_marian_that_are_no_sinusoids_are_kept(batch):
     theirs = marian(max_position_embeddings=30)
     theirs.model.encoder.embed_positions.weight.data.normal_()
     ours = from_marian(theirs)
@@ -270,7 +270,7 @@ def test_positions_that_are_no_sinusoids_stay_what_they_are_in_marian(batch):
     assert from_marian(marian()).config.position_encoding == "sinusoidal"
 
 
-def test_converted_embeddings_are_tied_where_the_peers_were():
+def test_converted_embeddings_are_tied_if_the_peers_were():
     assert from_fsmt(fsmt(tied=True)).config.tie_word_embeddings
     assert not from_fsmt(fsmt(tied=False)).config.tie_word_embeddings
 
@@ -297,7 +297,7 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
             "activation must be ReLU or GELU",
         ),
         (
-            # torch keeps the module in the encoder's layers only
+            # in torch, only the encoder's layers keep the module
             lambda: without_norms(activation=torch.nn.GELU()),
             lambda module: from_torch(module, torch.zeros(9, 12)),
             "activation must be the same in all layers of a model, got gelu, relu",
@@ -333,14 +333,14 @@ def test_converted_embeddings_are_tied_where_the_peers_were():
         ),
     ],
 )
-def test_what_does_not_fit_is_named(build, convert, message):
+def test_an_unsupported_model_is_named(build, convert, message):
     model = build()
     with pytest.raises(ValueError, match=message):
         convert(model)
 
 
 class OtherMarian(MarianMTModel):
-    """A subclass that computes something else."""
+    """Subclass with another computation."""
 
     def forward(self, *args, **kwargs):
         outputs = super().forward(*args, **kwargs)
@@ -348,7 +348,7 @@ class OtherMarian(MarianMTModel):
         return outputs
 
 
-def test_a_peer_with_code_of_the_users_is_refused(monkeypatch):
+def test_a_peer_with_changed_code_is_refused(monkeypatch):
     def hooked():
         model = marian()
         model.model.encoder.layers[0].register_forward_hook(lambda *_: None)
@@ -399,7 +399,7 @@ def test_a_token_that_is_forbidden_hides_no_other_logits():
         from_marian(model)
 
 
-def test_stacks_with_code_of_the_users_are_refused():
+def test_stacks_with_changed_code_are_refused():
     class MyLayer(torch.nn.TransformerEncoderLayer):
         def forward(self, *args, **kwargs):
             return 2 * super().forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Checkpoints in files, converted: the logits, tokens and translations of those who made them.
+"""Converted checkpoints of fairseq and OpenNMT-py: the same logits, tokens and translations.
 
 `tests/peers` was made by `make_peer_checkpoints.py`, with fairseq's and OpenNMT-py's own code.
 """
@@ -28,18 +28,18 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.conversion import from_fairseq, from_opennmt
 from vanilla_transformer.conversion.fairseq import fairseq_tokenizer
-from vanilla_transformer.conversion.files import read_lines
+from vanilla_transformer.conversion.toolkit_files import read_lines
 
 PEERS = Path(__file__).parent / "peers"
 CONVERT = {"fairseq": from_fairseq, "opennmt": from_opennmt}
 NAMES = ("fairseq-post", "fairseq-pre", "opennmt", "opennmt-concat")
-# the library's own search, which theirs is compared with
+# settings of the library's search that equal those of the peers
 NO_PAPER = {"length_penalty_alpha": None, "max_extra_tokens": None}
 
 
 @pytest.fixture(scope="module")
 def converted(tmp_path_factory):
-    """The folder that the command makes of each peer's checkpoint."""
+    """Output folder of the command for each peer's checkpoint."""
     folder = tmp_path_factory.mktemp("converted")
     for name in NAMES:
         kind = name.partition("-")[0]
@@ -58,7 +58,7 @@ def loaded(folder):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_logits_are_the_peers(name, converted):
+def test_the_logits_equal_the_peers(name, converted):
     model, _ = loaded(converted / name)
     expected = peer(name)
     with torch.no_grad():
@@ -74,7 +74,7 @@ def test_the_logits_are_the_peers(name, converted):
     ("found", "search"),
     [
         ("greedy", {"num_beams": 1}),
-        # fairseq divides by the length, and stops when as many as the beams have ended
+        # fairseq divides by the length, and stops after as many finished hypotheses as beams
         ("beam5", {"num_beams": 5, "length_penalty": 1.0, "early_stopping": True}),
     ],
 )
@@ -114,7 +114,7 @@ def test_a_converted_checkpoint_searches_as_the_paper_does(converted):
         assert settings == (4, 0.6, 50)
 
 
-def test_what_fairseq_never_writes_is_not_written(converted):
+def test_padding_is_never_generated_as_in_fairseq(converted):
     model, tokenizer = loaded(converted / "fairseq-post")
     ids = tokenizer(peer("fairseq-post")["texts"][0], return_tensors="pt")["input_ids"]
     raised = {"sequence_bias": {(1,): 99.0}, "max_new_tokens": 3}
@@ -122,7 +122,7 @@ def test_what_fairseq_never_writes_is_not_written(converted):
     assert 1 in model.generate(ids, **raised, bad_words_ids=[[0]])[0]
 
 
-def test_moses_cuts_words_as_the_languages_that_are_given_do(converted, tmp_path):
+def test_moses_uses_the_given_languages(converted, tmp_path):
     checkpoint = str(PEERS / "fairseq-post" / "model.pt")
     languages = ["--source_lang", "fr", "--target_lang", "it"]
     assert main(["convert", "fairseq", checkpoint, str(tmp_path / "out"), *languages]) == 0
@@ -221,7 +221,7 @@ def vocabulary(change):
 LAYER = "decoder.layers.0"
 OPENNMT_LAYER = "decoder.transformer_layers.0"
 FOREIGN = [
-    # of fairseq's architectures
+    # fairseq's architectures
     ("fairseq-post", setting(layernorm_embedding=True), "layernorm_embedding must be off"),
     ("fairseq-post", setting(no_scale_embedding=True), r"not multiplied by sqrt\(d_model\)"),
     ("fairseq-post", setting(adaptive_softmax_cutoff=[9]), "that is an adaptive softmax, outside"),
@@ -242,7 +242,7 @@ FOREIGN = [
     (
         "fairseq-post",
         weight("decoder.output_projection.bias", 64),
-        r"a place here, got model\.decoder\.output_projection\.bias",
+        r"a parameter in the model, got model\.decoder\.output_projection\.bias",
     ),
     (
         "fairseq-post",
@@ -286,7 +286,7 @@ FOREIGN = [
         setting(encoder_attention_heads=None, decoder_attention_heads=None),
         "the settings of fairseq's transformer must be complete, got none for encoder_att",
     ),
-    # of OpenNMT-py's
+    # OpenNMT-py's architectures
     ("opennmt", parts(opt=None), "must be OpenNMT-py's"),
     ("opennmt", parts(vocab="a text"), "must be OpenNMT-py's"),
     ("opennmt", parts(generator="a text"), "must be OpenNMT-py's"),
@@ -295,7 +295,7 @@ FOREIGN = [
     (
         "opennmt",
         weight("encoder.embeddings.make_embedding.emb_luts.1.weight", 9, 16),
-        "a place here, got model.encoder.embeddings.make_embedding.emb_luts.1.weight",
+        "a parameter in the model, got model.encoder.embeddings.make_embedding.emb_luts.1.weight",
     ),
     ("opennmt", vocabulary(" ".join), "lists of plain tokens.* got str and str"),
     ("opennmt", vocabulary(lambda tokens: tokens[:-1]), "vocab_size|of shape"),
@@ -322,7 +322,11 @@ FOREIGN = [
     ("opennmt", setting(copy_attn=True), "that is a copy mechanism"),
     ("opennmt", other_vocabulary, r"\(-share_vocab\), got separate vocabularies of 64 and 65"),
     ("opennmt", weight(f"{OPENNMT_LAYER}.feed_forward.w_3.weight", 24, 16), "SwiGLU"),
-    ("opennmt", weight(f"{OPENNMT_LAYER}.odd.weight", 2), r"a place here, got model\.decoder"),
+    (
+        "opennmt",
+        weight(f"{OPENNMT_LAYER}.odd.weight", 2),
+        r"a parameter in the model, got model\.decoder",
+    ),
 ]
 
 
@@ -343,7 +347,7 @@ def test_the_kinds_are_not_confused(tmp_path):
 
 
 class Code:
-    """What a checkpoint must not make us run."""
+    """Code that a checkpoint must not run."""
 
     def __reduce__(self):
         return (os.mkdir, ("made",))
@@ -356,7 +360,7 @@ def test_a_checkpoint_runs_no_code(tmp_path, monkeypatch):
         from_fairseq("model.pt")
     assert not Path("made").exists()
     Path("model.pt").write_text("a text")
-    with pytest.raises(ValueError, match="got a file that torch does not read"):
+    with pytest.raises(ValueError, match="got a file that torch cannot read"):
         from_fairseq("model.pt")
 
 
@@ -376,7 +380,7 @@ def test_the_activations_are_fairseqs(name, formula, tmp_path):
     activation = from_fairseq(tmp_path / "model.pt").get_encoder().layers[0].feed_forward.activation
     points = [-3.0, -0.7, 0.0, 0.4, 2.0]
     expected = torch.tensor([formula(x) for x in points])
-    # apart from the next formula by more than this
+    # the formulas differ by more than this tolerance
     torch.testing.assert_close(activation(torch.tensor(points)), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -384,14 +388,14 @@ def test_the_activations_are_fairseqs(name, formula, tmp_path):
 def test_a_checkpoint_that_is_cut_off_or_none_is_named(name, tmp_path):
     path = tmp_path / "model.pt"
     convert = CONVERT[name.partition("-")[0]]
-    # as torch writes files now, and as it did before
+    # torch's zip format, and its older format
     for is_zip in (True, False):
         torch.save(checkpoint_of(name), path, _use_new_zipfile_serialization=is_zip)
         convert(path)
         whole = path.read_bytes()
         for size in (0, 100, *range(4000, 4040, 3), len(whole) // 2, len(whole) - 500):
             path.write_bytes(whole[:size])
-            message = f"{path} must be a checkpoint.*torch does not read"
+            message = f"{path} must be a checkpoint.*torch cannot read"
             with pytest.raises(ValueError, match=message):
                 convert(path)
     with pytest.raises(ValueError, match="a checkpoint must be a file, got a folder"):
@@ -464,7 +468,7 @@ def test_weights_that_are_cut_off_are_named(tmp_path, capsys):
     message = f"{tmp_path / 'theirs'} must have whole files of weights"
     assert main(words) == 1
     assert message in capsys.readouterr().err
-    # as the OPUS-MT models are published
+    # files of a published OPUS-MT model
     path.unlink()
     path = path.with_name("pytorch_model.bin")
     torch.save(weights, path)
@@ -474,7 +478,7 @@ def test_weights_that_are_cut_off_are_named(tmp_path, capsys):
         assert main(words) == 1
         assert message in capsys.readouterr().err
     path.write_bytes(whole)
-    # the library would take it for one that is not there, and search as it likes
+    # the library would ignore the file, and search with its defaults
     search = tmp_path / "theirs" / "generation_config.json"
     whole = search.read_text()
     for part in (whole[:40], "[]"):
@@ -519,7 +523,7 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
     found = translate(texts, **search, **NO_PAPER)
     assert [one["translation_text"] for one in found] == expected
     assert len(set(expected)) > 1
-    # converted on one machine, used on another
+    # converted on one machine and used on another
     program = (
         "import sys\n"
         "sys.modules['sentencepiece'] = None\n"
@@ -530,7 +534,7 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     message = f"tokenizer '{tmp_path / 'out'}' needs sentencepiece, got none: pip install"
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
-    # as after a download that was not finished
+    # like an incomplete download
     (tmp_path / "theirs/source.spm").unlink()
     assert main(["convert", "marian", str(tmp_path / "theirs"), str(tmp_path / "half")]) == 1
     assert f"tokenizer '{tmp_path / 'theirs'}' cannot be loaded" in capsys.readouterr().err
@@ -540,7 +544,7 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
 def test_fsmt_keeps_its_tokenizer(tmp_path):
     own, _ = fairseq_tokenizer(PEERS / "fairseq-post" / "model.pt")
     theirs = fsmt(tied=True, src_vocab_size=len(own), tgt_vocab_size=len(own))
-    # each matrix stands in the file, as in those of WMT19
+    # the file has every tied matrix, like those of WMT19
     for module in (theirs.model.encoder.embed_tokens, theirs.model.decoder.output_projection):
         module.weight = torch.nn.Parameter(module.weight.detach().clone())
     theirs.save_pretrained(tmp_path / "theirs")

@@ -1,4 +1,4 @@
-"""Exported models: in each engine the same probabilities, and the same translations."""
+"""Exported models: each engine gives the same probabilities and the same translations."""
 
 import copy
 import json
@@ -35,7 +35,7 @@ from vanilla_transformer.export.onnx import (  # noqa: E402
     to_onnx,
 )
 
-# whatever a model of ours may be that an engine has to follow
+# configurations that every engine has to support
 KINDS = {
     "paper": {},
     "halves": {"position_layout": "halves"},
@@ -77,7 +77,7 @@ def tokenizer():
 
 
 def model_of(tokenizer, **fields):
-    """A model whose every weight counts, and which may write every token."""
+    """Model in which every weight matters, and every token may be generated."""
     model = make_model(tokenizer, **fields)
     torch.manual_seed(5)
     for parameter in model.parameters():
@@ -98,13 +98,13 @@ def source(tokenizer):
 
 
 def written(ids, eos=2):
-    """The tokens of a translation, from its start to its end."""
+    """Return the tokens of a translation between start and end token."""
     ids = list(ids)[1:]
     return ids[: ids.index(eos)] if eos in ids else ids
 
 
 def reference(model, source, **search):
-    """Our own translations."""
+    """Translate with this package."""
     settings = {"max_new_tokens": 12, "max_extra_tokens": None, **search}
     ids = model.generate(
         input_ids=source["input_ids"], attention_mask=source["attention_mask"], **settings
@@ -117,11 +117,11 @@ def gnmt_score(log_probability, length, alpha=0.6):
 
 
 class InCTranslate2:
-    """A folder in CTranslate2, read and written in token ids."""
+    """Exported folder in CTranslate2, from token ids to token ids."""
 
     def __init__(self, folder, tokenizer, longest=12, compute_type="default"):
         self.longest = longest
-        # it sets the threads of the whole process, torch's too
+        # CTranslate2 sets the threads of the whole process, torch's included
         threads = torch.get_num_threads()
         self.translator = ctranslate2.Translator(
             str(folder), intra_threads=threads, compute_type=compute_type
@@ -141,13 +141,13 @@ class InCTranslate2:
         )
 
     def paper_search(self, texts):
-        """Section 6.1: every hypothesis that might be best, sorted anew."""
+        """Rank all hypotheses by the length penalty of section 6.1."""
         found = self.translate(
             texts,
             beam_size=4,
             patience=4,
             num_hypotheses=16,
-            # 0 would end the search with the first hypothesis
+            # with 0, the search would end with the first hypothesis
             length_penalty=1e-6,
             return_scores=True,
         )
@@ -161,7 +161,7 @@ class InCTranslate2:
 
 
 def our_log_probs(model, source_ids, target_ids):
-    """The log-probability of each token of a target, and of its end."""
+    """Return the log probability of each target token, and of the end token."""
     start, eos = model.config.decoder_start_token_id, model.config.eos_token_id
     with torch.no_grad():
         logits = model(
@@ -196,7 +196,7 @@ def test_ctranslate2_gives_our_translations(tokenizer, source, tmp_path):
     assert len({tuple(ids) for ids in ours}) > 2
 
 
-def test_ctranslate2_never_writes_what_the_model_may_not(tokenizer, source, tmp_path):
+def test_ctranslate2_never_generates_forbidden_tokens(tokenizer, source, tmp_path):
     for bias in (False, True):
         model = model_of(tokenizer, output_bias=bias)
         free = reference(model, source, num_beams=1)
@@ -230,14 +230,14 @@ def test_the_penalty_of_ctranslate2_is_another_formula(tokenizer, tmp_path):
 @pytest.mark.parametrize(
     ("quantization", "error", "most_bytes"), [("float16", 5e-3, 2.4), ("int8", 0.1, 1.7)]
 )
-def test_fewer_bytes_a_weight_change_little(tokenizer, tmp_path, quantization, error, most_bytes):
+def test_quantized_weights_change_little(tokenizer, tmp_path, quantization, error, most_bytes):
     model = model_of(tokenizer, d_model=64, encoder_ffn_dim=256)
-    # logits of the size that training leaves
+    # logits as large as those of trained models
     model.get_input_embeddings().weight.data /= 8
     to_ctranslate2(model, tokenizer, tmp_path, quantization, num_positions=30)
     size = (tmp_path / "model.bin").stat().st_size
     assert size < most_bytes * model.num_parameters()
-    # a CPU without VNNI rounds int8 products more coarsely than the weights are rounded
+    # without VNNI, a CPU rounds int8 products more than quantization rounds the weights
     engine = InCTranslate2(tmp_path, tokenizer, compute_type="float32")
     for ids in tokenizer(TEXTS)["input_ids"]:
         tokens = engine.tokens(ids)
@@ -246,7 +246,7 @@ def test_fewer_bytes_a_weight_change_little(tokenizer, tmp_path, quantization, e
         assert 0 < np.abs(np.array(score.log_probs) - expected).mean() < error
 
 
-def test_a_row_that_no_token_has_is_no_hindrance(tokenizer, tmp_path):
+def test_an_id_without_a_token_can_be_exported(tokenizer, tmp_path):
     model = model_of(tokenizer, vocab_size=len(tokenizer) + 3)
     to_ctranslate2(model, tokenizer, tmp_path)
     names = json.loads((tmp_path / "shared_vocabulary.json").read_text(encoding="utf-8"))
@@ -254,7 +254,7 @@ def test_a_row_that_no_token_has_is_no_hindrance(tokenizer, tmp_path):
 
 
 class InOnnx:
-    """A folder in ONNX Runtime, read and written in token ids."""
+    """Exported folder in ONNX Runtime, from token ids to token ids."""
 
     def __init__(self, folder, start=1, eos=2):
         self.start, self.eos = start, eos
@@ -267,7 +267,7 @@ class InOnnx:
         return torch.from_numpy(logits[:, -1]).log_softmax(-1).numpy()
 
     def first(self, ids, mask):
-        """The log-probabilities of the first token, and the cache."""
+        """Return the log probabilities of the first token, and the cache."""
         memory = self.encoder.run(None, {"input_ids": ids, "attention_mask": mask})[0]
         logits, *present = self.decoder.run(
             None,
@@ -282,7 +282,7 @@ class InOnnx:
         return self.log_probs(logits), cache
 
     def next(self, tokens, mask, cache):
-        """The log-probabilities of one more token, and the cache that has grown."""
+        """Return the log probabilities of one more token, and the longer cache."""
         past = {name.replace("present", "past_key_values"): one for name, one in cache.items()}
         logits, *grown = self.decoder_with_past.run(
             None,
@@ -302,7 +302,7 @@ class InOnnx:
         return [written(sentence) for sentence in sentences]
 
     def beam(self, ids, mask, steps, num_beams=4):
-        """Section 6.1 for one sentence, in lists."""
+        """Search of section 6.1 for one sentence, in plain lists."""
         log_probs, cache = self.first(ids, mask)
         beams, complete = [(0.0, [])], []
         for step in range(1, steps + 1):
@@ -332,7 +332,7 @@ class InOnnx:
         return max(complete)[1]
 
 
-# tracing takes seconds a layer
+# tracing takes seconds for each layer
 ONE_LAYER = {"encoder_layers": 1, "decoder_layers": 1}
 TWO_LAYERS = {"encoder_layers": 1, "decoder_layers": 2}
 
@@ -408,7 +408,7 @@ def test_marian_gives_our_logits(kind, tokenizer, source, tmp_path):
     assert ("lm_head.bias" in model.state_dict()) == (theirs.final_logits_bias != 0).any().item()
 
 
-def test_marian_searches_what_we_search_where_neither_has_a_penalty(tokenizer, source, tmp_path):
+def test_marians_search_equals_ours_without_a_penalty(tokenizer, source, tmp_path):
     model = model_of(tokenizer)
     to_marian(model, tokenizer, tmp_path)
     theirs = MarianMTModel.from_pretrained(tmp_path).eval()
@@ -429,7 +429,7 @@ def test_marian_searches_what_we_search_where_neither_has_a_penalty(tokenizer, s
     assert theirs.generation_config.length_penalty == 0.6
 
 
-def test_marian_keeps_what_its_search_knows(tokenizer, tmp_path):
+def test_marian_keeps_the_search_settings_that_it_has(tokenizer, tmp_path):
     model = model_of(tokenizer)
     settings = {
         "length_penalty": 2.0,
@@ -444,7 +444,7 @@ def test_marian_keeps_what_its_search_knows(tokenizer, tmp_path):
     theirs = MarianMTModel.from_pretrained(tmp_path).generation_config
     assert {name: getattr(theirs, name) for name in settings} == settings
     assert not hasattr(theirs, "max_extra_tokens")
-    # no further than its table of positions
+    # limited by its table of positions
     to_marian(model, tokenizer, tmp_path / "short", num_positions=70)
     assert MarianMTModel.from_pretrained(tmp_path / "short").generation_config.max_length == 70
 
@@ -474,13 +474,13 @@ def test_marian_makes_the_papers_positions_itself(tokenizer, tmp_path):
         ("heads of each stack", "d_k must be d_model / heads for Marian"),
     ],
 )
-def test_what_marian_does_not_have_is_named(kind, message, tokenizer, tmp_path):
+def test_an_option_that_marian_does_not_have_is_named(kind, message, tokenizer, tmp_path):
     with pytest.raises(ValueError, match=message):
         to_marian(model_of(tokenizer, **KINDS[kind]), tokenizer, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
+def test_an_option_that_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
     model = model_of(tokenizer, activation_function="mish")
     with pytest.raises(ValueError, match=r"activation_function must be one of relu.*got 'mish'"):
         to_ctranslate2(model, tokenizer, tmp_path / "out")
@@ -506,28 +506,28 @@ def test_what_ctranslate2_does_not_have_is_named(tokenizer, tmp_path):
 
 
 def squared(model):
-    """A model whose feed-forward was changed, without a weight more."""
+    """Return a model with a changed feed-forward and the same weights."""
     model.model.encoder.layers[0].feed_forward.forward = lambda x: x.square()
 
 
 def biased(model):
-    """A model with a weight more."""
+    """Return a model with one more weight."""
     attention = model.model.decoder.layers[0].self_attention
     attention.relative_bias = torch.nn.Parameter(torch.ones(3))
 
 
 def buffered(model):
-    """A model with a buffer more, which is not saved."""
+    """Return a model with one more buffer, which is not saved."""
     model.model.encoder.register_buffer("slopes", torch.ones(4), persistent=False)
 
 
 def gated(model):
-    """A model with a submodule more."""
+    """Return a model with one more submodule."""
     model.model.encoder.layers[1].gate = torch.nn.Identity()
 
 
 def causal(model):
-    """A model whose encoder is causal where nothing is padded."""
+    """Return a model whose encoder is causal for batches without padding."""
     model.model.encoder.layers[0].self_attention.is_causal = True
 
 
@@ -557,7 +557,7 @@ def test_a_token_that_is_forbidden_hides_no_other_scores(export, tokenizer, tmp_
         (gated, "got the submodule model.encoder.layers.1.gate"),
     ],
 )
-def test_what_a_format_has_no_place_for_is_refused_by_name(
+def test_a_part_that_a_format_does_not_support_is_refused_by_name(
     export, change, message, tokenizer, tmp_path
 ):
     model = model_of(tokenizer)
@@ -576,7 +576,7 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
 
     def moved(*args, **kwargs):
         batch = before(*args, **kwargs)
-        # as if one token in one place had another score
+        # another score of one token at one position
         batch.logits[0, 1, batch.target[0, 2]] += 1.0
         return batch
 
@@ -592,15 +592,13 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
     assert [path.name for path in tmp_path.rglob("*")] == ["out", "notes.txt"]
 
 
-def test_settings_of_the_search_that_ctranslate2_does_not_keep_are_told(
-    tokenizer, tmp_path, caplog
-):
+def test_search_settings_that_ctranslate2_does_not_store_are_logged(tokenizer, tmp_path, caplog):
     model = model_of(tokenizer, **ONE_LAYER)
     to_ctranslate2(model, tokenizer, tmp_path / "plain")
     model.generation_config.repetition_penalty = 1.0
     model.generation_config.min_length = 0
     to_ctranslate2(model, tokenizer, tmp_path / "neutral")
-    assert "does not keep" not in caplog.text
+    assert "does not store" not in caplog.text
     model.generation_config.forced_eos_token_id = 0
     model.generation_config.min_length = 1
     model.generation_config.forced_bos_token_id = 7
@@ -617,7 +615,7 @@ def test_settings_of_the_search_that_ctranslate2_does_not_keep_are_told(
         "sequence_bias {(5,): -1.0}: it has no such option",
         "bad_words_ids [[5, 6]]: give suppress_sequences",
     ):
-        assert f"CTranslate2 does not keep {sentence}" in caplog.text
+        assert f"CTranslate2 does not store {sentence}" in caplog.text
 
 
 def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_path):
@@ -631,7 +629,7 @@ def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_
     assert theirs.decode(ids, skip_special_tokens=True) == "the cat"
 
 
-def test_onnx_is_compared_where_nothing_is_padded_too(tokenizer, tmp_path):
+def test_onnx_is_compared_without_padding_too(tokenizer, tmp_path):
     model = model_of(tokenizer, **ONE_LAYER)
     causal(model)
     with pytest.raises(ValueError, match="the scores in ONNX Runtime differ"):
@@ -659,7 +657,7 @@ def test_onnx_traces_the_forward_that_a_user_wrote(tokenizer, tmp_path):
 
 @pytest.fixture(scope="module")
 def saved(tokenizer, tmp_path_factory):
-    """The folder of a model."""
+    """Model folder."""
     folder = tmp_path_factory.mktemp("saved")
     model_of(tokenizer).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -696,7 +694,7 @@ def test_the_flags_of_the_command_reach_the_engine(saved, tmp_path):
 @pytest.mark.parametrize(
     ("kind", "package"), [("ctranslate2", "ctranslate2"), ("onnx", "onnxscript")]
 )
-def test_an_engine_that_is_absent_is_named(kind, package, saved, tmp_path, monkeypatch):
+def test_an_engine_that_is_not_installed_is_named(kind, package, saved, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, f"vanilla_transformer.export.{kind}")
     monkeypatch.setitem(sys.modules, package, None)
     message = rf"needs {package}, got none: pip install .*{package}"

@@ -8,12 +8,13 @@ import sys
 import fuzzing
 import pytest
 
-# of the cases: those of every test run, and all
+# numbers of cases: in every test run, in total, and in one slow test
 FEW, ALL, PART = 50, 10_000, 500
 
 
 def in_process(*arguments):
-    # the number of threads decides the last bit of a sum; a fork needs a process without threads
+    # one thread: the number of threads changes the last bit of a sum, and a fork needs a process
+    # without threads
     settings = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, fuzzing.__file__, *map(str, arguments)],

@@ -1,7 +1,7 @@
-"""The Hub over real HTTP: publish, then load in fresh processes with and without the package.
+"""Publish and load over real HTTP, in fresh processes with and without the package.
 
-The server is the stand-in on loopback; the clients are the real ones. Shapes of what is compared
-differ for source and target.
+The server is the stand-in on loopback; the clients are the real ones. Source and target shapes
+differ.
 """
 
 import json
@@ -23,7 +23,8 @@ from translation_toys import make_model, make_tokenizer
 
 import vanilla_transformer
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer.hub import export_for_hub, load_run, push_to_hub
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub, push_to_hub
 
 NAME = "user/tiny"
 TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the house"]
@@ -99,7 +100,7 @@ classes = [type(x) for x in (tokenizer, bare, model, translate, config)]
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run as training leaves one: model, tokenizer, card, and what belongs to the run."""
+    """Run folder as training writes it: model, tokenizer, card, and files of the run."""
     folder = tmp_path_factory.mktemp("runs") / "tiny"
     tokenizer = vanilla_transformer.VanillaTransformerTokenizer().train_new_from_iterator(
         TEXTS * 20, vocab_size=290
@@ -125,7 +126,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         length_penalty_alpha=0.6,
         max_extra_tokens=3,
     )
-    # far apart, so that the end token is not the best translation of everything
+    # embeddings far apart, so that the end token is not the best translation of every sentence
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -140,7 +141,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected_file(run_folder: Path) -> Path:
-    """What the model gives in this process, for others to compare with."""
+    """File with the results of the model in this process, for comparison in other processes."""
     model, tokenizer = load_run(run_folder)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     target = torch.randint(4, len(tokenizer), (len(TEXTS), 5))
@@ -163,11 +164,12 @@ def expected_file(run_folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def hub(run_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubStandIn]:
-    """A Hub that one process has published to, in all the ways there are."""
+    """Hub that another process has published to, in every supported way."""
     with running_hub() as running:
         running.failing = r"POST /api/models/user/unlucky/commit/"
         code = f"""
-from vanilla_transformer.hub import load_run, push_to_hub
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import push_to_hub
 from vanilla_transformer import TranslationPipeline
 run = {str(run_folder)!r}
 print(push_to_hub(run, {NAME!r}, commit_message="publish tiny").commit_url)
@@ -194,7 +196,7 @@ else:
 
 
 def run_python(code: str, hub: HubStandIn, home: Path, token: str | None = TOKEN) -> str:
-    """Run code in a fresh process that knows the stand-in only, and return what it printed."""
+    """Run code in a fresh process that can reach the stand-in only; return its output."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -263,7 +265,7 @@ for cls in classes:
 translate.save_pretrained({str(again)!r})
 """
     run_python(code, hub, tmp_path, token=None)
-    # saved by a process that had the code from the Hub only, and loaded by yet another one
+    # saved by a process with code from the Hub only, and loaded by a third process
     assert {path.name for path in again.glob("*.py")} == CODE_FILES
     code = f"""
 {WITHOUT_THE_PACKAGE}
@@ -276,7 +278,7 @@ inputs = tokenizer(expected["texts"], return_tensors="pt", padding=True)
 with torch.no_grad():
     logits = model(**inputs, decoder_input_ids=expected["decoder_input_ids"]).logits
 assert torch.equal(logits, expected["logits"])
-# nobody has edited the code, so that the search engine computes what it says
+# the code is not edited, so that the search engine runs
 assert torch.equal(model.generate(**inputs, engine="required"), expected["found"])
 translate = pipeline("translation", model={str(again)!r}, trust_remote_code=True)
 assert translate(expected["texts"]) == expected["translations"]
@@ -284,7 +286,7 @@ assert translate(expected["texts"]) == expected["translations"]
     run_python(code, hub, tmp_path / "home", token=None)
 
 
-def test_code_that_was_edited_on_the_hub_is_what_is_searched(run_folder, hub, tmp_path):
+def test_search_runs_the_code_that_was_edited_on_the_hub(run_folder, hub, tmp_path):
     edited = tmp_path / "edited"
     export_for_hub(run_folder, edited)
     path = edited / "modeling_vanilla_transformer.py"
@@ -313,7 +315,7 @@ else:
     run_python(code, hub, tmp_path / "home", token=None)
 
 
-def test_it_loads_with_the_package_and_then_asks_for_no_trust(hub, expected_file, tmp_path):
+def test_it_loads_with_the_package_without_trust(hub, expected_file, tmp_path):
     code = f"""
 import vanilla_transformer
 {loading(NAME, expected_file, None)}
@@ -328,7 +330,7 @@ assert pipeline(model=name)("dogs")
     run_python(code, hub, tmp_path, token=None)
 
 
-def test_what_the_library_itself_pushes_is_the_weights_and_no_code(hub):
+def test_the_librarys_push_has_weights_and_no_code(hub):
     files = set(hub.files("user/weights"))
     assert "model.safetensors" in files
     assert not any(name.endswith(".py") for name in files)
@@ -344,7 +346,7 @@ def test_a_private_push_to_a_branch_stays_private_and_on_it(hub):
         hub.api(token=False).model_info("user/objects")
 
 
-def test_a_push_that_fails_leaves_nothing_that_looks_whole(hub):
+def test_a_failed_push_leaves_no_partial_model(hub):
     assert any("user/unlucky/commit" in request for request in hub.requests)
     assert set(hub.files("user/unlucky")) == {".gitattributes"}
 
@@ -357,7 +359,7 @@ def test_a_name_of_someone_else_is_refused_in_one_sentence(hub):
 
 
 @pytest.mark.parametrize("repo_id", ["tiny", "user/tiny/main", "user/", "us er/tiny"])
-def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
+def test_an_invalid_name_is_refused_before_any_request(run_folder, repo_id):
     with pytest.raises(ValueError, match=r"repo_id|Repo id"):
         push_to_hub(run_folder, repo_id)
 
@@ -373,7 +375,10 @@ def test_a_name_that_is_none_is_refused_before_any_request(run_folder, repo_id):
         ("another model", "run must be a vanilla_transformer, got a marian"),
         ("a broken tokenizer", "tokenizer '.*run' cannot be loaded"),
         ({"encoder_layers": 9}, "must be complete, got none for model.encoder.layers"),
-        ({"encoder_layers": 1}, "must all have a place here, got model.encoder.layers.1"),
+        (
+            {"encoder_layers": 1},
+            "must all have a parameter in the model, got model.encoder.layers.1",
+        ),
         ("half the search settings", "must have a generation_config.json of search settings"),
         ({"encoder_ffn_dim": "many"}, "run must be a run folder.*'encoder_ffn_dim'.*int"),
         ({"encoder_ffn_dim": 5}, "must be of shape .*, got .* in .*run"),
@@ -408,7 +413,7 @@ def test_a_run_that_cannot_be_read_is_refused(run_folder, tmp_path, damage, mess
     assert not (tmp_path / "out").exists()
 
 
-def test_a_model_may_lie_in_a_folder_called_checkpoints(run_folder, tmp_path):
+def test_a_model_may_be_in_a_folder_called_checkpoints(run_folder, tmp_path):
     model = Path(shutil.copytree(run_folder, tmp_path / "checkpoints" / "mine"))
     assert load_run(model)[1].get_vocab() == load_run(run_folder)[1].get_vocab()
 
@@ -438,10 +443,10 @@ def test_publishing_leaves_no_trace_in_the_classes(run_folder, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["runz/demo", "demo"])
-def test_a_name_that_is_nowhere_is_refused_at_once(name, tmp_path):
+def test_an_unknown_name_is_refused_at_once(name, tmp_path):
     program = """
 import sys, time
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 started = time.monotonic()
 try:
     load_run(sys.argv[1])
@@ -506,7 +511,7 @@ def test_a_second_push_replaces_the_weights_and_keeps_foreign_files(hub, run_fol
     assert {"notes.txt", "handler.py", "model.safetensors"} <= files.keys()
 
 
-def test_a_dataset_goes_over_the_wire_and_back(hub, tmp_path):
+def test_a_dataset_is_uploaded_and_downloaded(hub, tmp_path):
     code = """
 import datasets
 pairs = [{"de": f"Satz {i}", "en": f"sentence {i}"} for i in range(30)]
@@ -524,7 +529,7 @@ assert [row["translation"] for row in streamed] == pairs[:7]
 
 
 class TestStandIn:
-    """The server itself answers as the real one does."""
+    """Tests of the stand-in: it answers like the real Hub."""
 
     @pytest.fixture(autouse=True)
     def _clients_in_this_process(self, monkeypatch):
@@ -545,7 +550,7 @@ class TestStandIn:
         down = Path(hub.api(False).snapshot_download("user/files", cache_dir=tmp_path / "cache"))
         for path, content in contents.items():
             assert (down / path).read_bytes() == content
-        # only the large one went another way than the commit itself
+        # only the large file was uploaded separately from the commit
         uploads = [request for request in hub.requests if request.startswith("PUT")]
         large = hub.repositories["models", "user/files"].at("main").files["sub/large.safetensors"]
         assert f"PUT /lfs-objects/{large.sha256}" in uploads
@@ -563,7 +568,7 @@ class TestStandIn:
             api.upload_file(path_or_fileobj=b"same", path_in_repo="a.txt", repo_id="user/same")
         assert len(api.list_repo_commits("user/same")) == 2
 
-    def test_what_is_missing_is_missing_by_name(self, hub):
+    def test_errors_name_the_missing_file_or_repository(self, hub):
         api = hub.api()
         api.create_repo("user/here")
         with pytest.raises(errors.RepositoryNotFoundError):
@@ -617,6 +622,6 @@ def test_a_published_model_with_edited_code_is_not_taken_for_this_release(tmp_pa
             one.eval()(**inputs).logits for one in (load_run(published, True)[0], model)
         )
     assert (found - expected).abs().max() > 1e-2
-    # the library takes the class that is registered for this name
+    # the library uses the class that is registered for this name
     AutoModelForSeq2SeqLM.from_pretrained(published, trust_remote_code=True)
     assert "holds other model code than vanilla_transformer.modeling" in caplog.text

@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 import vanilla_transformer
-from vanilla_transformer import TranslationPipeline, hub
+from vanilla_transformer import TranslationPipeline, loading
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.library_code import LIBRARY_CODE
@@ -212,7 +212,7 @@ def check(model, tokenizer, run, plain, monkeypatch, named):
     assert [one["translation_text"].strip() for one in found] == texts
     assert [line.strip() for line in translate_lines(model, tokenizer, TEXTS)] == texts
     with monkeypatch.context() as patch:
-        patch.setattr(hub, "load_whole", lambda *_: model)
+        patch.setattr(loading, "load_whole", lambda *_: model)
         evaluate(
             str(run / "model"),
             dataset=str(run),
@@ -699,7 +699,9 @@ def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_pat
     assert found["auto"] == found["off"]
     assert found["required"].returncode == 1
     assert "FeedForward differs from the released code" in found["required"].stderr
-    plain = "".join(f"{line}\n" for line in translate_lines(*hub.load_run(run / "model"), TEXTS))
+    plain = "".join(
+        f"{line}\n" for line in translate_lines(*loading.load_run(run / "model"), TEXTS)
+    )
     assert found["auto"] != plain
 
 

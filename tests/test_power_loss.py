@@ -19,7 +19,7 @@ import pytest
 import train_toys
 from test_train_resume import curve
 
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.loop import train
 
 pytestmark = [pytest.mark.power, pytest.mark.usefixtures("new_process")]

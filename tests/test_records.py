@@ -28,7 +28,7 @@ GOOD = {"step": 3, "names": ["a"]}
 @pytest.mark.parametrize(
     "more", [{}, {"loss": None}, {"loss": 0.5}, {"sizes": {"a": 3}}, {"any": {"a": [{"b": 1}]}}]
 )
-def test_what_is_as_described_is_read(more, tmp_path):
+def test_content_that_matches_its_description_is_read(more, tmp_path):
     path = tmp_path / "file.json"
     path.write_text(json.dumps({**GOOD, **more}))
     assert read_json(path, KIND) == {**GOOD, **more}
@@ -59,7 +59,7 @@ def test_what_is_as_described_is_read(more, tmp_path):
         (json.dumps({**GOOD, "step": "x" * 10**6}), "step must be a whole number .*xxx"),
     ],
 )
-def test_what_is_not_as_described_is_refused_in_a_short_sentence(text, message, tmp_path):
+def test_other_content_is_refused_in_a_short_sentence(text, message, tmp_path):
     path = tmp_path / "file.json"
     path.write_text(text)
     with pytest.raises(ValueError, match=message) as refused:
@@ -92,7 +92,7 @@ def test_a_file_that_is_not_utf_8_is_named(content, message, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe", "missing", "endless", "loop"])
-def test_what_is_no_file_is_refused_at_once(kind, tmp_path):
+def test_a_path_that_is_no_file_is_refused_at_once(kind, tmp_path):
     path = tmp_path / "file"
     if kind == "folder":
         path.mkdir()

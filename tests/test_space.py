@@ -1,4 +1,4 @@
-"""The web page: its functions by themselves, then in a browser, as a person uses it."""
+"""Web page: its functions alone, then the page in a browser."""
 
 import json
 import shutil
@@ -48,7 +48,7 @@ SECONDS = 30
 
 @pytest.fixture(scope="module")
 def run_folder(tmp_path_factory):
-    """A model that nobody trained, and its tokenizer."""
+    """Untrained model, and its tokenizer."""
     folder = tmp_path_factory.mktemp("run")
     tokenizer = make_tokenizer()
     model = make_model(tokenizer, encoder_layers=3, decoder_layers=2)
@@ -92,7 +92,7 @@ def test_a_sentence_without_words_is_refused(loaded):
 
 
 def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
-    # the end token is one more
+    # the end token counts too
     most, more = (
         attention_weights(*loaded, " ".join(["cat"] * count), "dogs sleep").by_word()
         for count in (MAX_WORDS - 1, MAX_WORDS)
@@ -102,7 +102,7 @@ def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
     for kind in ("cross", "encoder"):
         with pytest.raises(ValueError, match=r"for at most 100 words, got 101\."):
             draw_attention(more, kind, 1, MEAN)
-    # of two words there is still a picture
+    # a picture of two words is still drawn
     assert draw_attention(more, "decoder", 1, MEAN).size[0] < width
 
 
@@ -184,7 +184,7 @@ def test_weights_that_cannot_be_drawn_are_not_made(loaded, monkeypatch):
         draw_attention(reason, "cross", 1, MEAN)
 
 
-def test_visitors_at_the_same_time_get_what_each_alone_would(run_folder):
+def test_concurrent_visitors_get_their_own_results(run_folder):
     models = app.Models([str(run_folder)])
     tasks = [(text, beams, alpha) for text in TEXTS for beams in (1, 4) for alpha in (0.0, 1.5)]
 
@@ -204,7 +204,7 @@ def test_visitors_at_the_same_time_get_what_each_alone_would(run_folder):
 
 @pytest.fixture(scope="module")
 def address(run_folder):
-    """Where the page is served, with that model."""
+    """Address of the page with this model."""
     _, local_address, _ = serve(str(run_folder), prevent_thread_lock=True, quiet=True)
     yield local_address
     gradio.close_all(verbose=False)
@@ -216,7 +216,7 @@ def test_the_page_is_for_this_machine_alone_where_no_address_is_given(address):
 
 @pytest.fixture(scope="module")
 def client(address):
-    """A program that asks the page without a browser."""
+    """Client of the page without a browser."""
     return Client(address, verbose=False)
 
 
@@ -230,7 +230,7 @@ def refusal(client, function, *values):
     return sentence
 
 
-# what no slider can be, for one from 0 or more to some thousand
+# values outside the range of every slider
 NUMBERS = [10**6, 10**400, -1, None, "4", True, [4], {"a": 4}]
 TOO_LONG = "Oscar wants to learn Hungarian, Croatian, or Polish. " * 400
 
@@ -255,7 +255,7 @@ def test_numbers_that_a_slider_cannot_have_are_refused(value, client, run_folder
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "1e400"])
-def test_what_only_some_call_a_number_is_refused(value, address, run_folder):
+def test_values_that_are_not_plain_numbers_are_refused(value, address, run_folder):
     for setting in (app.BEAMS, *app.POSITIONS.values(), *app.SCHEDULE.values()):
         with pytest.raises(ValueError, match="must be a number from"):
             setting.check(float(value))
@@ -309,7 +309,7 @@ def test_why_a_model_cannot_be_loaded_is_for_the_operator_alone(tmp_path, caplog
     names = [str(tmp_path / "empty"), str(tmp_path / "none")]
     models = app.Models(names)
     for name, reason in zip(names, ("a folder without config.json", "no such folder"), strict=True):
-        with pytest.raises(ValueError, match="cannot be loaded: the log of the server says") as why:
+        with pytest.raises(ValueError, match="cannot be loaded: the reason is in the log") as why:
             models.get(name)
         assert str(why.value).startswith(f"model {name!r} cannot be loaded")
         assert reason in caplog.messages[-1]
@@ -337,7 +337,7 @@ def test_a_layer_or_a_head_that_does_not_exist_is_refused(value, loaded, client,
     with pytest.raises(ValueError, match="must be one of"):
         draw_attention(weights, *value)
     client.predict(str(run_folder), SENTENCE, 1, 0.6, "cross", api_name="/_translate")
-    # what a component refuses is its own sentence
+    # gradio's components have their own errors
     assert "list of choices" in refusal(client, "draw_attention", *value)
 
 
@@ -411,7 +411,7 @@ def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
         statuses = [
             httpx.post(f"{address}gradio_api/queue/join", json=join).status_code for _ in range(9)
         ]
-        # as many as are answered at a time, and one that waits
+        # the requests that are handled at a time, and one in the queue
         assert statuses.count(503) >= 9 - app.TRANSLATIONS_AT_ONCE - 1
         assert statuses[0] == 200
         goes_on.set()
@@ -429,7 +429,7 @@ def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
         served.get_blocks().close(verbose=False)
 
 
-def test_a_taken_port_is_said_in_one_sentence(address, capsys):
+def test_a_port_in_use_is_refused_in_one_sentence(address, capsys):
     taken = str(urlsplit(address).port)
     assert main(["space", "--port", taken]) == 1
     assert taken in capsys.readouterr().err
@@ -462,7 +462,7 @@ def browser():
 
 @pytest.fixture
 def page(browser, address):
-    """The page as someone opens it, on a machine that reaches nothing else."""
+    """Open page, in a browser that can reach no other host."""
     opened = browser.new_page()
     opened.set_default_timeout(1000 * SECONDS)
     outside = []
@@ -480,7 +480,7 @@ def page(browser, address):
 
 
 def picture(page, name, other_than=None):
-    """The address of a picture, once there is one, other than it was before."""
+    """Wait for a new picture, and return its address."""
     page.wait_for_function(
         "([name, before]) => { const image = document.querySelector(`#${name} img`);"
         " return image && image.src && image.src !== before; }",
@@ -495,7 +495,7 @@ def ask(page, text):
 
 
 def shown_hypotheses(page):
-    """The rows of the table, in order."""
+    """Return the rows of the table, in order."""
     rows = page.locator("#hypotheses").get_by_role("row").all()
     cells = [row.get_by_role("gridcell").all_inner_texts() for row in rows]
     return [[cell.strip() for cell in row] for row in cells if row]
@@ -507,7 +507,7 @@ def choose(page, name, option):
 
 
 @pytest.mark.browser
-def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded):
+def test_a_visitor_translates_and_sees_every_kind_of_attention(page, loaded):
     ask(page, SENTENCE)
     first = picture(page, "attention")
     expected = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
@@ -521,7 +521,7 @@ def test_someone_translates_and_looks_into_every_kind_of_attention(page, loaded)
     third = picture(page, "attention", other_than=second)
     page.get_by_label("decoder self-attention", exact=True).check()
     fourth = picture(page, "attention", other_than=third)
-    # the encoder has a layer more
+    # the encoder has one more layer
     page.get_by_label("encoder self-attention", exact=True).check()
     fifth = picture(page, "attention", other_than=fourth)
     assert page.locator("#layer input").input_value() == "3"
@@ -572,7 +572,7 @@ def test_the_findings_on_positions_follow_the_encoding(page):
     page.get_by_role("tab", name="Positions").click()
     page.get_by_text("like an earlier one: none").wait_for()
     choose(page, "encoding", "sine")
-    # the two stand on both sides of the crest, at 5 and 11 of its 6.28 positions
+    # the two positions, 5 and 11, are on both sides of a crest; its wavelength is 6.28 positions
     page.get_by_text("like an earlier one: 11, like 5").wait_for()
 
 

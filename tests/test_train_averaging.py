@@ -12,7 +12,7 @@ import torch
 import train_toys
 
 from vanilla_transformer.cli import main
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import loop
 from vanilla_transformer.train import step as loop_step
 from vanilla_transformer.train.averaging import MovingAverage, average_run, average_weights

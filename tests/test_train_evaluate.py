@@ -15,7 +15,7 @@ from accelerate import Accelerator
 from huggingface_hub import ModelCard
 from torch.overrides import TorchFunctionMode
 
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate as evaluating
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train

@@ -4,7 +4,7 @@ import pytest
 import torch
 import train_toys
 
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints
 from vanilla_transformer.train.run_folder.environment import read_environment

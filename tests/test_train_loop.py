@@ -29,7 +29,7 @@ from transformers import (
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.atomic_files import held
-from vanilla_transformer.hub import load_run
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import loop, step
 from vanilla_transformer.train import run as setup
 from vanilla_transformer.train.averaging import average_run, average_weights

@@ -13,7 +13,7 @@ import train_toys
 import yaml
 from huggingface_hub import ModelCard
 
-from vanilla_transformer.hub import export_for_hub
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train

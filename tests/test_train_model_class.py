@@ -19,7 +19,8 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.cli import main
-from vanilla_transformer.hub import export_for_hub, load_run
+from vanilla_transformer.loading import load_run
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.dry_run import describe
 from vanilla_transformer.train.evaluate import evaluate

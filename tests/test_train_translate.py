@@ -15,8 +15,8 @@ import train_toys
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
-from vanilla_transformer.hub import load_run
 from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
+from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.files import read_recipe

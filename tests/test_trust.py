@@ -1,4 +1,4 @@
-"""A stranger's folder: no verb runs code that a file in it names, or makes what it cannot hold."""
+"""Folders of strangers: no verb runs code that they name, or allocates sizes that they declare."""
 
 import builtins
 import io
@@ -21,19 +21,20 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer import sizes as sizing
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
-from vanilla_transformer.hub import AUTO_CLASS, export_for_hub
+from vanilla_transformer.loading import AUTO_CLASS
 from vanilla_transformer.paper.trained import load_trained
+from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.fine_tune import main as fine_tune
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder import checkpoint as checkpointing
 
-# what a user may have typed ahead, or a text that is piped in
+# answers that a user may have typed ahead, or a text that is piped in
 STDIN = "y\n1\n"
 TRUST = "--trust_remote_code"
 PEERS = Path(__file__).parent / "peers"
 
 
-# verbs that take seconds where they work, and what they read of a stranger's
+# verbs that take seconds, and the stranger's file that they read
 SLOW = {
     "train": ("model_class", "auto_class", "dataset"),
     "tokenizer": ("tokenizer", "tokenizer_list"),
@@ -48,7 +49,7 @@ SLOW = {
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """A finished run, with a Marian made of it in a subfolder."""
+    """Finished run, with a Marian export in a subfolder."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     assert train(train_toys.toy_config(corpus, folder, ema_decay=0.9))
     assert main(["export", "marian", str(folder), str(folder / "marian")]) == 0
@@ -56,7 +57,7 @@ def run(corpus, tmp_path_factory):
 
 
 class Canary:
-    """Code that leaves a file when it is run, and the files that name it."""
+    """Code that writes a file when it runs, and the files that name this code."""
 
     def __init__(self, folder: Path):
         self.marker = folder / "has-run"
@@ -69,7 +70,7 @@ class Canary:
         return exec, (self.code,)
 
     def modules(self, *folders: Path):
-        """Write `evil.py`, with a class for each name that a file may give."""
+        """Write `evil.py`, with a class for each name that a file may use."""
         classes = "".join(f"class {name}: pass\n" for name in ("Model", "Config", "Tokenizer"))
         for folder in folders:
             (folder / "evil.py").write_text(self.code + classes, encoding="utf-8")
@@ -181,7 +182,7 @@ def plant_pickled_optimizer(run: Path, canary: Canary):
 
 
 def note_sizes(run: Path):
-    """Let each checkpoint say that its files are whole, as a stranger can."""
+    """Update the digests of each checkpoint, as a stranger can."""
     for folder in (run / "checkpoints").glob("step-*"):
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
         files = [path for path in folder.iterdir() if path.name != "state.json"]
@@ -202,7 +203,7 @@ def plant_model_class(run: Path, canary: Canary):
 
 
 def plant_auto_class(run: Path, canary: Canary):
-    """The library's Auto classes run the code that a folder names."""
+    """Let the library's Auto classes run the code that a folder names."""
     name = "AutoModelForImageClassification"
     for folder in model_folders(run):
         canary.modules(folder)
@@ -231,7 +232,7 @@ PLANTS = [it for name, it in list(globals().items()) if name.startswith("plant_"
 
 
 def verbs(run: Path, corpus: Path, new: Path) -> dict:
-    """A call for each verb that takes a folder or a recipe from somebody else."""
+    """Return a call of each verb that reads a folder or a recipe of a stranger."""
     lines = new / "lines.txt"
     lines.write_text("ant bee\n", encoding="utf-8")
     recipe, out = str(run / "recipe.yaml"), ["--output_dir"]
@@ -282,7 +283,7 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
 
 @pytest.fixture
 def quiet(monkeypatch, tmp_path):
-    """A process in which nobody may ask, and which finds what lies in its folder."""
+    """Forbid questions to the user, and change to the folder of the test."""
 
     def asked(prompt=""):
         raise AssertionError(f"a user was asked: {prompt}")
@@ -310,7 +311,7 @@ def test_no_verb_runs_code_that_a_folder_names(plant, run, corpus, tmp_path, mon
         assert not canary.marker.exists(), name
         assert code in (0, 1), name
         assert code == 0 or said.count("error: ") == 1, (name, said)
-        # the refusal says which file names which code, and how to run it
+        # the error names the file and its code, and how to run the code
         if kind in ("unknown_type", "model") and name in ("translate stdin", "push", "space"):
             assert "config.json names code to run, evil.py (class Model)." in said
             assert TRUST in said
@@ -381,7 +382,7 @@ def test_a_model_larger_than_its_files_is_not_made(sizes, run, tmp_path, capsys,
     ids=lambda sizes: next(iter(sizes)),
 )
 @pytest.mark.usefixtures("quiet")
-def test_a_relative_larger_than_its_files_is_not_made(sizes, run, tmp_path, capsys):
+def test_a_source_of_a_conversion_larger_than_its_files_is_not_built(sizes, run, tmp_path, capsys):
     stranger = Path(shutil.copytree(run / "marian", tmp_path / "marian"))
     edit(stranger / "config.json", **sizes)
     assert main(["convert", "marian", str(stranger), str(tmp_path / "out")]) == 1
@@ -422,14 +423,14 @@ def test_a_model_for_a_larger_machine_is_planned_but_not_trained(
 
 @pytest.mark.parametrize("fields", [{}, {"tie_word_embeddings": False, "d_k": 6, "d_v": 10}])
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned"])
-def test_the_number_of_weights_is_counted_without_making_them(fields, positions):
+def test_weights_are_counted_without_building_the_model(fields, positions):
     model = train_toys.toy_model(**fields, position_encoding=positions)
     matrices = sum(weight.numel() for weight in model.parameters() if weight.dim() > 1)
     assert sizing.num_weights(model.config) == matrices
 
 
 def moment(change):
-    """Change a moment of the second weight."""
+    """Change a moment of the second weight in the optimizer state."""
 
     def apply(saved):
         slots = saved["optimizer"]["state"][1]
@@ -439,7 +440,7 @@ def moment(change):
 
 
 def entry(path, value):
-    """Put something else in the place of an entry."""
+    """Replace an entry."""
 
     def apply(saved):
         *names, last = path
@@ -509,7 +510,7 @@ def test_a_run_is_not_resumed_with_another_optimizer(run, corpus, tmp_path, caps
     [
         (lambda it: it.popitem() and None, "the moving average without"),
         (lambda it: it.update(more=torch.zeros(1)), "the moving average with 'more'"),
-        # it would be copied into each number
+        # it would be expanded to every element
         (lambda it: it.update({name: torch.zeros(1) for name in it}), "of shape \\[1\\]"),
         (lambda it: it.update({name: one.half() for name, one in it.items()}), "torch.float16"),
     ],

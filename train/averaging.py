@@ -11,7 +11,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..atomic_files import whole_folder, write_whole
 from ..console import a_folder, refuse_code
-from ..hub import load_whole
+from ..loading import load_whole
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .config import TrainConfig
 from .data.corpus import texts_of

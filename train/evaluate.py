@@ -21,8 +21,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..atomic_files import write_whole
 from ..configuration_vanilla_transformer import closest_name
 from ..console import a_folder, add_trust_flag, run_command
-from ..hub import check_local
 from ..identity_vanilla_transformer import stacks_difference
+from ..loading import check_local
 from ..pipeline_vanilla_transformer import evaluating
 from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of

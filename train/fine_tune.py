@@ -36,8 +36,9 @@ from transformers.integrations import get_available_reporting_integrations
 from ..atomic_files import held
 from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
-from ..hub import load_run, push_to_hub
+from ..loading import load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
+from ..publishing import push_to_hub
 from .config import bleu_tokenizer_of
 from .data.batches import IGNORED
 from .data.corpus import is_on_hub, load_translations

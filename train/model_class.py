@@ -23,7 +23,7 @@ from ..configuration_vanilla_transformer import (
     closest_name,
 )
 from ..generation_vanilla_transformer import SearchMixin, set_paper_search
-from ..hub import AUTO_CLASS
+from ..loading import AUTO_CLASS
 from ..pipeline_vanilla_transformer import evaluating
 from ..sizes import OTHER_NAMES, size_of
 

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .. import TranslationPipeline
 from ..console import add_trust_flag
 from ..generation_vanilla_transformer import ENGINES
-from ..hub import load_run
+from ..loading import load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .data.corpus import MAX_LINE_BYTES, opened, read_lines
 

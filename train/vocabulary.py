@@ -6,7 +6,7 @@ from pathlib import Path
 from transformers import PreTrainedTokenizerBase
 
 from ..atomic_files import all_to_disk, whole_folder, write_whole
-from ..hub import WITHOUT_CODE, check_local, read_tokenizer
+from ..loading import WITHOUT_CODE, check_local, read_tokenizer
 from ..records import read_text
 from ..tokenization.learning import learn_vocabulary, tokenizer_hash
 from .config import TrainConfig

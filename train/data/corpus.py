@@ -22,7 +22,7 @@ from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 
 from ...configuration_vanilla_transformer import closest_name
-from ...hub import check_local
+from ...loading import check_local
 from .cache import cached
 from .compressed import CUT_SHORT, GZIP
 from .json_records import is_json, read_json

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ...atomic_files import free_space, make_folder, remove, to_disk, unfinished_path, write_whole
-from ...hub import UNREADABLE
 from ...records import (
     ANYTHING,
     NOTHING,
@@ -31,7 +30,7 @@ from ...records import (
     read_json,
     whole,
 )
-from ...sizes import check_stored
+from ...weight_checks import UNREADABLE, check_stored
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"

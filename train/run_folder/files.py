@@ -9,7 +9,7 @@ from typing import Any
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
 from ...atomic_files import held, refuse_links, remove, write_whole
-from ...hub import read_config
+from ...loading import read_config
 from ...records import (
     NOTHING,
     NUMBER,

@@ -9,7 +9,7 @@ from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ...atomic_files import write_whole
-from ...hub import read_config
+from ...loading import read_config
 from ...records import read_text
 from ...sizes import size_of
 from ..config import TrainConfig

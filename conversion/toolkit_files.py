@@ -1,4 +1,4 @@
-"""What fairseq and OpenNMT-py keep in files: a checkpoint, read safely, and a list of tokens."""
+"""Read the files of fairseq and OpenNMT-py: checkpoints, without running code, and token lists."""
 
 import argparse
 import errno
@@ -11,50 +11,45 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
-from ..hub import UNREADABLE
-from ..sizes import check_stored
+from ..weight_checks import UNREADABLE, check_stored
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Read a checkpoint without running code that it may hold.
 
     Args:
-        path: A file that torch wrote.
+        path: File that torch wrote.
 
     Returns:
-        What is in it; the settings of a training as an `argparse.Namespace`, the one class allowed.
+        The content. Training settings may be an `argparse.Namespace`, the only class allowed.
 
     Raises:
-        ValueError: If it is no checkpoint, needs another class, or holds less of a tensor than its
-            shape says.
-        OSError: If it cannot be read.
+        ValueError: If the file is no checkpoint, needs another class, or holds fewer numbers of a
+            tensor than its shape has.
+        OSError: If the file cannot be read.
     """
     if not Path(path).is_file():
         kind = "a folder" if Path(path).is_dir() else "no such file"
         raise ValueError(f"a checkpoint must be a file, got {kind}: {path}.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            # from the file's own pages: a packed archive, larger than it looks, is not read
+            # mmap reads no compressed archive, which could be far larger in memory than on the disk
             checkpoint = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except (*UNREADABLE, OSError) as error:
-        # of a file that was cut off, torch reads where nothing is
+        # EINVAL: torch read behind the end of a file that is cut off
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        # torch says at length how to trust the file nevertheless
+        # torch's message explains how to load the file in spite of the risk
         needed = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
             f"{path} must be a checkpoint of tensors and settings alone, which runs no code, got "
-            + (
-                f"one that needs {needed.group(1)}."
-                if needed
-                else "a file that torch does not read."
-            )
+            + (f"one that needs {needed.group(1)}." if needed else "a file that torch cannot read.")
         ) from error
     if not isinstance(checkpoint, dict) or not isinstance(checkpoint.get("model"), dict):
         raise ValueError(f"{path} must be a checkpoint with a model, got none in it.")
-    # OpenNMT-py keeps the output projection apart
+    # OpenNMT-py stores the output projection under its own key
     for part in ("model", "generator"):
         weights = checkpoint.get(part)
         for name, tensor in weights.items() if isinstance(weights, dict) else ():
@@ -63,13 +58,13 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 
 def settings_of(value: Any) -> dict[str, Any] | None:
-    """Settings as a mapping, in either form that they are saved in.
+    """Return training settings as a mapping.
 
     Args:
-        value: From a checkpoint.
+        value: Settings from a checkpoint.
 
     Returns:
-        The settings by name; None for anything but a mapping or an `argparse.Namespace`.
+        The settings by name; None if the value is no mapping and no `argparse.Namespace`.
     """
     if isinstance(value, argparse.Namespace):
         return vars(value)
@@ -77,41 +72,41 @@ def settings_of(value: Any) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file.
+    """Read the lines of a text file.
 
     Args:
-        path: The file.
+        path: File.
 
     Returns:
-        Them, without their ends.
+        The lines, without line ends.
 
     Raises:
-        ValueError: If it is not UTF-8.
-        OSError: If it cannot be read.
+        ValueError: If the file is not UTF-8.
+        OSError: If the file cannot be read.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8, got other bytes: {error}.") from error
-    # a token may be one of the other characters that Unicode ends lines with
+    # not `splitlines`: a token may be another character that ends a line in Unicode
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def token_tokenizer(
     tokens: list[str], pad: str, bos: str, eos: str, unk: str, ends: bool
 ) -> PreTrainedTokenizerFast:
-    """A tokenizer of texts that are cut into tokens already, with spaces between.
+    """Return a tokenizer for tokenized text, with spaces between the tokens.
 
     Args:
-        tokens: By id.
-        pad: The token that fills up a batch.
-        bos: The token that begins a sentence.
-        eos: The token that ends a sentence.
-        unk: The token for what is no token.
-        ends: Whether the end token follows every text.
+        tokens: Tokens in the order of their ids.
+        pad: Padding token.
+        bos: Start token.
+        eos: End token.
+        unk: Unknown token.
+        ends: Whether the tokenizer adds the end token to every text.
 
     Returns:
-        The tokenizer, which also gives texts back as tokens.
+        The tokenizer; it decodes to tokens with spaces between them.
     """
     ids = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(ids, unk_token=unk))

@@ -1,0 +1,421 @@
+"""Load the model, tokenizer and configuration of a run, a folder or a Hub name."""
+
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from huggingface_hub import HfApi, constants
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    RepositoryNotFoundError,
+    StrictDataclassError,
+)
+from huggingface_hub.file_download import repo_folder_name
+from huggingface_hub.utils import validate_repo_id
+from safetensors import SafetensorError
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.dynamic_module_utils import get_class_from_dynamic_module
+from transformers.models.auto.tokenization_auto import get_tokenizer_config
+from transformers.utils import cached_file
+
+from .console import TRUST, naming, refuse_code, sentence_of
+from .generation_vanilla_transformer import check_numbers, check_search_tokens
+from .identity_vanilla_transformer import file_difference
+from .pipeline_vanilla_transformer import check_tokenizer
+from .records import TEXT, Kind, list_of, mapping, one_of, or_null, read_json, read_text, whole
+from .registration import (
+    TranslationPipeline,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from .sizes import refuse_other_sizes
+from .weight_checks import UNREADABLE, check_fit
+
+PUBLIC_CLASS = VanillaTransformerForConditionalGeneration
+AUTO_CLASS = "AutoModelForSeq2SeqLM"
+CONFIG_FILE = "config.json"
+TOKENIZER_FILE = "tokenizer_config.json"
+GENERATION_FILE = "generation_config.json"
+ADAPTER_FILE = "adapter_config.json"
+DTYPE = Kind(
+    "the name of a floating-point dtype of torch",
+    lambda name: (
+        isinstance(dtype := getattr(torch, str(name).removeprefix("torch."), None), torch.dtype)
+        and dtype.is_floating_point
+    ),
+)
+# fields that every reader of a configuration needs; the class of the model checks the others
+CONFIG = mapping(
+    optional={
+        "model_type": TEXT,
+        "architectures": or_null(list_of(TEXT)),
+        "auto_map": mapping(others=TEXT),
+        "custom_pipelines": mapping(others=mapping()),
+        "vocab_size": whole(1),
+        "dtype": or_null(DTYPE),
+        "torch_dtype": or_null(DTYPE),
+    }
+)
+# a token is text, or a mapping of its properties
+TOKEN = Kind(
+    "text, a mapping or null", lambda value: value is None or isinstance(value, str | dict)
+)
+TOKENIZER = mapping(
+    optional={
+        **{f"{name}_token": TOKEN for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk")},
+        "tokenizer_class": or_null(TEXT),
+        # 1e30 means no limit
+        "model_max_length": or_null(
+            Kind("a number above 0", lambda value: type(value) in (int, float) and value > 0)
+        ),
+        "padding_side": one_of("left", "right"),
+        "truncation_side": one_of("left", "right"),
+    }
+)
+# packages that tokenizers of converted models need
+TOKENIZER_PACKAGES = ("sentencepiece", "sacremoses")
+# advice of commands that never run the code of a tokenizer
+WITHOUT_CODE = (
+    "Load the tokenizer in Python, and save its backend_tokenizer as a PreTrainedTokenizerFast, "
+    "which needs no code."
+)
+# base class of the errors of huggingface_hub's HTTP client; its package depends on the version
+HTTP_ERROR = HfHubHTTPError.__bases__[0]
+# seconds to wait until the Hub answers whether it has a model
+HUB_TIMEOUT = 10
+# start of the errors about a run
+RUN = "run must be a run folder, a model folder or a Hub name"
+
+
+def load_run(
+    run: str | Path | TranslationPipeline, trust_remote_code: bool = False
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load the model and the tokenizer of a run.
+
+    Args:
+        run: Run folder, checkpoint of a run, model folder, Hub name, or a pipeline, whose model and
+            tokenizer are returned.
+        trust_remote_code: Run the Python code that is saved with the model.
+
+    Returns:
+        Model and tokenizer.
+
+    Raises:
+        ValueError: If model or tokenizer cannot be read, the tokenizer does not fit the model, or
+            the code of the model's class is not trusted or missing.
+    """
+    if isinstance(run, TranslationPipeline):
+        return run.model, run.tokenizer
+    check_local(run, RUN)
+    if Path(run, "checkpoints").is_dir() and not Path(run, CONFIG_FILE).exists():
+        raise ValueError(
+            f"{RUN}, got {str(run)!r}, a run that has no model yet: `vanilla-transformer average "
+            f"{run}` averages its checkpoints into one."
+        )
+    if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
+        raise ValueError(f"{RUN}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
+    try:
+        model = load_whole(_class_of(run, trust_remote_code), run)
+        # the tokenizer of a checkpoint is in the run folder
+        is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
+        is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
+        home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
+    except (OSError, StrictDataclassError) as error:
+        raise ValueError(f"{RUN}, got {str(run)!r}: {sentence_of(error)}") from error
+    tokenizer = read_tokenizer(home, trust_remote_code)
+    check_tokenizer(model, tokenizer)
+    return model, tokenizer
+
+
+def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]:
+    """Return the class that a model was saved with; refuse code that is not trusted."""
+    settings = read_config(run)
+    auto_map, kind = settings.get("auto_map") or {}, settings.get("model_type")
+    # a published model of this package names the code that is installed here already
+    code = auto_map.get(AUTO_CLASS, "")
+    name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
+    difference = None
+    if code == auto_map_address(PUBLIC_CLASS):
+        file = cached_file(
+            run, f"{code.split('.')[0]}.py", _raise_exceptions_for_missing_entries=False
+        )
+        difference = file_difference(file) if file else None
+    if code and (code != auto_map_address(PUBLIC_CLASS) or difference is not None):
+        if not trust_remote_code:
+            refuse_code(Path(run, CONFIG_FILE), _described(code, difference))
+        model_class = get_class_from_dynamic_module(code, str(run))
+        # then `save_pretrained` copies the file of the class again
+        model_class.register_for_auto_class(AUTO_CLASS)
+        return model_class
+    if kind in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[kind]
+    else:
+        if "AutoConfig" in auto_map and not trust_remote_code:
+            refuse_code(Path(run, CONFIG_FILE), _described(auto_map["AutoConfig"]))
+        config_class = type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
+    if issubclass(config_class, VanillaTransformerConfig):
+        if name != PUBLIC_CLASS.__name__:
+            raise ValueError(
+                f"{run} was saved by the class {name}, but holds no code of that class. Load the "
+                f"model with {name}.from_pretrained, and pass model and tokenizer to a "
+                "TranslationPipeline."
+            )
+        return PUBLIC_CLASS
+    # a run may have trained a class of the library
+    recipe, found = Path(run, "recipe.yaml"), getattr(transformers, name, None)
+    # no Auto class here: it would run the code that the folder names
+    is_model = inspect.isclass(found) and issubclass(found, PreTrainedModel)
+    if is_model and recipe.is_file() and f"transformers:{name}" in read_text(recipe):
+        return found
+    raise ValueError(f"run must be a vanilla_transformer, got a {kind}: {run}.")
+
+
+def _described(address: str, difference: str | None = None) -> str:
+    """Describe the code at an address of an `auto_map`."""
+    home, _, address = address.rpartition("--")
+    module, _, name = address.rpartition(".")
+    return f"{module}.py{f' of {home}' if home else ''} ({difference or f'class {name}'})"
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """Read the configuration of a model as it was saved.
+
+    Args:
+        source: Folder or Hub name.
+
+    Returns:
+        The content of `config.json`.
+
+    Raises:
+        OSError: If the source has no `config.json`.
+        ValueError: If the content does not match `CONFIG`.
+    """
+    path = cached_file(str(source), CONFIG_FILE)
+    return read_json(Path(path), CONFIG)
+
+
+def read_tokenizer(
+    source: str | Path, trust_remote_code: bool = False, remedy: str = TRUST
+) -> PreTrainedTokenizerBase:
+    """Load a tokenizer; every error names it.
+
+    Args:
+        source: Folder or Hub name.
+        trust_remote_code: Run the Python code that is saved with the tokenizer.
+        remedy: Advice for a tokenizer that needs this code, a sentence.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If the tokenizer cannot be read, or needs code that is not trusted or a package
+            that is not installed.
+    """
+    try:
+        settings = cached_file(
+            str(source), TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False
+        )
+        if settings is not None:
+            read_json(Path(settings), TOKENIZER)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except ImportError as error:
+        names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
+        if not names:
+            raise
+        raise ValueError(
+            f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
+        ) from error
+    # if one of several files is missing, the library opens a file named None; a panic of the Rust
+    # code in tokenizers is no Exception
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit):
+            raise
+        if "trust_remote_code=True" in str(error):
+            addresses = get_tokenizer_config(source)["auto_map"]
+            if isinstance(addresses, dict):
+                addresses = addresses["AutoTokenizer"]
+            code = _described(next(filter(None, reversed(addresses))))
+            refuse_code(Path(source, TOKENIZER_FILE), code, remedy)
+        raise ValueError(
+            f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
+        ) from error
+
+
+def _check_source(model_class: type[PreTrainedModel], source: str | Path):
+    """Refuse a model whose files name further code or models, or declare wrong sizes.
+
+    Args:
+        model_class: Class of the model.
+        source: Folder or Hub name.
+
+    Raises:
+        OSError: If there is no such model.
+        ValueError: If a file names other code or another model, cannot be read, or declares sizes
+            that the weights do not have.
+    """
+    # the library silently ignores a generation configuration that it cannot read
+    if _has_file(source, GENERATION_FILE):
+        try:
+            read_json(Path(cached_file(str(source), GENERATION_FILE)), mapping())
+            GenerationConfig.from_pretrained(source)
+        except (OSError, ValueError, TypeError, AttributeError) as error:
+            raise ValueError(
+                f"{source} must have a {GENERATION_FILE} of search settings, or none, got one that "
+                f"cannot be read: {error}"
+            ) from error
+    if _has_file(source, ADAPTER_FILE):
+        raise ValueError(
+            f"{source} must be a whole model, got adapters, whose {ADAPTER_FILE} names their base "
+            "model. Merge them into this model first, with merge_and_unload of peft."
+        )
+    settings = read_config(source)
+    kernel = settings.get("attn_implementation")
+    if kernel is not None and "/" in str(kernel):
+        remedy = "Remove attn_implementation from the file, and set it in Python."
+        refuse_code(Path(source, CONFIG_FILE), f"the kernel {kernel} on the Hub", remedy)
+    refuse_other_sizes(model_class.config_class.from_pretrained(source), source)
+
+
+def _has_file(source: str | Path, name: str) -> bool:
+    found = cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return found is not None
+
+
+def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
+    """Load a model; refuse damaged files and weights that do not fit.
+
+    `from_pretrained` alone leaves out unknown weights and initializes missing ones at random.
+
+    Args:
+        model_class: Class of the model.
+        source: Folder or Hub name.
+
+    Returns:
+        The model.
+
+    Raises:
+        OSError: If there is no such model.
+        ValueError: If a file is not whole, or a weight is left over, missing or of another shape;
+            names the weight.
+    """
+    try:
+        _check_source(model_class, source)
+        model, loaded = model_class.from_pretrained(
+            source,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            trust_remote_code=False,
+        )
+    except (SafetensorError, AssertionError, json.JSONDecodeError, *UNREADABLE) as error:
+        # the other lines of torch's message explain how to load the file in spite of the risk
+        reason = str(error).split("\n")[0] or type(error).__name__
+        code = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"a file that would run {code[1]}" if code else reason
+        raise ValueError(
+            f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got files "
+            f"that cannot be loaded: {reason}."
+        ) from error
+    missing, unexpected, mismatched = (
+        loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")
+    )
+    if missing or unexpected or mismatched:
+        weights = {name: part for name, part in model.state_dict().items() if name not in missing}
+        weights |= dict.fromkeys(unexpected)
+        weights |= {name: torch.empty(shape, device="meta") for name, shape, _ in mismatched}
+        check_fit(model, weights, str(source))
+    with naming(Path(source, GENERATION_FILE)):
+        check_numbers(vars(model.generation_config))
+        check_search_tokens(model.generation_config, model.get_input_embeddings().num_embeddings)
+    return model
+
+
+def check_local(source: str | Path, rule: str, kind: str = "model"):
+    """Refuse a source that is neither a local folder nor on the Hub, before anything is loaded.
+
+    The Hub is not asked if the parent folder of the source exists, or the name is not valid on the
+    Hub.
+
+    Args:
+        source: Folder or Hub name.
+        rule: Start of the error: name and rule.
+        kind: "model" or "dataset".
+
+    Raises:
+        ValueError: If there is no such folder, and the Hub has no such name or cannot be reached.
+    """
+    path, name = Path(source), str(source)
+    if path.is_dir() and name.strip():
+        return
+    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
+    # for datasets, a local folder may have the name of a user on the Hub
+    is_beside = kind == "model" and path.parent != Path() and path.parent.is_dir()
+    if is_name:
+        try:
+            validate_repo_id(name)
+        except HFValidationError:
+            is_name = False
+    if not is_name or is_beside:
+        raise ValueError(f"{rule}, got {name!r}: no such folder.")
+    # the cache has it: no network is needed
+    if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).is_dir():
+        return
+    api = HfApi()
+    try:
+        # one request here; the library would retry for each file
+        api.repo_info(name, repo_type=kind, timeout=HUB_TIMEOUT)
+    except GatedRepoError:
+        return
+    except RepositoryNotFoundError as error:
+        raise ValueError(
+            f"{rule}, got {name!r}: no such folder, and no such {kind} on the Hub, or none that "
+            "your token may read."
+        ) from error
+    except HfHubHTTPError:
+        # the library reports other answers of the Hub
+        return
+    except (HTTP_ERROR, ConnectionError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(
+            f"{rule}, got {name!r}: no such folder, and the Hub at {api.endpoint} cannot be "
+            f"reached ({reason})."
+        ) from error
+
+
+def auto_map_address(public: type) -> str:
+    """Return the address of a class in an `auto_map`, after its file was copied.
+
+    Args:
+        public: Class of this package.
+
+    Returns:
+        Name of the module and name of the class, with a dot between.
+    """
+    return f"{public.__module__.rsplit('.', 1)[-1]}.{public.__name__}"
+
+
+__all__ = [
+    "auto_map_address",
+    "check_local",
+    "load_run",
+    "load_whole",
+    "read_config",
+    "read_tokenizer",
+]

@@ -1,0 +1,243 @@
+"""Publish a model on the Hub, so that it loads by name with and without this package."""
+
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import CommitInfo, HfApi, ModelCard
+from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.utils import validate_repo_id
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.dynamic_module_utils import custom_object_save
+from transformers.utils import cached_file
+
+from .atomic_files import whole_folder
+from .console import a_folder
+from .loading import (
+    AUTO_CLASS,
+    CONFIG_FILE,
+    HTTP_ERROR,
+    PUBLIC_CLASS,
+    TOKENIZER_FILE,
+    auto_map_address,
+    load_run,
+)
+from .pipeline_vanilla_transformer import TASK
+from .records import mapping, read_json, read_text
+from .registration import (
+    TranslationPipeline,
+    VanillaTransformerConfig,
+    VanillaTransformerModel,
+    VanillaTransformerTokenizer,
+)
+
+CARD_FILE = "README.md"
+# files of a run folder that are published with the model
+RUN_FILES = (
+    "recipe.yaml",
+    "environment.txt",
+    "metrics.jsonl",
+    "scores.json",
+    "average.json",
+    "hypotheses",
+    "pictures",
+)
+# a new push replaces all weight files and modules of the previous one, however many there were
+REPLACED_FILES = ["model*.safetensors", "model.safetensors.index.json", "*_vanilla_transformer.py"]
+
+
+def push_to_hub(
+    run: str | Path | TranslationPipeline,
+    repo_id: str,
+    *,
+    private: bool | None = None,
+    token: str | None = None,
+    commit_message: str = "Upload model, tokenizer and code",
+    revision: str | None = None,
+    trust_remote_code: bool = False,
+) -> CommitInfo:
+    """Publish weights, configurations, tokenizer, model card and code, as one commit.
+
+    All files are written and checked before the first request. Nobody can see a part of them.
+
+    Args:
+        run: Run folder, model folder, Hub name, or a pipeline with its model and tokenizer.
+        repo_id: Repository, `user/name`; created if it does not exist.
+        private: Whether a new repository is private; None for the account's default.
+        token: Token for the Hub; None for the one that `hf auth login` saved.
+        commit_message: Message of the commit.
+        revision: Branch to commit to, created if it does not exist; None for the main branch.
+        trust_remote_code: Run the Python code that is saved with the model.
+
+    Returns:
+        The commit, with its address in `commit_url`.
+
+    Raises:
+        ValueError: If the run cannot be read, its tokenizer does not fit its model, or the Hub
+            refuses the upload.
+    """
+    if repo_id.count("/") != 1:
+        raise ValueError(f"repo_id must be user/name, got {repo_id!r}.")
+    validate_repo_id(repo_id)
+    api = HfApi(token=token)
+    with tempfile.TemporaryDirectory() as folder:
+        export_for_hub(run, folder, repo_id, trust_remote_code)
+        try:
+            api.create_repo(repo_id, private=private, exist_ok=True)
+            if revision is not None:
+                api.create_branch(repo_id, branch=revision, exist_ok=True)
+            return api.upload_folder(
+                repo_id=repo_id,
+                folder_path=folder,
+                commit_message=commit_message,
+                revision=revision,
+                delete_patterns=REPLACED_FILES,
+            )
+        except HfHubHTTPError as error:
+            if error.response.status_code in (401, 403):
+                raise ValueError(
+                    f"repo_id must be one that your token may write to (`hf auth login` sets it), "
+                    f"got {repo_id!r}: {error.server_message or 'no valid token'}."
+                ) from error
+            raise
+        except (HTTP_ERROR, ConnectionError) as error:
+            raise ValueError(
+                f"the Hub at {api.endpoint} cannot be reached ({error}): nothing was published."
+            ) from error
+
+
+def export_for_hub(
+    run: str | Path | TranslationPipeline,
+    folder: str | Path,
+    repo_id: str = "user/name",
+    trust_remote_code: bool = False,
+):
+    """Write the files that `push_to_hub` publishes to a local folder.
+
+    Where this package is not installed, the folder loads with `trust_remote_code=True`.
+
+    Args:
+        run: Run folder, model folder, Hub name, or a pipeline with its model and tokenizer.
+        folder: Output folder; created if it does not exist.
+        repo_id: Hub name in the loading example of the model card.
+        trust_remote_code: Run the Python code that is saved with the model.
+
+    Raises:
+        ValueError: If the run cannot be read, its tokenizer does not fit its model, or its class
+            has no `model_type` of its own.
+    """
+    folder = a_folder(folder, "folder")
+    model, tokenizer = load_run(run, trust_remote_code)
+    is_ours = type(model) is PUBLIC_CLASS
+    if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
+        raise ValueError(
+            f"to publish {type(model).__name__}, its configuration class must have another "
+            f"model_type than {model.config.model_type!r}, by which the Auto classes load the "
+            "released model."
+        )
+    if isinstance(run, str | Path):
+        _refuse_foreign_links(Path(run))
+    with whole_folder(folder) as unfinished:
+        _write_files(run, model, tokenizer, unfinished, repo_id)
+
+
+def _refuse_foreign_links(run: Path):
+    """Refuse links that lead out of a folder that is published."""
+    home = run.resolve()
+    # the Hub's cache stores the files of a snapshot in a folder next to the snapshots
+    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    for parent, folders, files in os.walk(run):
+        for name in (*folders, *files):
+            path = Path(parent, name)
+            if path.is_symlink() and not any(map(path.resolve().is_relative_to, homes)):
+                raise ValueError(
+                    f"{path} is a link to {os.readlink(path)}, outside of {run}, and would be "
+                    "published. Remove the link, or replace it by the file."
+                )
+
+
+def _write_files(
+    run: str | Path | TranslationPipeline,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    repo_id: str,
+):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    # custom_object_save copies the code with its relative imports, flat. Registering the classes
+    # would do the same, but for every later save of the process: its users then had to trust code
+    addresses = {}
+    if type(model) is PUBLIC_CLASS:
+        custom_object_save(PUBLIC_CLASS, folder)
+        addresses["auto_map"] = {
+            "AutoConfig": auto_map_address(VanillaTransformerConfig),
+            "AutoModel": auto_map_address(VanillaTransformerModel),
+            AUTO_CLASS: auto_map_address(PUBLIC_CLASS),
+        }
+    custom_object_save(TranslationPipeline, folder)
+    pipelines = {TASK: {"impl": auto_map_address(TranslationPipeline), "pt": [AUTO_CLASS]}}
+    _edit_json(folder / CONFIG_FILE, custom_pipelines=pipelines, **addresses)
+    # a converted model may keep its source's tokenizer, which needs no code of this package
+    if isinstance(tokenizer, VanillaTransformerTokenizer):
+        custom_object_save(VanillaTransformerTokenizer, folder)
+        addresses = [auto_map_address(VanillaTransformerTokenizer), None]
+        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": addresses})
+    if isinstance(run, str | Path):
+        for name in RUN_FILES:
+            source = Path(run, name)
+            if source.is_dir():
+                shutil.copytree(source, folder / name, dirs_exist_ok=True)
+            elif source.is_file():
+                shutil.copyfile(source, folder / name)
+    _write_model_card(run, folder, repo_id, model)
+
+
+def _edit_json(path: Path, **entries: Any):
+    content = read_json(path, mapping()) | entries
+    path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _write_model_card(
+    run: str | Path | TranslationPipeline, folder: Path, repo_id: str, model: PreTrainedModel
+):
+    """Write the run's own model card, or a new one, and add how to load the model by its name."""
+    found = None
+    if isinstance(run, str | Path):
+        found = cached_file(str(run), CARD_FILE, _raise_exceptions_for_missing_entries=False)
+    if found is None:
+        card = ModelCard(
+            f"# {repo_id.split('/')[-1]}\n\n"
+            'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
+            f"{model.num_parameters():,} parameters.\n"
+        )
+    else:
+        card = ModelCard(read_text(Path(found)))
+    for name, value in (
+        ("library_name", "transformers"),
+        ("pipeline_tag", TASK),
+        ("tags", ["vanilla_transformer", TASK]),
+    ):
+        if card.data.get(name) is None:
+            card.data[name] = value
+    # the example in the run's card loads the run folder, which readers on the Hub do not have
+    card.text = re.sub(
+        r'pipeline\("translation", model="[^"]*"',
+        f'pipeline("translation", model="{repo_id}"',
+        card.text,
+    )
+    if "trust_remote_code=True" not in card.text:
+        card.text = (
+            f"{card.text.rstrip()}\n\n## Without the package\n\n"
+            "```python\nfrom transformers import pipeline\n\n"
+            f'translate = pipeline("translation", model="{repo_id}", trust_remote_code=True)\n'
+            'print(translate("..."))\n```\n'
+        )
+    (folder / CARD_FILE).write_text(str(card), encoding="utf-8")
+
+
+__all__ = ["export_for_hub", "push_to_hub"]

@@ -1,0 +1,93 @@
+"""Checks of weights that were read from a file: whole, complete, and of the right shapes."""
+
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+# errors of `torch.load` for a file that is cut off, or of another format
+UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struct.error)
+# pieces of weight names in other architectures, and the parts that they belong to; the first match
+# counts
+FOREIGN_PARTS = {
+    "adapter": "adapters",
+    "lora_": "LoRA, which must be merged first",
+    "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
+    "project_in_dim": "embeddings of another width than the layers",
+    "project_out_dim": "embeddings of another width than the layers",
+    "adaptive_softmax": "an adaptive softmax",
+    "rotary": "rotary positions (RoPE)",
+    "relative": "relative positions",
+    "embed_positions": "learned positions",
+    "expert": "a mixture of experts",
+    "w_3": "a gated feed-forward (SwiGLU)",
+    "gate_proj": "a gated feed-forward (SwiGLU)",
+    "q_norm": "normalized queries and keys",
+    "k_norm": "normalized queries and keys",
+    "copy": "a copy mechanism",
+    "rnn": "a recurrent network",
+    "conv": "convolutions",
+}
+
+
+def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
+    """Refuse weights of another architecture, and name that architecture if it is known.
+
+    Args:
+        model: Model that the weights are for.
+        weights: Tensors by our names, or by the other model's names where we have none.
+        origin: Model or folder that the weights come from, for the error.
+
+    Raises:
+        ValueError: If a weight is left over, missing or of another shape.
+    """
+    known = model.state_dict()
+    for name in sorted(weights.keys() - known.keys()):
+        meaning = next((what for part, what in FOREIGN_PARTS.items() if part in name), None)
+        raise ValueError(
+            f"the weights of {origin} must all have a parameter in the model, got {name}"
+            + (f", which belongs to {meaning}." if meaning else ".")
+        )
+    for name in sorted(known.keys() - weights.keys()):
+        raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
+    for name, tensor in weights.items():
+        if tensor.shape != known[name].shape:
+            raise ValueError(
+                f"{name} must be of shape {list(known[name].shape)}, got {list(tensor.shape)} in "
+                f"{origin}."
+            )
+
+
+def check_stored(tensor: Any, name: str, path: str | Path) -> None:
+    """Refuse a tensor if its file holds fewer numbers than its shape has.
+
+    Args:
+        tensor: Value that `torch.load` returned for the name.
+        name: Name of the tensor, for the error.
+        path: File, for the error.
+
+    Raises:
+        ValueError: If the value is no tensor, or not all of its numbers are in the file.
+    """
+    if not isinstance(tensor, Tensor):
+        raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
+    is_plain = (
+        type(tensor) in (Tensor, nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.device.type == "cpu"
+        and not (tensor.is_nested or tensor.is_quantized)
+    )
+    if not is_plain:
+        raise ValueError(f"{path} must hold a plain tensor for {name}, got another kind.")
+    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if stored < tensor.numel():
+        raise ValueError(
+            f"{path} must hold all {tensor.numel():,} numbers of {name}, got {stored:,} that are "
+            f"expanded to the shape {list(tensor.shape)}."
+        )
+
+
+__all__ = ["UNREADABLE", "check_fit", "check_stored"]
