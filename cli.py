@@ -107,7 +107,7 @@ def _demo(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _tokenize(arguments: argparse.Namespace, rest: list[str]):
-    from .train.config import parse_arguments
+    from .train.recipe import parse_arguments
 
     config, switches = parse_arguments(rest, "vanilla-transformer tokenize")
     if switches.resume:
@@ -122,8 +122,8 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
         print(describe(config, switches.recipe))
         return
     from .tokenization.learning import refuse_small_vocabulary
-    from .train.loop import prepare_tokenizer
-    from .train.run_folder import hold_run
+    from .train.run_folder.files import hold_run
+    from .train.vocabulary import prepare_tokenizer
 
     refuse_small_vocabulary(config.vocab_size)
     # what train would refuse

@@ -761,7 +761,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "torch": "cf1070d3a16f24b2",
         "warnings": "6c07531e38114de0",
     },
-    "fused": {
+    "cpu_kernels": {
         "CheapDropout": "f22e45b4fc51c3a0",
         "OneDnnLinear": "e5a50ae64b9aad96",
         "attention_in_float32": "d38cce84b67a3d61",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..configuration_vanilla_transformer import closest_name
 from ..console import run_command
 from ..paper.study import show_study
-from ..train.config import parse_arguments
+from ..train.recipe import parse_arguments
 from .work import SIZES, add_device, open_device
 
 if TYPE_CHECKING:

@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 from ..drawing import new_figure
-from ..train.fused import product
-from ..train.memory import keep_memory
+from ..train.devices.cpu_kernels import product
+from ..train.devices.memory import keep_memory
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -13,12 +13,12 @@ import datasets
 import numpy as np
 
 from ..paper.study import Section
-from ..train.batches import Collator, TrainingSteps, split_step
 from ..train.config import TrainConfig
-from ..train.corpus import text_hash
-from ..train.data import load_texts, make_steps, prepare_data
-from ..train.loop import prepare_tokenizer
-from ..train.pairs import Pairs, encode_pairs, judge, prepare_pairs
+from ..train.data.batches import Collator, TrainingSteps, split_step
+from ..train.data.corpus import text_hash
+from ..train.data.pairs import Pairs, encode_pairs, judge, prepare_pairs
+from ..train.data.prepare import load_texts, make_steps, prepare_data
+from ..train.vocabulary import prepare_tokenizer
 from .contest import memory
 
 MILLION = 1_000_000

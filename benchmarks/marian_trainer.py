@@ -31,12 +31,14 @@ from .. import VanillaTransformerConfig
 from ..console import run_command
 from ..train.averaging import average_weights
 from ..train.config import PRECISIONS, TrainConfig
-from ..train.corpus import texts_of
-from ..train.data import load_main_corpus
-from ..train.pairs import drop_untrainable, encode_pairs, lengths
-from ..train.run_folder import load_tokenizer, read_recipe, write_environment
+from ..train.data.corpus import texts_of
+from ..train.data.pairs import drop_untrainable, encode_pairs, lengths
+from ..train.data.prepare import load_main_corpus
+from ..train.run_folder.environment import write_environment
+from ..train.run_folder.files import read_recipe
 from ..train.schedule import learning_rate
 from ..train.scoring import score_translations
+from ..train.vocabulary import load_tokenizer
 from .peers import marian_config
 
 

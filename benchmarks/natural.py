@@ -22,8 +22,8 @@ from ..hub import load_run
 from ..paper.study import Section, show_study
 from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
 from ..train.config import PRECISIONS
-from ..train.layout import DTYPES
-from ..train.run_folder import read_recipe
+from ..train.devices.distribution import DTYPES
+from ..train.run_folder.files import read_recipe
 from ..train.scoring import score_translations
 from ..train.translate import one_line, translate_lines
 from .contest import Contender, numbers_of, race, ratio_figure, rows_of

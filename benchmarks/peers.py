@@ -19,7 +19,8 @@ from transformers import (
 from .. import VanillaTransformerConfig, sinusoidal_encoding
 from ..conversion import from_fsmt, from_marian, from_torch
 from ..conversion.weights import SAME_FIELDS
-from ..train.step import IGNORED, smoothed_loss_sum
+from ..train.data.batches import IGNORED
+from ..train.step import smoothed_loss_sum
 
 OURS = "this package"
 MARIAN = "transformers Marian"

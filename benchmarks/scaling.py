@@ -15,8 +15,8 @@ import torch
 
 from ..drawing import new_figure
 from ..paper.study import Section
-from ..train.batches import Collator
-from ..train.run_folder import METRICS_FILE
+from ..train.data.batches import Collator
+from ..train.run_folder.files import METRICS_FILE
 from .contest import Contender, race
 from .peers import MARIAN, OURS
 from .training import Trainee, difference

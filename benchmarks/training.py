@@ -11,10 +11,12 @@ from transformers.trainer_pt_utils import LabelSmoother
 
 from .. import VanillaTransformerForConditionalGeneration
 from ..paper.study import Section
-from ..train import layout
 from ..train.config import TrainConfig
-from ..train.fused import fused_loss_sum, suit_processor
-from ..train.step import IGNORED, mask_for_sdpa, training_step
+from ..train.data.batches import IGNORED
+from ..train.devices import distribution
+from ..train.devices.cpu_kernels import suit_processor
+from ..train.devices.fused_loss import fused_loss_sum
+from ..train.step import mask_for_sdpa, training_step
 from .contest import COLUMNS, Contender, matrix_product, numbers_of, race, ratio_figure, rows_of
 from .peers import MARIAN, OURS, PEERS
 from .work import (
@@ -53,7 +55,7 @@ class Trainee:
         if name in (OURS, OURS_RANDOM):
             self.model = VanillaTransformerForConditionalGeneration(config).train()
             self.accelerator = open_accelerator(self.settings, self.device)
-            prepared = layout.prepare(self.accelerator, self.model, self.settings)
+            prepared = distribution.prepare(self.accelerator, self.model, self.settings)
             self.wrapped, _, self.optimizer = prepared
             self.schedule = torch.optim.lr_scheduler.ConstantLR(prepared[1], factor=1e-4)
             return
@@ -118,7 +120,7 @@ def dtype_of(settings: TrainConfig) -> torch.dtype:
     Returns:
         The type.
     """
-    return layout.DTYPES.get(settings.precision, torch.float32)
+    return distribution.DTYPES.get(settings.precision, torch.float32)
 
 
 def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator:
@@ -129,12 +131,12 @@ def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator
         device: Where.
 
     Returns:
-        As `layout.open_accelerator` gives it.
+        As `distribution.open_accelerator` gives it.
 
     Raises:
         ValueError: If the machine has a GPU and the processor is asked for, or the reverse.
     """
-    accelerator = layout.open_accelerator(settings)
+    accelerator = distribution.open_accelerator(settings)
     if accelerator.device.type != device.type:
         raise ValueError(f"device must be {accelerator.device.type} here, got {device.type}.")
     return accelerator

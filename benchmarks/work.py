@@ -14,12 +14,12 @@ from transformers import PreTrainedTokenizerBase
 
 from .. import VanillaTransformerConfig
 from ..tokenization.learning import learn_vocabulary
-from ..train.batches import Collator, plan_steps, steps_for
 from ..train.config import TrainConfig
-from ..train.corpus import load_translations, texts_of
-from ..train.data import load_texts, vocabulary_texts
-from ..train.pairs import drop_untrainable, encode_pairs, lengths
-from ..train.run_folder import read_recipe
+from ..train.data.batches import Collator, plan_steps, steps_for
+from ..train.data.corpus import load_translations, texts_of
+from ..train.data.pairs import drop_untrainable, encode_pairs, lengths
+from ..train.data.prepare import load_texts, vocabulary_texts
+from ..train.run_folder.files import read_recipe
 
 DEVICES = ("cpu", "cuda")
 # Table 3's base and big, and the size that text of some 30,000 sentences is enough for

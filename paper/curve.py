@@ -7,16 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..drawing import new_figure
-from ..train.run_folder import (
-    METRICS_FILE,
-    RECIPE_FILE,
-    logged,
-    perplexity,
-    plot_losses,
-    read_metrics,
-    read_recipe,
-    vocabulary_size,
-)
+from ..train.progress import perplexity
+from ..train.recipe import RECIPE_FILE
+from ..train.run_folder.files import METRICS_FILE, read_metrics, read_recipe, vocabulary_size
+from ..train.run_folder.plots import logged, plot_losses
 from .label_smoothing import least_loss
 from .study import Section
 

@@ -16,7 +16,7 @@ from transformers import (
 
 from .. import TranslationPipeline
 from ..tokenization.tokenization_vanilla_transformer import symbol_token
-from ..train.corpus import SPLITS
+from ..train.data.corpus import SPLITS
 from .trees import WORD, Tree, clean, linearize, read_trees
 
 # the languages of the text that a parser is trained on

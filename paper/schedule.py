@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from ..drawing import new_figure
-from ..train.config import load_config
+from ..train.recipe import load_config
 from ..train.schedule import learning_rate
 from .study import Section
 

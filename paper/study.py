@@ -157,7 +157,7 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
     Raises:
         ValueError: If the folder cannot be.
     """
-    from ..train.run_folder import environment_facts
+    from ..train.run_folder.environment import environment_facts
 
     # a folder that cannot be is refused before anything is computed
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())

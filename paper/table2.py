@@ -11,10 +11,10 @@ from torch import nn
 from .. import VanillaTransformerForConditionalGeneration
 from ..drawing import new_figure
 from ..modeling_vanilla_transformer import MultiHeadAttention
-from ..train.config import TrainConfig, load_config
+from ..train.config import TrainConfig
 from ..train.dry_run import flops_per_token
-from ..train.run_folder import (
-    RECIPE_FILE,
+from ..train.recipe import RECIPE_FILE, load_config
+from ..train.run_folder.files import (
     SCORES_FILE,
     read_metrics,
     read_recipe,

@@ -10,7 +10,8 @@ import torch
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..drawing import new_figure
-from ..train.config import TrainConfig, load_config
+from ..train.config import TrainConfig
+from ..train.recipe import load_config
 from .study import Section
 
 if TYPE_CHECKING:

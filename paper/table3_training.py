@@ -8,18 +8,19 @@ from typing import NamedTuple
 
 from .. import VanillaTransformerConfig
 from ..train.config import TrainConfig
-from ..train.data import load_main_corpus
+from ..train.data.prepare import load_main_corpus
 from ..train.evaluate import evaluate
-from ..train.loop import prepare_tokenizer, train
-from ..train.run_folder import (
-    RECIPE_FILE,
+from ..train.loop import train
+from ..train.progress import perplexity
+from ..train.recipe import RECIPE_FILE
+from ..train.run_folder.files import (
     hold_run,
-    perplexity,
     read_average,
     read_metrics,
     read_recipe,
     read_scores,
 )
+from ..train.vocabulary import prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 

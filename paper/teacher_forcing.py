@@ -18,7 +18,7 @@ from ..drawing import new_figure
 from ..generation_vanilla_transformer import CACHE_NAME
 from ..pipeline_vanilla_transformer import max_source_tokens
 from ..tokenization.learning import learn_vocabulary
-from ..train.demo_corpus import build_demo_corpus
+from ..train.data.demo_corpus import build_demo_corpus
 from ..train.step import smoothed_loss_sum
 from .study import Section
 from .trained import add_model_flag, load_trained

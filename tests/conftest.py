@@ -82,35 +82,43 @@ def default_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
+def _family(process):
+    """A process and all that it has started, each of which may have a group of its own."""
+    head = psutil.Process(process.pid)
+    return [*head.children(recursive=True), head]
+
+
 @pytest.fixture
-def start():
-    """A function from a recipe and flags to a process that does not outlive its test."""
+def begin():
+    """A function from a command to its process, which does not outlive its test."""
     started = []
 
-    def begin(recipe, *flags, processes=0):
-        # a process and its data workers are a group that one signal reaches
-        process = subprocess.Popen(
-            train_toys.command(recipe, *flags, processes=processes),
-            env=train_toys.environment(),
-            stderr=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            text=True,
-            start_new_session=True,
-            # these tests may run under nohup, which ignores one
-            preexec_fn=default_signals,
-        )
+    def begin(command, **settings):
+        settings = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, **settings}
+        # these tests may run under nohup, which ignores one
+        process = subprocess.Popen(command, text=True, preexec_fn=default_signals, **settings)
         started.append(process)
         return process
 
     yield begin
     for process in started:
         if process.poll() is None:
-            # a launcher gives each of its processes a group of its own
-            family = psutil.Process(process.pid)
-            for member in (*family.children(recursive=True), family):
+            for member in _family(process):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
             process.communicate()
+
+
+@pytest.fixture
+def start(begin):
+    """A function from a recipe and flags to a process that does not outlive its test."""
+
+    def start(recipe, *flags, processes=0):
+        # a process and its data workers are a group that one signal reaches
+        command = train_toys.command(recipe, *flags, processes=processes)
+        return begin(command, env=train_toys.environment(), start_new_session=True)
+
+    return start
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ LIBRARY_BEGIN = "LIBRARY_CODE: dict[str, dict[str, dict[str, str]]] = "
 # released files, and the names that the engine depends on; all names if there is no list
 FILES: dict[str, tuple[str, ...]] = {
     "modeling_vanilla_transformer.py": (),
-    "train/fused.py": ("CheapDropout", "OneDnnLinear", "attention_in_float32"),
+    "train/devices/cpu_kernels.py": ("CheapDropout", "OneDnnLinear", "attention_in_float32"),
 }
 LIBRARY_FILES = ("models/marian/modeling_marian.py", "models/fsmt/modeling_fsmt.py")
 VERSION = transformers.__version__.rsplit(".", 1)[0]

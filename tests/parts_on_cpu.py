@@ -11,8 +11,8 @@ import sys
 from accelerate import DistributedType
 from accelerate.state import AcceleratorState, PartialState
 
-from vanilla_transformer.train import layout
 from vanilla_transformer.train.__main__ import main
+from vanilla_transformer.train.devices import distribution
 
 if os.environ.get("ACCELERATE_USE_FSDP") == "true":
     os.environ["ACCELERATE_USE_CPU"] = "true"
@@ -31,8 +31,8 @@ if os.environ.get("ACCELERATE_USE_FSDP") == "true":
 if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
     # with the processor asked for, as where there are accelerators, it would not think of DeepSpeed
     os.environ["ACCELERATE_USE_CPU"] = "false"
-    handler = layout.InitProcessGroupKwargs
-    layout.InitProcessGroupKwargs = lambda **options: handler(backend="gloo", **options)
+    handler = distribution.InitProcessGroupKwargs
+    distribution.InitProcessGroupKwargs = lambda **options: handler(backend="gloo", **options)
 
 if __name__ == "__main__":
     sys.exit(main())

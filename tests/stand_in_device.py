@@ -20,7 +20,8 @@ from torch.utils.backend_registration import (
 from train_toys import toy_model
 
 from vanilla_transformer import engine_vanilla_transformer as engine
-from vanilla_transformer.train.fused import fused_loss_sum, use_cheap_dropout
+from vanilla_transformer.train.devices.cpu_kernels import use_cheap_dropout
+from vanilla_transformer.train.devices.fused_loss import fused_loss_sum
 
 NAME = "standin"
 # what takes tensors of two devices on a GPU too

@@ -10,9 +10,9 @@ import train_toys
 from vanilla_transformer.cli import main
 from vanilla_transformer.hub import export_for_hub, load_run
 from vanilla_transformer.train.averaging import average_run
-from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.recipe import load_config
 from vanilla_transformer.train.translate import load_model
 
 

@@ -17,9 +17,10 @@ from vanilla_transformer.benchmarks import contest, marian_trainer, peers, train
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import equality
-from vanilla_transformer.train.config import TrainConfig, parse_arguments
+from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.recipe import parse_arguments
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 
 @pytest.fixture

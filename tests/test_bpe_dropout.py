@@ -17,10 +17,10 @@ from transformers import PreTrainedTokenizerFast
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.tokenization.bpe_dropout import BpeDropout
 from vanilla_transformer.tokenization.learning import learn_vocabulary
-from vanilla_transformer.train.batches import Collator
-from vanilla_transformer.train.config import load_config
-from vanilla_transformer.train.data import load_texts, make_steps, prepare_data
-from vanilla_transformer.train.pairs import Spelling, encode_pairs
+from vanilla_transformer.train.data.batches import Collator
+from vanilla_transformer.train.data.pairs import Spelling, encode_pairs
+from vanilla_transformer.train.data.prepare import load_texts, make_steps, prepare_data
+from vanilla_transformer.train.recipe import load_config
 
 SENTENCES = ["the lower the lowest", "das Haus der Häuser", "newer, slower; 1999 (S (NP"] * 3
 

@@ -13,8 +13,8 @@ import pytest
 from babel import Locale
 from datasets import Features, Translation
 
-from vanilla_transformer.train import demo_corpus
-from vanilla_transformer.train.demo_corpus import build_demo_corpus
+from vanilla_transformer.train.data import demo_corpus
+from vanilla_transformer.train.data.demo_corpus import build_demo_corpus
 
 SIZES = {"train": 1200, "validation": 60, "test": 70}
 
@@ -38,7 +38,7 @@ def pairs_of(slot):
 
 def fingerprint(hash_seed):
     code = (
-        "import hashlib; from vanilla_transformer.train.demo_corpus import build_demo_corpus\n"
+        "import hashlib; from vanilla_transformer.train.data.demo_corpus import build_demo_corpus\n"
         f"corpus = build_demo_corpus(seed=5, **{SIZES})\n"
         "text = repr([(name, split['translation'][:]) for name, split in corpus.items()])\n"
         "print(hashlib.sha256(text.encode()).hexdigest())"

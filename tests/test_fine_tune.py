@@ -23,7 +23,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.generation_vanilla_transformer import set_paper_search
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.fine_tune import main
 from vanilla_transformer.train.scoring import score_translations
 

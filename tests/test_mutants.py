@@ -32,14 +32,10 @@ from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.library_code import LIBRARY_CODE
 from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
 from vanilla_transformer.identity_vanilla_transformer import RELEASED
+from vanilla_transformer.train.data.batches import IGNORED
+from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, suit_processor
 from vanilla_transformer.train.evaluate import evaluate, validation_loss
-from vanilla_transformer.train.fused import CheapDropout, suit_processor
-from vanilla_transformer.train.step import (
-    IGNORED,
-    batch_loss_sum,
-    smoothed_loss_sum,
-    takes_fused_loss,
-)
+from vanilla_transformer.train.step import batch_loss_sum, smoothed_loss_sum, takes_fused_loss
 from vanilla_transformer.train.translate import translate_lines
 
 pytestmark = pytest.mark.usefixtures("new_process")

@@ -12,7 +12,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DATA = ("train/recipes/*.yaml", "train/launch/*", "space/README.md", "space/requirements.txt")
+DATA = (
+    "py.typed",
+    "train/recipes/*.yaml",
+    "train/launch/*",
+    "space/README.md",
+    "space/requirements.txt",
+)
 NOT_SHIPPED = {"tests", "results", "benchmarks", "build", "dist", "runs"}
 
 
@@ -56,7 +62,7 @@ def test_the_wheel_holds_every_module_and_recipe(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     shipped = [
         path.relative_to(ROOT)
-        for pattern in ("*.py", "*/*.py", "*/*/*.py", *DATA)
+        for pattern in ("*.py", "*/**/*.py", *DATA)
         for path in ROOT.glob(pattern)
         if not path.relative_to(ROOT).parts[0].startswith(".")
         and path.relative_to(ROOT).parts[0] not in NOT_SHIPPED
@@ -153,16 +159,38 @@ def test_every_package_is_declared():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     declared = set(setup["options"]["packages"].split())
-    found = {"vanilla_transformer"} | {
-        f"vanilla_transformer.{path.parent.name}"
-        for path in ROOT.glob("*/__init__.py")
-        if path.parent.name not in NOT_SHIPPED
+    folders = [path.parent.relative_to(ROOT) for path in ROOT.glob("[!.]*/**/__init__.py")]
+    found = {
+        ".".join(("vanilla_transformer", *folder.parts))
+        for folder in folders
+        if folder.parts[0] not in NOT_SHIPPED
     }
-    assert declared == found
+    assert declared == found | {"vanilla_transformer"}
 
 
 def test_nothing_at_the_root_imports_training():
     files = [path for path in ROOT.glob("*.py") if path.name not in ("cli.py", "__init__.py")]
     assert len(files) > 5
     for path in files:
-        assert "vanilla_transformer.train" not in path.read_text(encoding="utf-8"), path.name
+        imported = re.findall(r"^from (\S+) import", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert [name for name in imported if name.startswith(".train")] == [], path.name
+
+
+def test_the_package_imports_itself_by_relative_names():
+    absolute = {
+        str(path.relative_to(ROOT))
+        for path in ROOT.glob("**/*.py")
+        if path.relative_to(ROOT).parts[0] not in NOT_SHIPPED - {"benchmarks"} | {"docs"}
+        and re.search(r"^ *from vanilla_transformer", path.read_text("utf-8"), re.MULTILINE)
+    }
+    assert {name for name in absolute if not name.startswith(".")} == {
+        "__init__.py",
+        "space/app.py",
+    }
+
+
+def test_commits_are_linted_by_the_ruff_that_is_tested():
+    hooks = (ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8")
+    pins = set(re.findall(r"\[(ruff==\S+)\]", hooks))
+    constraints = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    assert pins == {line for line in constraints if line.startswith("ruff==")}

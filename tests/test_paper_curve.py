@@ -12,8 +12,8 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.paper.curve import sections
 from vanilla_transformer.paper.label_smoothing import least_loss
-from vanilla_transformer.train.config import load_config, save_config
-from vanilla_transformer.train.run_folder import draw_loss_curve, logged, plot_losses
+from vanilla_transformer.train.recipe import load_config, save_config
+from vanilla_transformer.train.run_folder.plots import draw_loss_curve, logged, plot_losses
 
 LINES = [
     {"step": 5, "learning_rate": 1e-4, "grad_norm": 3.0, "loss": 6.0, "tokens_per_second": 90.0},

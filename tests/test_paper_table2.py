@@ -20,7 +20,7 @@ from vanilla_transformer.paper.table2 import (
     sustained_flops,
     training_flops,
 )
-from vanilla_transformer.train.config import load_config
+from vanilla_transformer.train.recipe import load_config
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.recipe)

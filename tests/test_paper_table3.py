@@ -14,8 +14,9 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
 from vanilla_transformer.paper import table3, table3_training
 from vanilla_transformer.train import loop
-from vanilla_transformer.train.config import load_config
-from vanilla_transformer.train.run_folder import load_tokenizer, read_environment
+from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.run_folder.environment import read_environment
+from vanilla_transformer.train.vocabulary import load_tokenizer
 
 TOY = "--scale 16 --layers 3 --learned_vocab_size 290 --max_length 60 --max_steps 6"
 TOY = f"{TOY} --tokens_per_step 300 --train --rows"

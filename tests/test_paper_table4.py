@@ -38,8 +38,10 @@ from vanilla_transformer.paper.trees import (
     trees_in,
 )
 from vanilla_transformer.tokenization.learning import learn_vocabulary
-from vanilla_transformer.train.config import TrainConfig, load_config
-from vanilla_transformer.train.loop import prepare_tokenizer, train
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.vocabulary import prepare_tokenizer
 
 LABELS = ["S", "NP", "VP", "ADVP", "PRT", "TOP", "NP-SBJ=2"]
 TAGS = ["NN", "VB", ",", ".", "``"]

@@ -16,7 +16,10 @@ from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import loop
 from vanilla_transformer.train import step as loop_step
 from vanilla_transformer.train.averaging import MovingAverage, average_run, average_weights
-from vanilla_transformer.train.checkpoint import (
+from vanilla_transformer.train.evaluate import evaluate
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.run_folder.checkpoint import (
     EMA_FILE,
     checkpoints,
     load_weights,
@@ -24,9 +27,6 @@ from vanilla_transformer.train.checkpoint import (
     read_weights,
     save_checkpoint,
 )
-from vanilla_transformer.train.config import load_config
-from vanilla_transformer.train.evaluate import evaluate
-from vanilla_transformer.train.loop import train
 
 
 def make_model(seed=0):

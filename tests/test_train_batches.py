@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.train.batches import (
+from vanilla_transformer.train.data.batches import (
+    IGNORED,
     Collator,
     TrainingSteps,
     epoch_order,
@@ -24,9 +25,8 @@ from vanilla_transformer.train.batches import (
     split_step,
     steps_for,
 )
-from vanilla_transformer.train.corpus import load_translations
-from vanilla_transformer.train.pairs import encode_pairs, lengths, prepare_pairs
-from vanilla_transformer.train.step import IGNORED
+from vanilla_transformer.train.data.corpus import load_translations
+from vanilla_transformer.train.data.pairs import encode_pairs, lengths, prepare_pairs
 
 
 def spread(pairs):

@@ -10,10 +10,9 @@ import pytest
 import torch
 import train_toys
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
-from vanilla_transformer import atomic_files as files
-from vanilla_transformer.train import checkpoint as checkpointing
-from vanilla_transformer.train.checkpoint import (
+from vanilla_transformer import VanillaTransformerForConditionalGeneration, atomic_files
+from vanilla_transformer.train.run_folder import checkpoint as checkpointing
+from vanilla_transformer.train.run_folder.checkpoint import (
     checkpoints,
     load_weights,
     make_regular,
@@ -167,7 +166,7 @@ def test_a_checkpoint_is_written_where_only_files_open_to_write_can_be_flushed(
 
     windows = {"name": "nt", "open": open_as_windows, "fsync": fsync_as_windows}
     own = {name: getattr(os, name) for name in ("close", "O_RDONLY", "O_RDWR")}
-    monkeypatch.setattr(files, "os", SimpleNamespace(**own, **windows))
+    monkeypatch.setattr(atomic_files, "os", SimpleNamespace(**own, **windows))
     save(tmp_path, 4)
     assert names(checkpoints(tmp_path)) == ["step-4"]
     assert flushed == {path.name for path in (tmp_path / "step-4").iterdir()}

@@ -8,16 +8,18 @@ import time
 import pytest
 
 from vanilla_transformer.train.__main__ import main
-from vanilla_transformer.train.config import (
-    TrainConfig,
-    changes_of_steps,
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.recipe import (
     load_config,
     parse_arguments,
     read_recipe_file,
+    save_config,
+)
+from vanilla_transformer.train.resuming import (
+    changes_of_steps,
     refuse_late_cooldown,
     refuse_other_run,
     refuse_other_vocabulary,
-    save_config,
 )
 
 

@@ -13,16 +13,16 @@ import pytest
 import train_toys
 from hub_stand_in import StoredFile, running_hub
 
-from vanilla_transformer.train import corpus as corpora
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.corpus import (
+from vanilla_transformer.train.data import corpus as corpora
+from vanilla_transformer.train.data.corpus import (
     is_local,
     load_translations,
     read_lines,
     text_hash,
     texts_of,
 )
-from vanilla_transformer.train.data import load_texts
+from vanilla_transformer.train.data.prepare import load_texts
 
 
 def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
@@ -143,7 +143,12 @@ def test_a_last_line_without_an_end_is_bounded_too(tmp_path):
 
 PEAK = """
 import resource, sys
-from vanilla_transformer.train.corpus import load_translations, lines_of, opened, read_lines
+from vanilla_transformer.train.data.corpus import (
+    load_translations,
+    lines_of,
+    opened,
+    read_lines,
+)
 from vanilla_transformer.train.translate import lines_as_they_come
 from pathlib import Path
 
@@ -373,7 +378,7 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(split, tmp_path):
 def test_a_dataset_is_taken_at_its_revision_and_its_commit_is_known(tmp_path):
     code = """
 import sys
-from vanilla_transformer.train.corpus import dataset_commit, load_translations
+from vanilla_transformer.train.data.corpus import dataset_commit, load_translations
 for revision in (None, "old", sys.argv[1]):
     rows = load_translations("some/corpus", None, "en", "de", revision)["train"]
     print(len(rows), dataset_commit("some/corpus", None, revision, "en", "de"))
@@ -407,7 +412,7 @@ print(len(list(streamed)), streamed.num_shards)
 
 def test_records_of_the_hub_serve_without_a_network_once_they_were_read(tmp_path):
     code = """
-from vanilla_transformer.train.corpus import load_translations
+from vanilla_transformer.train.data.corpus import load_translations
 for pair in (("en", "de"), ("fr", "de")):
     print(load_translations("some/MyCorpus", None, *pair)["train"]["translation"][:])
 """

@@ -8,9 +8,14 @@ import pytest
 import train_toys
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.train.batches import Collator
-from vanilla_transformer.train.config import load_config, parse_arguments
-from vanilla_transformer.train.data import load_texts, make_steps, prepare_data, vocabulary_texts
+from vanilla_transformer.train.data.batches import Collator
+from vanilla_transformer.train.data.prepare import (
+    load_texts,
+    make_steps,
+    prepare_data,
+    vocabulary_texts,
+)
+from vanilla_transformer.train.recipe import load_config, parse_arguments
 
 
 def write_texts(folder, **splits):

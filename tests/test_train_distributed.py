@@ -16,12 +16,14 @@ import train_toys
 from accelerate import DistributedType
 from accelerate.commands.config.config_args import load_config_from_file
 
-from vanilla_transformer.train import layout, loop
-from vanilla_transformer.train.checkpoint import checkpoints, read_optimizer
+from vanilla_transformer.train import loop
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.layout import open_accelerator
-from vanilla_transformer.train.loop import prepare_tokenizer, train
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.devices import distribution
+from vanilla_transformer.train.devices.distribution import open_accelerator
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_optimizer
+from vanilla_transformer.train.run_folder.files import read_metrics
+from vanilla_transformer.train.vocabulary import prepare_tokenizer
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -312,7 +314,7 @@ def test_a_layout_that_is_not_supported_is_refused(monkeypatch, variables, named
 
 
 def test_a_way_to_distribute_that_is_not_known_is_refused(monkeypatch):
-    monkeypatch.setattr(layout.Accelerator, "distributed_type", DistributedType.XLA)
+    monkeypatch.setattr(distribution.Accelerator, "distributed_type", DistributedType.XLA)
     with pytest.raises(ValueError, match=r"FSDP2 or DeepSpeed .*, got XLA"):
         open_accelerator(TrainConfig())
 
@@ -338,13 +340,13 @@ def with_deepspeed(**changes):
 )
 def test_what_deepspeed_would_do_otherwise_is_refused(changes, precision, message):
     with pytest.raises(ValueError, match=message):
-        layout._check_deepspeed(with_deepspeed(**changes), TrainConfig(precision=precision))
+        distribution._check_deepspeed(with_deepspeed(**changes), TrainConfig(precision=precision))
 
 
 def test_deepspeed_neither_divides_nor_clips_by_settings_of_its_own():
     for bound, expected in ((None, 0.0), (0.7, 0.7)):
         accelerator = with_deepspeed()
-        layout._check_deepspeed(accelerator, TrainConfig(max_grad_norm=bound))
+        distribution._check_deepspeed(accelerator, TrainConfig(max_grad_norm=bound))
         settings = accelerator.deepspeed_plugin.deepspeed_config
         assert settings["gradient_clipping"] == expected
         assert settings["gradient_accumulation_steps"] == 1
@@ -355,12 +357,12 @@ def test_the_first_fsdp_and_its_offload_are_refused(monkeypatch, version, offloa
     monkeypatch.setenv("FSDP_OFFLOAD_PARAMS", offload)
     state = SimpleNamespace(fsdp_plugin=SimpleNamespace(fsdp_version=version))
     with pytest.raises(ValueError, match=r"got FSDP with fsdp_(version 1|offload_params)"):
-        layout._check_fsdp(SimpleNamespace(state=state))
+        distribution._check_fsdp(SimpleNamespace(state=state))
 
 
 def test_deepspeed_that_is_not_there_is_asked_for(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
-    monkeypatch.setattr(layout, "is_deepspeed_available", lambda: False)
+    monkeypatch.setattr(distribution, "is_deepspeed_available", lambda: False)
     with pytest.raises(ValueError, match="DeepSpeed must be installed"):
         open_accelerator(TrainConfig())
 
@@ -484,11 +486,11 @@ def test_refused_processes_leave_their_group_before_they_end(refused, tmp_path):
         "import atexit, os\n"
         "from accelerate import PartialState\n"
         "from torch import distributed\n"
-        "from vanilla_transformer.train.layout import main_process_first, refuse_disagreement\n"
+        "from vanilla_transformer.train.devices import distribution\n"
         # called after those that are registered later
         "atexit.register(lambda: print(f'{distributed.is_initialized()}\\n', end='', flush=True))\n"
         "rank = PartialState(cpu=True).process_index\n"
-        f"{refused}\n"
+        f"distribution.{refused}\n"
     )
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--main_process_port", "0"]
     done = subprocess.run(
@@ -505,7 +507,7 @@ def test_processes_of_a_launch_file_know_of_each_other_without_a_gpu(tmp_path):
     script = tmp_path / "count.py"
     script.write_text(
         "from vanilla_transformer.train.config import TrainConfig\n"
-        "from vanilla_transformer.train.layout import open_accelerator\n"
+        "from vanilla_transformer.train.devices.distribution import open_accelerator\n"
         "accelerator = open_accelerator(TrainConfig())\n"
         # in one piece: two processes write at the same time
         "print(f'{accelerator.process_index} of {accelerator.num_processes}\\n', end='')\n"

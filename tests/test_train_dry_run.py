@@ -12,8 +12,8 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train.__main__ import main
-from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.dry_run import describe, flops_per_token
+from vanilla_transformer.train.recipe import load_config
 from vanilla_transformer.train.schedule import rate_of
 
 

@@ -17,10 +17,10 @@ from torch.overrides import TorchFunctionMode
 
 from vanilla_transformer.hub import load_run
 from vanilla_transformer.train import evaluate as evaluating
-from vanilla_transformer.train.config import save_config
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_recipe
+from vanilla_transformer.train.recipe import save_config
+from vanilla_transformer.train.run_folder.files import read_recipe
 from vanilla_transformer.train.step import smoothed_loss_sum
 
 

@@ -10,17 +10,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSeq2SeqLM
 
 from vanilla_transformer.engine_vanilla_transformer import obstacle
-from vanilla_transformer.train import fused
-from vanilla_transformer.train.fused import (
+from vanilla_transformer.train.data.batches import IGNORED
+from vanilla_transformer.train.devices import cpu_kernels, fused_loss
+from vanilla_transformer.train.devices.cpu_kernels import (
     FLOAT32_ATTENTION,
     CheapDropout,
     OneDnnLinear,
-    fused_loss_sum,
     suit_processor,
     use_cheap_dropout,
     use_onednn,
 )
-from vanilla_transformer.train.step import IGNORED, mask_for_sdpa, smoothed_loss_sum
+from vanilla_transformer.train.devices.fused_loss import fused_loss_sum
+from vanilla_transformer.train.step import mask_for_sdpa, smoothed_loss_sum
 
 MODELS = {
     "the paper's": {},
@@ -76,8 +77,8 @@ def quick(model, batch, smoothing):
 @pytest.mark.parametrize("columns", [1, 7, 1000])
 def test_loss_and_gradients_are_those_of_the_plain_model(kind, rows, columns, batch, monkeypatch):
     # so many tokens at a time of the 15 that count, and of the vocabulary of 19
-    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * rows)
-    monkeypatch.setattr(fused, "CPU_TILE_BYTES", 4 * min(rows, 15) * columns)
+    monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * 19 * rows)
+    monkeypatch.setattr(fused_loss, "CPU_TILE_BYTES", 4 * min(rows, 15) * columns)
     model = train_toys.toy_model(seed=2, dropout=0.0, **MODELS[kind]).train()
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
@@ -104,7 +105,7 @@ def test_scores_that_differ_by_hundreds_overflow_nowhere():
     labels = torch.tensor([3, 0, 18, 7, 7])
     expected = smoothed_loss_sum((states @ weight.T)[None], labels[None], 0.1)
     expected_gradients = torch.autograd.grad(expected, (states, weight))
-    actual = fused.LossOfStates.apply(states, weight, None, labels, 0.1, None)
+    actual = fused_loss.LossOfStates.apply(states, weight, None, labels, 0.1, None)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     gradients = torch.autograd.grad(actual, (states, weight))
     # sums of scores in the thousands, in another order
@@ -158,7 +159,7 @@ def test_float16_is_enough_for_a_large_vocabulary_of_which_nothing_is_known():
     states, weight = 0.01 * torch.randn(7, 4), 0.01 * torch.randn(80_000, 4)
     labels = torch.randint(80_000, (7,))
     found, expected = (
-        fused._loss_and_gradients(states, weight, None, labels, 0.1, kind)
+        fused_loss._loss_and_gradients(states, weight, None, labels, 0.1, kind)
         for kind in (torch.float16, torch.float32)
     )
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=0)
@@ -170,7 +171,7 @@ def test_float16_is_enough_for_a_large_vocabulary_of_which_nothing_is_known():
 def test_a_label_outside_the_vocabulary_is_refused(label):
     labels = torch.tensor([3, label])
     with pytest.raises(RuntimeError, match="labels must be from 0 to 18"):
-        fused.LossOfStates.apply(torch.ones(2, 8), torch.ones(19, 8), None, labels, 0.1, None)
+        fused_loss.LossOfStates.apply(torch.ones(2, 8), torch.ones(19, 8), None, labels, 0.1, None)
 
 
 def test_a_gradient_is_taken_once(batch):
@@ -195,7 +196,7 @@ class Largest(TorchDispatchMode):
 
 
 def test_scores_of_all_tokens_are_never_in_memory(batch, monkeypatch):
-    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * 5)
+    monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * 19 * 5)
     model = train_toys.toy_model(seed=2)
     with Largest(19) as plainly:
         plain(model, batch, 0.1).backward()
@@ -207,10 +208,10 @@ def test_scores_of_all_tokens_are_never_in_memory(batch, monkeypatch):
 
 
 def test_a_block_of_scores_is_gone_before_the_next_is_made(batch, monkeypatch):
-    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * 19 * 5)
+    monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * 19 * 5)
     made, alive = [], []
 
-    def watched(x, weight, product=fused.product):
+    def watched(x, weight, product=fused_loss.product):
         is_score = weight.shape[0] == 19
         if is_score:
             alive.append(sum(score() is not None for score in made))
@@ -219,7 +220,7 @@ def test_a_block_of_scores_is_gone_before_the_next_is_made(batch, monkeypatch):
             made.append(weakref.ref(result))
         return result
 
-    monkeypatch.setattr(fused, "product", watched)
+    monkeypatch.setattr(fused_loss, "product", watched)
     quick(train_toys.toy_model(seed=2), batch, 0.1)
     assert alive == [0, 0, 0]
 
@@ -285,11 +286,11 @@ def onednn(monkeypatch):
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
-    monkeypatch.setattr(fused, "is_intel", lambda: False)
-    monkeypatch.setattr(fused, "SMALLEST_FOR_ONEDNN", 1)
-    fused.is_onednn_faster.cache_clear()
+    monkeypatch.setattr(cpu_kernels, "is_intel", lambda: False)
+    monkeypatch.setattr(cpu_kernels, "SMALLEST_FOR_ONEDNN", 1)
+    cpu_kernels.is_onednn_faster.cache_clear()
     yield
-    fused.is_onednn_faster.cache_clear()
+    cpu_kernels.is_onednn_faster.cache_clear()
 
 
 @pytest.mark.parametrize("fields", MODELS.values(), ids=MODELS)
@@ -298,8 +299,8 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     expected = plain(model, batch, 0.1)
     gradients = taken(model, expected)
     # as is the sum over blocks of tokens and parts of the vocabulary
-    monkeypatch.setattr(fused, "CPU_BLOCK_BYTES", 4 * model.config.vocab_size * 5)
-    monkeypatch.setattr(fused, "CPU_TILE_BYTES", 4 * 10 * 5)
+    monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * model.config.vocab_size * 5)
+    monkeypatch.setattr(fused_loss, "CPU_TILE_BYTES", 4 * 10 * 5)
     suit_processor(model, is_half=False)
     with Products() as products:
         found = quick(model, batch, 0.1)
@@ -361,7 +362,7 @@ def test_other_layers_and_precisions_are_left_to_torch(onednn, monkeypatch):
         torch.testing.assert_close(model.eval()[1](x), expected)
         assert model.train().double()[1](x.double()).dtype == torch.float64
         # a kernel for small matrices would be made for longer than it is used
-        monkeypatch.setattr(fused, "SMALLEST_FOR_ONEDNN", 10)
+        monkeypatch.setattr(cpu_kernels, "SMALLEST_FOR_ONEDNN", 10)
         model.float()[1](x)
     assert products.numbers["_linear_pointwise"] == 0
 
@@ -378,11 +379,11 @@ def test_other_layers_and_precisions_are_left_to_torch(onednn, monkeypatch):
 def test_onednn_is_taken_where_it_is_the_faster_and_right(
     onednn, monkeypatch, capability, is_intel, is_right, expected
 ):
-    right = fused.onednn_product
+    right = cpu_kernels.onednn_product
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
-    monkeypatch.setattr(fused, "is_intel", lambda: is_intel)
-    monkeypatch.setattr(fused, "onednn_product", lambda *args: right(*args) + (not is_right))
-    assert fused.is_onednn_faster() is expected
+    monkeypatch.setattr(cpu_kernels, "is_intel", lambda: is_intel)
+    monkeypatch.setattr(cpu_kernels, "onednn_product", lambda *args: right(*args) + (not is_right))
+    assert cpu_kernels.is_onednn_faster() is expected
 
 
 class Attended(TorchDispatchMode):

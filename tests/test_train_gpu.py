@@ -5,9 +5,10 @@ import torch
 import train_toys
 
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_environment, read_metrics
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints
+from vanilla_transformer.train.run_folder.environment import read_environment
+from vanilla_transformer.train.run_folder.files import read_metrics
 from vanilla_transformer.train.translate import load_model, translate_lines
 
 pytestmark = [

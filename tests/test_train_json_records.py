@@ -8,8 +8,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from vanilla_transformer.train import json_records
-from vanilla_transformer.train.corpus import load_translations, texts_of
+from vanilla_transformer.train.data import json_records
+from vanilla_transformer.train.data.corpus import load_translations, texts_of
 
 GOOD = [
     {"translation": {"en": f'say "{number}"', "de": f"sag »{number}« \\ 5"}} for number in range(60)

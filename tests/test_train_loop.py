@@ -30,21 +30,19 @@ from transformers import (
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.atomic_files import held
 from vanilla_transformer.hub import load_run
-from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train import loop, step
-from vanilla_transformer.train import run_folder as run_folders
+from vanilla_transformer.train import run as setup
 from vanilla_transformer.train.averaging import average_run, average_weights
-from vanilla_transformer.train.batches import TrainingSteps
-from vanilla_transformer.train.checkpoint import checkpoints
-from vanilla_transformer.train.config import save_config
-from vanilla_transformer.train.loop import prepare_tokenizer, train
-from vanilla_transformer.train.run_folder import (
-    draw_attention,
-    load_tokenizer,
-    read_environment,
-    read_metrics,
-    read_recipe,
-)
+from vanilla_transformer.train.data.batches import TrainingSteps
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.recipe import save_config
+from vanilla_transformer.train.run_folder import checkpoint as checkpointing
+from vanilla_transformer.train.run_folder import environment
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints
+from vanilla_transformer.train.run_folder.environment import read_environment
+from vanilla_transformer.train.run_folder.files import read_metrics, read_recipe
+from vanilla_transformer.train.run_folder.plots import draw_attention
+from vanilla_transformer.train.vocabulary import load_tokenizer, prepare_tokenizer
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -116,22 +114,24 @@ def test_a_run_notes_the_commit_of_the_package_and_whether_it_was_changed(tmp_pa
         return subprocess.run([*command, *arguments], check=True, capture_output=True, text=True)
 
     def noted():
-        return run_folders.environment_facts()["commit"]
+        return environment.environment_facts()["commit"]
 
-    module = tmp_path / "train/run_folder.py"
-    module.parent.mkdir()
+    module = tmp_path / "train/run_folder/environment.py"
+    module.parent.mkdir(parents=True)
     module.write_text("", encoding="utf-8")
     git("init")
     git("add", "train")
     git("commit", "-m", "x", "--no-gpg-sign")
-    monkeypatch.setattr(run_folders, "__file__", str(module))
+    monkeypatch.setattr(environment, "__file__", str(module))
     commit = git("rev-parse", "HEAD").stdout.strip()
     assert len(commit) >= 40
     assert noted() == commit
     module.write_text("changed", encoding="utf-8")
     assert noted() == f"{commit} (dirty)"
     # installed somewhere inside a checkout of something else
-    monkeypatch.setattr(run_folders, "__file__", str(tmp_path / "train/lib/run_folder.py"))
+    monkeypatch.setattr(
+        environment, "__file__", str(tmp_path / "train/lib/run_folder/environment.py")
+    )
     assert noted() == "none"
 
 
@@ -194,14 +194,14 @@ def test_dropout_is_another_for_each_seed_step_and_process(monkeypatch):
 
 
 def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monkeypatch):
-    real_open = loop.layout.open_accelerator
+    real_open = loop.distribution.open_accelerator
 
     def with_a_scaler(config):
         accelerator = real_open(config)
         accelerator.scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
         return accelerator
 
-    monkeypatch.setattr(loop.layout, "open_accelerator", with_a_scaler)
+    monkeypatch.setattr(loop.distribution, "open_accelerator", with_a_scaler)
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=3))
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=4), resume=True)
     scalers = [
@@ -212,7 +212,7 @@ def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monk
 
 
 def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, monkeypatch):
-    real_open, real_suit = loop.layout.open_accelerator, loop.layout.suit_processor
+    real_open, real_suit = loop.distribution.open_accelerator, loop.distribution.suit_processor
 
     def with_a_scaler(config):
         accelerator = real_open(config)
@@ -222,9 +222,9 @@ def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, mon
         accelerator.autocast = lambda: torch.autocast("cpu", torch.float16)
         return accelerator
 
-    monkeypatch.setattr(loop.layout, "open_accelerator", with_a_scaler)
+    monkeypatch.setattr(loop.distribution, "open_accelerator", with_a_scaler)
     monkeypatch.setattr(
-        loop.layout, "suit_processor", lambda model, is_half: real_suit(model, True)
+        loop.distribution, "suit_processor", lambda model, is_half: real_suit(model, True)
     )
     settings = {"max_steps": 40, "warmup_steps": 20, "save_every_steps": 1, "max_skipped_steps": 20}
     train(train_toys.toy_config(corpus, tmp_path / "half", **settings))
@@ -261,7 +261,7 @@ class Wrapper(torch.nn.Module):
 def test_what_is_around_the_model_is_gone_before_the_group_of_processes(
     corpus, tmp_path, monkeypatch, stop_at
 ):
-    real_prepare = loop.layout.prepare
+    real_prepare = loop.distribution.prepare
     wrappers, left = [], []
 
     def prepare(accelerator, *given):
@@ -271,8 +271,8 @@ def test_what_is_around_the_model_is_gone_before_the_group_of_processes(
         wrappers.append(weakref.ref(wrapper))
         return wrapper, *optimizers
 
-    monkeypatch.setattr(loop.layout, "prepare", prepare)
-    monkeypatch.setattr(loop.Accelerator, "end_training", lambda _: left.append(wrappers[-1]()))
+    monkeypatch.setattr(loop.distribution, "prepare", prepare)
+    monkeypatch.setattr(setup.Accelerator, "end_training", lambda _: left.append(wrappers[-1]()))
     stop_at(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), 1)
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), resume=True)
     assert left == [None, None]
@@ -878,8 +878,8 @@ def test_a_precision_that_a_gpu_would_emulate_is_refused(monkeypatch):
     )
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "Tesla T4")
     with pytest.raises(ValueError, match="must be fp32 or fp16 on Tesla T4, got 'bf16'"):
-        loop.layout._refuse_precision("bf16", torch.device("cuda"))
-    loop.layout._refuse_precision("fp16", torch.device("cuda"))
+        loop.distribution._refuse_precision("bf16", torch.device("cuda"))
+    loop.distribution._refuse_precision("fp16", torch.device("cuda"))
 
 
 def test_a_score_that_cannot_be_counted_is_refused_before_the_training(corpus, tmp_path):

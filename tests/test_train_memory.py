@@ -12,20 +12,22 @@ import torch
 import train_toys
 
 from vanilla_transformer import VanillaTransformerConfig
-from vanilla_transformer.train import loop, memory
+from vanilla_transformer.train import loop
+from vanilla_transformer.train import run as setup
 from vanilla_transformer.train.__main__ import main
-from vanilla_transformer.train.checkpoint import checkpoints, read_state
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.fused import block_bytes
-from vanilla_transformer.train.layout import open_accelerator
-from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.memory import (
+from vanilla_transformer.train.devices import memory
+from vanilla_transformer.train.devices.distribution import open_accelerator
+from vanilla_transformer.train.devices.fused_loss import block_bytes
+from vanilla_transformer.train.devices.memory import (
     batchless_bytes,
     bytes_per_token,
     free_bytes,
     state_bytes,
     tokens_that_fit,
 )
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_state
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
@@ -192,11 +194,11 @@ def settings_of(run):
 
 def test_a_run_goes_on_with_the_micro_batches_it_began_with(corpus, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 77)
+    monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 77)
     train(train_toys.toy_config(corpus, whole, tokens_per_micro_batch=None))
     train(train_toys.toy_config(corpus, parts, tokens_per_micro_batch=None, max_steps=5))
     # now there would be more room
-    monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 300)
+    monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 300)
     train(train_toys.toy_config(corpus, parts, tokens_per_micro_batch=None), resume=True)
     train_toys.assert_same_bits(parts, whole)
     assert read_state(checkpoints(parts / "checkpoints")[-1])["tokens_per_micro_batch"] == 77
@@ -205,7 +207,7 @@ def test_a_run_goes_on_with_the_micro_batches_it_began_with(corpus, tmp_path, mo
 
 
 def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(loop, "tokens_that_fit", lambda *given: 300)
+    monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 300)
     model = train_toys.toy_model()
     accelerator = open_accelerator(TrainConfig())
     free = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=None)
@@ -252,7 +254,7 @@ def test_another_error_of_a_step_is_not_taken_for_full_memory(corpus, tmp_path, 
 
 SHAPES = """
 import ctypes, torch
-from vanilla_transformer.train.memory import keep_memory
+from vanilla_transformer.train.devices.memory import keep_memory
 
 class Usage(ctypes.Structure):
     _fields_ = [(f"field_{number}", ctypes.c_size_t) for number in range(10)]

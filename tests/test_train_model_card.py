@@ -15,11 +15,15 @@ from huggingface_hub import ModelCard
 
 from vanilla_transformer.hub import export_for_hub
 from vanilla_transformer.train.averaging import average_run
-from vanilla_transformer.train.config import load_config
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.model_card import write_model_card
-from vanilla_transformer.train.run_folder import read_environment, read_recipe, write_environment
+from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.run_folder.environment import (
+    read_environment,
+    write_environment,
+)
+from vanilla_transformer.train.run_folder.files import read_recipe
+from vanilla_transformer.train.run_folder.model_card import write_model_card
 
 
 @pytest.fixture(scope="module")

@@ -20,13 +20,13 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.cli import main
 from vanilla_transformer.hub import export_for_hub, load_run
-from vanilla_transformer.train.checkpoint import checkpoints, read_weights
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.dry_run import describe
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.model_class import make_config, size_of
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_weights
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.train import pairs as pairing
-from vanilla_transformer.train.corpus import load_translations
-from vanilla_transformer.train.pairs import (
+from vanilla_transformer.train.data import pairs as pairing
+from vanilla_transformer.train.data.corpus import load_translations
+from vanilla_transformer.train.data.pairs import (
     NO_TEXT,
     VERDICTS,
     counts_of,

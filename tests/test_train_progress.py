@@ -20,7 +20,7 @@ from vanilla_transformer.train import progress as reporting
 from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.progress import BAR, Progress
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
 

@@ -13,9 +13,9 @@ import torch
 
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
-from vanilla_transformer.train.config import (
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.recipe import (
     RECIPES,
-    TrainConfig,
     load_config,
     parse_arguments,
     read_recipe_file,

@@ -14,16 +14,16 @@ import pytest
 import train_toys
 from accelerate.state import AcceleratorState
 
-from vanilla_transformer.train.checkpoint import checkpoints
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_metrics
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
 
 FOREVER = 50_000
 
 
-def wait_until(happened, process, seconds=120):
+def wait_until(happened, process, seconds=300):
     deadline = time.monotonic() + seconds
     while not happened():
         assert process.poll() is None, process.stderr.read()
@@ -129,7 +129,7 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, start, num_wor
     wait_until(lambda: last_step(folder) >= 2, process)
     # its workers too, as a launcher does
     os.killpg(process.pid, signal.SIGTERM)
-    _, stderr = process.communicate(timeout=100)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode == 143
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
@@ -150,7 +150,7 @@ def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_pat
     wait_until(lambda: last_step(folder) >= 2, process)
     # as a scheduler of jobs does: the launcher passes it on
     process.send_signal(signal.SIGTERM)
-    _, stderr = process.communicate(timeout=100)
+    _, stderr = process.communicate(timeout=300)
     assert process.returncode != 0
     (saved,) = checkpoints(folder / "checkpoints")
     step = int(saved.name.split("-")[1])

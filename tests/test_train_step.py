@@ -10,12 +10,8 @@ from accelerate import Accelerator
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer.train import step
-from vanilla_transformer.train.step import (
-    IGNORED,
-    mask_for_sdpa,
-    smoothed_loss_sum,
-    training_step,
-)
+from vanilla_transformer.train.data.batches import IGNORED
+from vanilla_transformer.train.step import mask_for_sdpa, smoothed_loss_sum, training_step
 
 
 def plain_smoothed_loss(logits, labels, smoothing):

@@ -14,15 +14,15 @@ from test_train_data import prepared, write_texts
 from torch.utils.data import DataLoader
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.train import streaming
-from vanilla_transformer.train.batches import Collator
-from vanilla_transformer.train.checkpoint import checkpoints, read_state
-from vanilla_transformer.train.config import load_config
-from vanilla_transformer.train.corpus import load_translations
-from vanilla_transformer.train.data import load_texts, vocabulary_texts
+from vanilla_transformer.train.data import streaming
+from vanilla_transformer.train.data.batches import Collator
+from vanilla_transformer.train.data.corpus import load_translations
+from vanilla_transformer.train.data.prepare import load_texts, vocabulary_texts
+from vanilla_transformer.train.data.streaming import Stream, StreamedSteps
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_metrics
-from vanilla_transformer.train.streaming import Stream, StreamedSteps
+from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_state
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 TOKENIZER = VanillaTransformerTokenizer()
 
@@ -298,7 +298,7 @@ def test_the_splits_to_evaluate_with_are_whole_where_the_rest_is_streamed(tmp_pa
 def test_a_vocabulary_is_learned_from_the_beginning_of_a_stream(tmp_path, monkeypatch):
     large = write_texts(tmp_path / "large", train=[f"l{i}" for i in range(40)])
     small = write_texts(tmp_path / "small", train=["s0", "s1", "s2"])
-    monkeypatch.setattr("vanilla_transformer.train.data.VOCABULARY_PAIRS", 24)
+    monkeypatch.setattr("vanilla_transformer.train.data.prepare.VOCABULARY_PAIRS", 24)
     config = train_toys.toy_config(
         large,
         tmp_path / "run",

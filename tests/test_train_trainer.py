@@ -8,7 +8,7 @@ from transformers import DataCollatorForSeq2Seq, Seq2SeqTrainer, Seq2SeqTraining
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train import trainer
-from vanilla_transformer.train.fused import CheapDropout
+from vanilla_transformer.train.devices.cpu_kernels import CheapDropout
 from vanilla_transformer.train.trainer import FusedTrainer
 
 pytestmark = pytest.mark.usefixtures("new_process")

@@ -19,7 +19,7 @@ from vanilla_transformer.hub import load_run
 from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
 from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
-from vanilla_transformer.train.run_folder import read_recipe
+from vanilla_transformer.train.run_folder.files import read_recipe
 from vanilla_transformer.train.translate import lines_as_they_come, translate_lines
 
 

@@ -23,9 +23,9 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
 from vanilla_transformer.hub import AUTO_CLASS, export_for_hub
 from vanilla_transformer.paper.trained import load_trained
-from vanilla_transformer.train import checkpoint as checkpointing
 from vanilla_transformer.train.fine_tune import main as fine_tune
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder import checkpoint as checkpointing
 
 # what a user may have typed ahead, or a text that is piped in
 STDIN = "y\n1\n"

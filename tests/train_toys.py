@@ -15,7 +15,8 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
-from vanilla_transformer.train.config import TrainConfig, load_config
+from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.recipe import load_config
 
 LAUNCH_FILES = Path(vanilla_transformer.train.__path__[0]) / "launch"
 WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905

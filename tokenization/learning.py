@@ -1,11 +1,13 @@
 """Learns the vocabulary that source and target share. Section 5.1."""
 
+import hashlib
 import json
 import logging
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
+from transformers import PreTrainedTokenizerBase
 
 from .tokenization_vanilla_transformer import VanillaTransformerTokenizer, symbol_token
 
@@ -131,3 +133,15 @@ def _sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
             if place < size:
                 sample[place] = sentence
     return sample
+
+
+def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
+    """A name for exactly this vocabulary.
+
+    Args:
+        tokenizer: A fast tokenizer.
+
+    Returns:
+        The SHA-256 of its definition.
+    """
+    return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()

@@ -3,7 +3,7 @@
 import sys
 
 from ..console import EXIT_SIGNAL, run_command
-from .config import parse_arguments
+from .recipe import parse_arguments
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:

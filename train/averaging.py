@@ -13,7 +13,12 @@ from ..atomic_files import whole_folder, write_whole
 from ..console import a_folder, refuse_code
 from ..hub import load_whole
 from ..pipeline_vanilla_transformer import max_source_tokens
-from .checkpoint import (
+from .config import TrainConfig
+from .data.corpus import texts_of
+from .data.prepare import load_main_corpus
+from .model_class import model_class_of, set_search
+from .recipe import RECIPE_FILE
+from .run_folder.checkpoint import (
     BAD_FILE,
     EMA_FILE,
     OPTIMIZER_FILE,
@@ -27,26 +32,19 @@ from .checkpoint import (
     refuse_not_finite,
     regular_checkpoints,
 )
-from .config import TrainConfig
-from .corpus import texts_of
-from .data import load_main_corpus
-from .model_card import write_model_card
-from .model_class import model_class_of, set_search
-from .run_folder import (
+from .run_folder.environment import ENVIRONMENT_FILE
+from .run_folder.files import (
     AVERAGE_FILE,
-    ENVIRONMENT_FILE,
     METRICS_FILE,
-    RECIPE_FILE,
     describe_average,
-    draw_attention,
-    draw_loss_curve,
     hold_run,
-    load_tokenizer,
     read_recipe,
     refuse_other_files,
-    save_tokenizer,
     write_average,
 )
+from .run_folder.model_card import write_model_card
+from .run_folder.plots import draw_attention, draw_loss_curve
+from .vocabulary import load_tokenizer, save_tokenizer
 
 logger = logging.getLogger(__name__)
 

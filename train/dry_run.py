@@ -11,13 +11,14 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
-from .config import TrainConfig, read_recipe_file, recipe_comment
-from .memory import CPU_TOKENS, batchless_bytes, bytes_per_token, state_bytes
+from .config import TrainConfig
+from .devices.memory import CPU_TOKENS, batchless_bytes, bytes_per_token, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
-from .run_folder import load_tokenizer
+from .recipe import read_recipe_file, recipe_comment
 from .schedule import rate_of
 from .scoring import refuse_bleu_tokenizer
+from .vocabulary import load_tokenizer
 
 
 def describe(config: TrainConfig, recipe: str) -> str:

@@ -26,24 +26,19 @@ from ..identity_vanilla_transformer import stacks_difference
 from ..pipeline_vanilla_transformer import evaluating
 from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
-from .corpus import load_translations, texts_of
-from .fused import block_bytes
-from .layout import (
+from .data.batches import IGNORED
+from .data.corpus import load_translations, texts_of
+from .devices.distribution import (
     LONGEST_WAIT,
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
     together,
 )
-from .model_card import COMPOUND_BLEU, METRICS, write_model_card
-from .run_folder import (
-    RECIPE_FILE,
-    SCORES_FILE,
-    describe_average,
-    hold_run,
-    read_recipe,
-    read_scores,
-)
+from .devices.fused_loss import block_bytes
+from .recipe import RECIPE_FILE
+from .run_folder.files import SCORES_FILE, describe_average, hold_run, read_recipe, read_scores
+from .run_folder.model_card import COMPOUND_BLEU, METRICS, write_model_card
 from .scoring import (
     COMET_MODEL,
     comet_program,
@@ -51,7 +46,7 @@ from .scoring import (
     compare_translations,
     score_translations,
 )
-from .step import IGNORED, REPLICATED, smoothed_loss_sum
+from .step import REPLICATED, smoothed_loss_sum
 from .translate import SEARCH, add_search, fitting_lines, load_model, one_line, translate_lines
 
 # an evaluation has the folder of its results only while it writes them

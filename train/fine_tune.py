@@ -38,13 +38,18 @@ from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
 from ..hub import load_run, push_to_hub
 from ..pipeline_vanilla_transformer import max_source_tokens
-from .checkpoint import refuse_not_finite
 from .config import bleu_tokenizer_of
-from .corpus import is_on_hub, load_translations
-from .layout import is_launched_on_cpu, leave_processes, main_process_first, together
-from .pairs import drop_untrainable, encode_pairs, lengths
+from .data.batches import IGNORED
+from .data.corpus import is_on_hub, load_translations
+from .data.pairs import drop_untrainable, encode_pairs, lengths
+from .devices.distribution import (
+    is_launched_on_cpu,
+    leave_processes,
+    main_process_first,
+    together,
+)
+from .run_folder.checkpoint import refuse_not_finite
 from .scoring import score_translations
-from .step import IGNORED
 from .trainer import FusedTrainer
 
 logger = logging.getLogger(__name__)

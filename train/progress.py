@@ -18,8 +18,9 @@ from tqdm import tqdm
 from ..atomic_files import to_disk, write_whole
 from ..configuration_vanilla_transformer import closest_name
 from .config import TrainConfig
-from .run_folder import METRICS_FILE, read_metrics
-from .step import IGNORED, StepResult
+from .data.batches import IGNORED
+from .run_folder.files import METRICS_FILE, read_metrics
+from .step import StepResult
 
 # all of it fits into 80 columns
 BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
@@ -190,3 +191,15 @@ def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
         counts["cells"] += source.numel() + target.numel()
         counts["filled_cells"] += int(source.sum()) + int((target != IGNORED).sum())
     return counts
+
+
+def perplexity(loss: float) -> float:
+    """The perplexity of a loss per token, infinite where it is too large to say.
+
+    Args:
+        loss: Unsmoothed, in nats.
+
+    Returns:
+        Its exponential.
+    """
+    return math.exp(loss) if loss < 700 else math.inf

@@ -18,9 +18,9 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..identity_vanilla_transformer import stacks_difference
-from .fused import fused_loss_sum
+from .data.batches import IGNORED
+from .devices.fused_loss import fused_loss_sum
 
-IGNORED = -100
 # every process has all weights
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 

@@ -6,9 +6,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
-from .fused import suit_processor
-from .memory import keep_memory
-from .step import IGNORED, batch_loss_sum, takes_fused_loss
+from .data.batches import IGNORED
+from .devices.cpu_kernels import suit_processor
+from .devices.memory import keep_memory
+from .step import batch_loss_sum, takes_fused_loss
 
 # what a batch of a collator may have for the loss to be known from it
 KNOWN_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}

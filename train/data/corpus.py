@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 
-from ..configuration_vanilla_transformer import closest_name
-from ..hub import check_local
+from ...configuration_vanilla_transformer import closest_name
+from ...hub import check_local
 from .cache import cached
-from .files import CUT_SHORT, GZIP
+from .compressed import CUT_SHORT, GZIP
 from .json_records import is_json, read_json
 
 SPLITS = ("train", "validation", "test")

@@ -20,8 +20,9 @@ import torch
 from torch import Tensor
 
 from .pairs import CHUNK, Pairs
-from .step import IGNORED
 
+# label of a position without a target token
+IGNORED = -100
 # widens the choice of those who share a group, for a little padding
 LENGTH_NOISE = 1.0
 # what is known of the steps at hand, before any are

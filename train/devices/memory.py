@@ -8,9 +8,9 @@ import psutil
 import torch
 from transformers import PreTrainedConfig
 
-from ..sizes import num_weights, refuse_beyond_memory, size_of
-from .config import TrainConfig
-from .fused import FLOAT32_BYTES, block_bytes
+from ...sizes import num_weights, refuse_beyond_memory, size_of
+from ..config import TrainConfig
+from .fused_loss import FLOAT32_BYTES, block_bytes
 
 # scores of the vocabulary, their log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3

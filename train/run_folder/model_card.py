@@ -8,20 +8,15 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ..atomic_files import write_whole
-from ..hub import read_config
-from ..records import read_text
-from ..sizes import size_of
-from .config import TrainConfig
-from .corpus import is_on_hub
-from .run_folder import (
-    RECIPE_FILE,
-    describe_average,
-    read_average,
-    read_environment,
-    read_metrics,
-    read_scores,
-)
+from ...atomic_files import write_whole
+from ...hub import read_config
+from ...records import read_text
+from ...sizes import size_of
+from ..config import TrainConfig
+from ..data.corpus import is_on_hub
+from ..recipe import RECIPE_FILE
+from .environment import read_environment
+from .files import describe_average, read_average, read_metrics, read_scores
 
 METRICS = {"bleu": "BLEU", "chrf": "chrF", "comet": "COMET"}
 DIGITS = {"comet": 4}

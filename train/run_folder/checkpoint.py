@@ -17,9 +17,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..atomic_files import free_space, make_folder, remove, to_disk, unfinished_path, write_whole
-from ..hub import UNREADABLE
-from ..records import (
+from ...atomic_files import free_space, make_folder, remove, to_disk, unfinished_path, write_whole
+from ...hub import UNREADABLE
+from ...records import (
     ANYTHING,
     NOTHING,
     NUMBER,
@@ -31,7 +31,7 @@ from ..records import (
     read_json,
     whole,
 )
-from ..sizes import check_stored
+from ...sizes import check_stored
 
 STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"

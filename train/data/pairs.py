@@ -17,11 +17,11 @@ import pyarrow as pa
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
-from ..tokenization import bpe_dropout
-from ..tokenization.bpe_dropout import BpeDropout
+from ...tokenization import bpe_dropout
+from ...tokenization.bpe_dropout import BpeDropout
+from ...tokenization.learning import tokenizer_hash
 from .cache import cached
 from .corpus import text_hash, texts_of
-from .run_folder import tokenizer_hash
 
 logger = logging.getLogger(__name__)
 

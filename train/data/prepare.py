@@ -10,8 +10,8 @@ from typing import Any
 import datasets
 from transformers import PreTrainedTokenizerBase
 
+from ..config import TrainConfig
 from .batches import Collator, TrainingSteps, shares_of
-from .config import TrainConfig
 from .corpus import dataset_commit, load_translations, other_validation, text_hash, texts_of
 from .pairs import (
     NO_TEXT,

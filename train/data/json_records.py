@@ -22,7 +22,7 @@ from datasets.packaged_modules.json.json import Json
 from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
-from .files import CUT_SHORT, GZIP
+from .compressed import CUT_SHORT, GZIP
 
 # bytes to read at once
 CHUNK = 10 << 20

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import datasets
 
-from ..atomic_files import make_folder, to_disk, unfinished_path
+from ...atomic_files import make_folder, to_disk, unfinished_path
 
 
 def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Path:

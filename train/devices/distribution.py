@@ -25,9 +25,9 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from transformers import PreTrainedModel
 
-from .checkpoint import ADAM_MOMENTS
-from .config import TrainConfig
-from .fused import suit_processor
+from ..config import TrainConfig
+from ..run_folder.checkpoint import ADAM_MOMENTS
+from .cpu_kernels import suit_processor
 from .memory import keep_memory
 
 logger = logging.getLogger(__name__)

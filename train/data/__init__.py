@@ -1,0 +1,1 @@
+"""Parallel text: loaded, encoded, filtered and batched. Section 5.1."""

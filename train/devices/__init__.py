@@ -1,0 +1,1 @@
+"""Computation on CPUs, GPUs and several processes."""

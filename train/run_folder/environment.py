@@ -1,0 +1,126 @@
+"""The environment of a run: `environment.txt`."""
+
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...atomic_files import write_whole
+from ...console import shown
+from ...records import read_text
+
+LIBRARIES = (
+    "vanilla_transformer",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "datasets",
+    "accelerate",
+    "safetensors",
+    "sacrebleu",
+    "sacremoses",
+)
+ENVIRONMENT_FILE = "environment.txt"
+
+
+def environment_facts() -> dict[str, Any]:
+    """What the program runs on, and as what.
+
+    Returns:
+        Command, machine, versions and commit, by name.
+    """
+    return {
+        # in one line, which a shell reads as the several that were given
+        "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", "'$'\\n''"),
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+        "cpus": os.cpu_count(),
+        "threads_per_process": torch.get_num_threads(),
+        "gpus": ", ".join(
+            torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())
+        )
+        or "none",
+        **{name: _version(name) for name in LIBRARIES},
+        "commit": _commit(),
+    }
+
+
+def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Note what the run ran on, in `environment.txt`; a resumed run adds to it.
+
+    Args:
+        folder: The run folder.
+        facts: What else to note, by name.
+    """
+    lines = {**environment_facts(), **facts}
+    path = folder / ENVIRONMENT_FILE
+    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    block = "".join(f"{name}: {value}\n" for name, value in lines.items())
+    write_whole(path, f"{before}{block}\n")
+
+
+def _program() -> list[str]:
+    """How the command line begins, without where it lies on this machine."""
+    module = getattr(sys.modules["__main__"], "__spec__", None)
+    if module is None:
+        return [Path(sys.argv[0]).name]
+    return ["python", "-m", module.name.removesuffix(".__main__")]
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _commit() -> str:
+    package = Path(__file__).parents[2]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        # a checkout of something else may surround an installed package
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
+            return "none"
+        return git("rev-parse", "HEAD") + (" (dirty)" if git("status", "--porcelain") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "none"
+
+
+def read_environment(folder: Path) -> list[dict[str, str]]:
+    """Read `environment.txt`.
+
+    Args:
+        folder: The run folder.
+
+    Returns:
+        What was noted, by name, when the run began and each time it went on.
+
+    Raises:
+        ValueError: If it is no text, or a number is none.
+    """
+    path = folder / ENVIRONMENT_FILE
+    blocks = read_text(path).replace("\r\n", "\n").split("\n\n") if path.exists() else []
+    starts = [
+        dict(line.split(": ", 1) for line in block.split("\n") if ": " in line)
+        for block in blocks
+        if block.strip()
+    ]
+    for start in starts:
+        for name in ("cpus", "threads_per_process", "processes"):
+            if not re.fullmatch("[0-9]{1,9}", start.get(name, "0")):
+                raise ValueError(
+                    f"{path}: {name} must be a whole number, got {shown(start[name])}."
+                )
+    return starts

@@ -1,0 +1,93 @@
+"""Plots of a run: the loss curve and an attention map."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...attention_maps import attention_weights
+from ...drawing import label_places, new_figure, save_figure
+from .files import read_metrics
+
+
+def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+    """One quantity against the steps.
+
+    Args:
+        metrics: From `read_metrics`.
+        name: Of the quantity.
+
+    Returns:
+        The steps where it was logged and finite, and what it was.
+    """
+    points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
+    return [step for step, _ in points], [value for _, value in points]
+
+
+def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None = None) -> None:
+    """Plot training and validation loss over the steps, in one colour where they are a run's.
+
+    Args:
+        axes: To plot on.
+        metrics: From `read_metrics`.
+        run: What to call it beside other runs.
+    """
+    color = None
+    for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
+        steps, values = logged(metrics, name)
+        if not steps:
+            continue
+        is_faint = run is not None and name == "loss"
+        (line,) = axes.plot(
+            steps,
+            values,
+            label=label if run is None else f"{run}, {label}",
+            marker="." if len(steps) < 40 else "",
+            color=color,
+            alpha=0.45 if is_faint else 1.0,
+        )
+        color = line.get_color() if run is not None else None
+    axes.set_xlabel("step")
+    axes.set_ylabel("loss per target token")
+    axes.grid(alpha=0.3)
+
+
+def draw_loss_curve(folder: Path) -> None:
+    """Draw training and validation loss over the steps, as `pictures/loss.png`.
+
+    Args:
+        folder: The run folder, with its metrics.
+    """
+    figure, axes = new_figure(6.0, 3.6)
+    plot_losses(axes, read_metrics(folder))
+    if axes.lines:
+        axes.legend()
+    save_figure(figure, folder / "pictures" / "loss.png")
+
+
+def draw_attention(
+    folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
+) -> None:
+    """Draw what each target token attends to in the source, as `pictures/attention.png`.
+
+    The mean over the heads of the decoder's last layer, section 3.2.3, for the translation that
+    the model itself finds.
+
+    Args:
+        folder: The run folder.
+        model: A trained model.
+        tokenizer: Its tokenizer.
+        source: A sentence to translate.
+    """
+    weights = attention_weights(model, tokenizer, source)
+    width, height = 2.8 + 0.32 * len(weights.source), 1.5 + 0.28 * len(weights.target)
+    figure, axes = new_figure(width, height)
+    image = axes.imshow(
+        weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
+    )
+    figure.colorbar(image, ax=axes, label="weight, the mean of the heads of the last layer")
+    label_places(axes, weights.target, weights.source)
+    axes.set_xlabel("source")
+    axes.set_ylabel("translation")
+    save_figure(figure, folder / "pictures" / "attention.png")

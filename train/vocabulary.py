@@ -1,0 +1,184 @@
+"""The tokenizer of a run: learned, given, or kept from before. Section 5.1."""
+
+from itertools import islice
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+
+from ..atomic_files import all_to_disk, whole_folder, write_whole
+from ..hub import WITHOUT_CODE, check_local, read_tokenizer
+from ..records import read_text
+from ..tokenization.learning import learn_vocabulary, tokenizer_hash
+from .config import TrainConfig
+from .data.prepare import Texts, load_texts, vocabulary_texts
+from .recipe import RECIPE_FILE, recipe_text, save_config
+from .resuming import refuse_other_vocabulary
+from .run_folder.environment import ENVIRONMENT_FILE
+from .run_folder.files import METRICS_FILE, read_recipe, refuse_other_files
+
+# of a tokenizer that was brought along: sentences to try it on, and the largest share of unknown
+# tokens
+SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
+# beside a vocabulary, what it was learned from
+TEXT_FILE = "text_sha256.txt"
+
+
+def prepare_tokenizer(
+    config: TrainConfig, texts: Texts | None = None, is_resumed: bool = False
+) -> PreTrainedTokenizerBase:
+    """Take the tokenizer that was asked for or learned before, or learn it; the run keeps a copy.
+
+    Args:
+        config: Settings of the run.
+        texts: What to learn from; loaded if not given.
+        is_resumed: Whether the run goes on, so that its settings are compared elsewhere.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If it cannot be loaded, lacks a token that training needs, was learned with
+            other settings, or is not the one that the run folder keeps; or if a file that no run
+            has left there would be replaced.
+    """
+    folder = Path(config.output_dir)
+    own = folder / "tokenizer"
+    if not is_resumed and not own.is_dir():
+        refuse_files_of_no_run(folder, config)
+    kept = read_recipe(folder) if own.is_dir() and (folder / RECIPE_FILE).is_file() else None
+    # the run's copy serves, even where what was brought along is gone
+    if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
+        tokenizer = load_tokenizer(config.tokenizer)
+        texts = texts or load_texts(config)
+        _refuse_unknown_text(tokenizer, config, texts)
+        if own.is_dir() and tokenizer_hash(load_tokenizer(str(own))) != tokenizer_hash(tokenizer):
+            raise ValueError(
+                f"output_dir must be new, or its vocabulary be that of tokenizer "
+                f"{config.tokenizer!r}, got another in {own}."
+            )
+    elif own.is_dir():
+        if kept is not None and config.tokenizer is None and not is_resumed:
+            refuse_other_vocabulary(config, kept)
+            _refuse_vocabulary_of_other_text(config, texts or load_texts(config), own)
+        tokenizer = load_tokenizer(str(own))
+    else:
+        texts = texts or load_texts(config)
+        tokenizer = _learn_tokenizer(config, texts)
+    if not own.is_dir():
+        with whole_folder(own) as unfinished:
+            save_tokenizer(tokenizer, unfinished)
+            if config.tokenizer is None and not config.streaming:
+                write_whole(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
+            # whoever finds the vocabulary finds what it was made with
+            save_config(config, folder / RECIPE_FILE)
+    return tokenizer
+
+
+def _refuse_unknown_text(tokenizer: PreTrainedTokenizerBase, config: TrainConfig, texts: Texts):
+    """Refuse a tokenizer that does not know most of the text of a language."""
+    if tokenizer.unk_token_id is None:
+        return
+    for language in (config.source_lang, config.target_lang):
+        sample = list(islice(vocabulary_texts(texts, [language], config.seed), SAMPLED_SENTENCES))
+        # the last token of a sentence is its end
+        tokens = [token for ids in tokenizer(sample).input_ids for token in ids[:-1]]
+        num_unknown = tokens.count(tokenizer.unk_token_id)
+        if num_unknown > MOST_UNKNOWN * len(tokens):
+            raise ValueError(
+                f"tokenizer {config.tokenizer!r} must know the text in {language!r}, but "
+                f"{num_unknown:,} of the {len(tokens):,} tokens of {len(sample):,} sentences are "
+                f"{tokenizer.unk_token!r}."
+            )
+
+
+def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):
+    noted = own / TEXT_FILE
+    # an earlier version noted none, and of a stream nothing is known before it is read
+    if config.streaming or not noted.is_file():
+        return
+    before, now = read_text(noted).strip(), ", ".join(texts.hashes)
+    if now != before:
+        raise ValueError(
+            f"output_dir must be new, or its vocabulary have been learned from the same text: the "
+            f"SHA-256 of its text was {before}, got {now}. Without {own} it is learned anew."
+        )
+
+
+def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBase:
+    languages = [config.source_lang, config.target_lang]
+    symbols = set()
+    if config.symbol_lang is not None:
+        languages.remove(config.symbol_lang)
+        for text in vocabulary_texts(texts, [config.symbol_lang], config.seed):
+            symbols.update(text.split())
+    return learn_vocabulary(
+        vocabulary_texts(texts, languages, config.seed),
+        config.vocab_size,
+        symbols=sorted(symbols),
+        seed=config.seed,
+    )
+
+
+def refuse_files_of_no_run(folder: Path, config: TrainConfig):
+    rule = "output_dir must be new, or that of an unfinished run"
+    refuse_other_files(folder, rule)
+    recipe = folder / RECIPE_FILE
+    if not ((folder / "tokenizer").is_dir() and recipe.is_file()):
+        # nothing of a run is there yet but, if it was killed as it began, its recipe
+        is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
+        refuse_other_files(
+            folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
+        )
+
+
+def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    """Load the tokenizer of a run.
+
+    Args:
+        source: A folder or a Hub name.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If it cannot be loaded, needs code of its own, is not fast, or lacks a token
+            that training needs.
+    """
+    check_local(source, "tokenizer must be a folder or a Hub name")
+    tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
+    if not tokenizer.is_fast:
+        raise ValueError(
+            f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
+        )
+    for token in ("pad_token", "eos_token"):
+        if getattr(tokenizer, token) is None:
+            raise ValueError(f"tokenizer {source!r} must have a {token}, got none.")
+    if tokenizer("").input_ids != [tokenizer.eos_token_id]:
+        raise ValueError(
+            f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
+        )
+    highest = max(tokenizer.get_vocab().values())
+    if highest >= len(tokenizer):
+        raise ValueError(
+            f"tokenizer {source!r} must number its {len(tokenizer):,} tokens from 0 without a gap, "
+            f"got the id {highest:,}."
+        )
+    return tokenizer
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    """Write a tokenizer.
+
+    Args:
+        tokenizer: A fast tokenizer.
+        folder: Where to.
+
+    Raises:
+        OSError: If it cannot be written.
+    """
+    try:
+        tokenizer.save_pretrained(folder)
+        all_to_disk(folder)
+    # tokenizers has no error of its own: a full disk is a bare Exception to it
+    except Exception as error:
+        raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error
