@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-newest test-oldest check style digests wheel clean
+.PHONY: help demo bench test test-all test-newest test-oldest check docs style digests wheel clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -45,6 +45,9 @@ check: $(READY)  ## check formatting, lint, and transformers' lint of model file
 		tokenization/tokenization_vanilla_transformer.py \
 		tests/test_tokenization_vanilla_transformer.py
 
+docs: $(READY)  ## build the documentation in site/; a broken link is an error
+	$(BIN)/python -m mkdocs build --strict
+
 style: $(READY)  ## format, and apply the lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -58,7 +61,7 @@ wheel: $(READY)  ## build a wheel in dist/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:  ## remove environments and build files
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist site *.egg-info .pytest_cache .ruff_cache
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -15,6 +15,21 @@ SMALL = [
 ]
 # as prose and tables write one
 NUMBER = re.compile(r"(?<![\w.,-])\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?(?![\d-])")
+# pages, beside the README, whose commands are of several programs: tests/test_readme.py runs them
+SHELL_PAGES = (
+    "start/install.md",
+    "start/demo.md",
+    "start/translate.md",
+    "guides/train.md",
+    "guides/corpora.md",
+    "guides/several-devices.md",
+    "guides/evaluate.md",
+    "guides/translate-files.md",
+    "guides/fine-tune.md",
+    "guides/publish.md",
+    "guides/web-page.md",
+    "results/speed.md",
+)
 TRAINING = re.compile(r"(vanilla-transformer |vanilla_transformer\.)train ")
 
 

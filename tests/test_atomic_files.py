@@ -267,7 +267,7 @@ def test_no_command_writes_through_a_link_of_a_run_folder(run, tmp_path, name, m
         assert content(outside) == before, arguments
 
 
-def test_what_a_link_leads_to_is_not_published(run, tmp_path):
+def test_the_target_of_a_link_is_not_published(run, tmp_path):
     copy = Path(shutil.copytree(run, tmp_path / "run"))
     secret = tmp_path / "secret"
     secret.write_text("mine")

@@ -1,31 +1,47 @@
-"""The pages of docs/: what they show runs, what they quote is so, every link leads somewhere."""
+"""The pages of docs/: code runs, quoted lines stand in the source, links lead somewhere."""
 
 import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from importlib import import_module
 
 import nbformat
 import pytest
-from document_blocks import NUMBER, ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
+from document_blocks import (
+    NUMBER,
+    ROOT,
+    SHELL_PAGES,
+    SMALL,
+    TRAINING,
+    blocks,
+    commands,
+    train_small_demo,
+)
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
 from nbclient import NotebookClient
 
-from vanilla_transformer.cli import main
+from vanilla_transformer.cli import _parser, main
 from vanilla_transformer.paper.__main__ import STUDIES
 
 DOCS = ROOT / "docs"
-PAGES = {page.name: page.read_text(encoding="utf-8") for page in sorted(DOCS.glob("*.md"))}
-NOTEBOOK = DOCS / "positional_encoding.ipynb"
-STUDY_FOLDER = ROOT / "results" / "paper"
+PAGES = {
+    page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8")
+    for page in sorted(DOCS.rglob("*.md"))
+}
+NOTEBOOK = DOCS / "paper" / "positional_encoding.ipynb"
+PAPER = "results/paper"
+STUDY_FOLDER = ROOT / PAPER
 # these end in seconds; of the others, which their own tests compute, only the flags are read
 QUICK = ("scaling", "schedule", "curve", "table4")
 # each block of these pages needs what the ones before it have left
-IN_ORDER = "serving.md"
-CHANGE = "change-the-model.md"
+IN_ORDER = "guides/serve.md"
+CHANGE = "guides/change-the-model.md"
+# their first table; tests/test_readme.py compares it with the numbers of the runs
+CHECKED_ELSEWHERE = ("results/README.md", "results/speed.md")
 PEERS = ROOT / "tests" / "peers"
 TREES = ["(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon))) (. .))"] * 40
 
@@ -54,12 +70,12 @@ def links(text):
     return re.findall(r"\]\(([^)\s]+)\)", without_blocks(text))
 
 
-def of_every_page(find):
+def of_every_page(find, without=(IN_ORDER, CHANGE, *SHELL_PAGES)):
     """What is found in each page, as cases of a test."""
     return [
         pytest.param(found, id=f"{name}-{number}")
         for name, text in PAGES.items()
-        if name not in (IN_ORDER, CHANGE)
+        if name not in without
         for number, found in enumerate(find(text))
     ]
 
@@ -82,7 +98,7 @@ def bash_blocks(text):
 def excerpts(text):
     """Each block of our source, with the file that was linked last before it."""
     return [
-        (re.findall(r"\]\(\.\./([^)\s]+\.py)\)", text[: block.start()])[-1], block.group(1))
+        (re.findall(r"\]\(\.\./\.\./([^)\s]+\.py)\)", text[: block.start()])[-1], block.group(1))
         for block in re.finditer(r"^```py\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     ]
 
@@ -93,9 +109,10 @@ def test_every_link_and_picture_of_a_page_is_there(name):
     assert found
     for link in found:
         path, _, place = link.partition("#")
-        assert (DOCS / path).exists(), link
+        target = (DOCS / name).parent / path if path else DOCS / name
+        assert target.exists(), link
         if place:
-            headings = re.findall(r"^#+ (.+)$", (DOCS / path).read_text("utf-8"), re.MULTILINE)
+            headings = re.findall(r"^#+ (.+)$", target.read_text("utf-8"), re.MULTILINE)
             # as GitHub names them
             assert place in [
                 re.sub(r"[^\w -]", "", one).lower().replace(" ", "-") for one in headings
@@ -109,7 +126,49 @@ def test_nothing_but_a_row_follows_a_row_of_a_table(name):
 
 
 def test_the_index_leads_to_every_page():
-    assert {*PAGES, NOTEBOOK.name} - {"README.md"} <= set(links(PAGES["README.md"]))
+    notebook = NOTEBOOK.relative_to(DOCS).as_posix()
+    assert {*PAGES, notebook} - {"README.md"} <= set(links(PAGES["README.md"]))
+
+
+def test_the_navigation_leads_to_every_page():
+    named = re.findall(r"([\w/-]+\.md)$", (ROOT / "mkdocs.yml").read_text("utf-8"), re.MULTILINE)
+    assert sorted(named) == sorted(PAGES)
+
+
+def test_every_picture_that_a_page_shows_is_in_docs_and_every_one_there_is_shown():
+    shown = set()
+    for name, text in {**PAGES, "../README.md": (ROOT / "README.md").read_text("utf-8")}.items():
+        for link in links(text):
+            if link.endswith(".png"):
+                shown.add(((DOCS / name).parent / link).resolve())
+    assert shown == set((DOCS / "pictures").resolve().rglob("*.png"))
+
+
+def test_the_table_of_commands_has_every_command():
+    (verbs,) = (action.choices for action in _parser()._actions if action.choices)
+    shown = re.findall(r"^\| `(\w+)`", PAGES["reference/cli.md"], re.MULTILINE)
+    assert shown == list(verbs)
+
+
+def test_every_name_of_the_reference_can_be_imported():
+    names = [name for text in PAGES.values() for name in re.findall(r"^::: (\S+)", text, re.M)]
+    assert len(names) > 20
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        assert hasattr(import_module(parent), last) or import_module(name)
+
+
+def test_the_site_builds_without_a_broken_link(tmp_path):
+    pytest.importorskip("mkdocs")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for page in ("index.html", "guides/train/index.html", "search/search_index.json"):
+        assert (tmp_path / page).exists()
+    assert "--tokens_per_step" in (tmp_path / "reference/cli/index.html").read_text("utf-8")
+    model = (tmp_path / "reference/api/model/index.html").read_text("utf-8")
+    assert "VanillaTransformerForConditionalGeneration.forward" in model
+    assert "<math" in (tmp_path / "paper/attention/index.html").read_text("utf-8")
 
 
 @pytest.mark.parametrize("case", of_every_page(python_blocks))
@@ -166,7 +225,7 @@ def test_a_changed_model_goes_from_its_first_line_to_the_hub(
         assert (tmp_path / "runs" / run / "relative.py").is_file() == kept
 
 
-@pytest.mark.parametrize("case", of_every_page(excerpts))
+@pytest.mark.parametrize("case", of_every_page(excerpts, without=()))
 def test_an_excerpt_stands_in_the_source_word_for_word(case):
     path, excerpt = case
     assert excerpt in (ROOT / path).read_text(encoding="utf-8")
@@ -191,17 +250,23 @@ def test_a_command_of_a_page_is_one(block, reader, monkeypatch, new_process):
         assert main(words) == 0, command
 
 
-@pytest.mark.parametrize("name", [name for name in PAGES if name != "README.md"])
+@pytest.mark.parametrize("name", [name for name in PAGES if name != "paper/README.md"])
 def test_the_numbers_of_a_page_are_those_of_the_studies(name):
     text = without_blocks(PAGES[name])
+    if name in CHECKED_ELSEWHERE:
+        # the first table
+        text = re.sub(r"(?:^\|.*\n)+", "", text, count=1, flags=re.MULTILINE)
     text = re.sub(r"\$[^$]*\$|`[^`]*`|\]\([^)]*\)", " ", text)
     tables = "\n".join(line for line in text.splitlines() if line.startswith("|"))
     # whole numbers of the prose are mostly those of the paper's sections
     quoted = {*NUMBER.findall(tables), *(one for one in NUMBER.findall(text) if "." in one)}
-    sections = set(re.findall(r"\b[Ss]ections? (\d\.\d(?:\.\d)?)", text))
-    studies = set(re.findall(r"\]\(\.\./(results/[\w-]+/[\w-]+)/", PAGES[name]))
+    sections = set(re.findall(r"\b(?:[Ss]ections?|Python) (\d\.\d+(?:\.\d)?)", text))
+    studies = set(re.findall(r"\]\((?:\.\./)+(results/[\w-]+/[\w-]+)/README\.md", PAGES[name]))
+    # the pictures of a study of the paper stand in a folder of its name
+    shown = set(re.findall(r"\]\(\.\./pictures/([\w-]+)/", PAGES[name]))
+    studies |= {f"{PAPER}/{one}" for one in shown if (ROOT / PAPER / one).is_dir()}
     # a run's own page stands in the folder itself
-    runs = set(re.findall(r"\]\(\.\./(results/[\w-]+)/README\.md\)", PAGES[name]))
+    runs = set(re.findall(r"\]\((?:\.\./)+(results/[\w-]+)/README\.md[)#]", PAGES[name]))
     pages = [(ROOT / one / "README.md").read_text(encoding="utf-8") for one in studies | runs]
     known = {number for page in pages for number in NUMBER.findall(page)}
     assert len(quoted & known) > 5 or not studies

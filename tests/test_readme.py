@@ -1,6 +1,6 @@
-"""Every command block of the README, run as it is written, in a folder with a small `runs/demo`.
+"""Every block of the README and the guides, run as written, in a folder with a small `runs/demo`.
 
-And the results that it shows, against those that are kept.
+And the results that they show, against those that are kept.
 """
 
 import json
@@ -11,13 +11,30 @@ import sys
 from pathlib import Path
 
 import pytest
-from document_blocks import NUMBER, ROOT, SMALL, TRAINING, blocks, commands, train_small_demo
+from document_blocks import (
+    NUMBER,
+    ROOT,
+    SHELL_PAGES,
+    SMALL,
+    TRAINING,
+    blocks,
+    commands,
+    train_small_demo,
+)
 from hub_stand_in import running_hub
 
 from vanilla_transformer.train.evaluate import score_table
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = blocks(README, "bash", "python")
+PAGES = {name: (ROOT / "docs" / name).read_text(encoding="utf-8") for name in SHELL_PAGES}
+BATCHES = (ROOT / "docs" / "concepts" / "batches.md").read_text(encoding="utf-8")
+RESULTS = (ROOT / "docs" / "results" / "README.md").read_text(encoding="utf-8")
+BLOCKS = [
+    pytest.param(language, block, id=f"{name}-{number}")
+    for name, text in {"README.md": README, **PAGES}.items()
+    for number, (language, block) in enumerate(blocks(text, "bash", "python"))
+]
+MAX_README_BYTES = 8192
 
 PAIRS = [{"de": f"Satz {i} ist kurz.", "en": f"Sentence {i} is short."} for i in range(40)]
 
@@ -27,7 +44,7 @@ def reader(tmp_path_factory):
     """A folder and an environment of someone who has run the demo, before a Hub of their own."""
     folder = tmp_path_factory.mktemp("reader")
     train_small_demo(folder)
-    page = (ROOT / "docs" / "change-the-model.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "guides" / "change-the-model.md").read_text(encoding="utf-8")
     (folder / "relative.py").write_text(blocks(page, "python")[0][1], encoding="utf-8")
     texts = folder / "my" / "texts"
     texts.mkdir(parents=True)
@@ -66,6 +83,11 @@ def shortened(command):
     """A command as it is tested: trainings get small, make is asked what it would do."""
     if command.startswith("make "):
         return f"make -C {ROOT} -n -o .venv/.ready {command.removeprefix('make ')}"
+    if command == "pip install .":
+        # tests/test_package.py installs the wheel
+        return "pip install --help"
+    if command == "vanilla-transformer demo":
+        return f"{command} --help"
     if TRAINING.search(command):
         return f"{command} {' '.join(map(repr, SMALL))}"
     if command.startswith("vanilla-transformer paper positions"):
@@ -78,17 +100,30 @@ def shortened(command):
     return command
 
 
-def test_the_readme_has_its_blocks():
-    assert len(BLOCKS) >= 12
-    every = "\n".join(text for _, text in BLOCKS)
+def test_the_readme_and_the_guides_have_their_blocks():
+    assert len(BLOCKS) >= 25
+    every = "\n".join(block.values[1] for block in BLOCKS)
     for needed in ("make demo", "train paper-base", "accelerate launch", "fine_tune", "push"):
         assert needed in every
 
 
-@pytest.mark.parametrize("number", range(len(BLOCKS)))
-def test_a_block_of_the_readme_runs(number, reader):
+def test_the_readme_fits_on_few_screens():
+    assert len(README.encode()) <= MAX_README_BYTES
+    assert 0 < len(table_rows(README, "## Results")) <= 6
+    assert 0 < len(table_rows(README, "## Speed")) <= 6
+
+
+def test_the_badges_are_true():
+    setup = (ROOT / "setup.cfg").read_text(encoding="utf-8")
+    badges = re.findall(r"img.shields.io/badge/(\w+)-(.+)-\w+\)", README)
+    assert [name for name, _ in badges] == ["license", "python"]
+    assert f"license = {badges[0][1].replace('--', '-')}\n" in setup
+    assert f"python_requires = >={badges[1][1].rstrip('+')}\n" in setup
+
+
+@pytest.mark.parametrize(("language", "block"), BLOCKS)
+def test_a_block_of_the_readme_or_a_guide_runs(language, block, reader):
     folder, environment = reader
-    language, block = BLOCKS[number]
     if language == "python":
         code = block
         if 'model="user/name"' in block:
@@ -125,25 +160,41 @@ def kept(path):
     return json.loads((ROOT / "results" / path).read_text(encoding="utf-8"))
 
 
-def table_rows(heading):
+def table_rows(text, heading):
     """The cells of the rows below a heading, up to the next."""
-    section = re.split(r"^#+ ", README.split(f"{heading}\n")[1], flags=re.MULTILINE)[0]
+    section = re.split(r"^#+ ", text.split(f"{heading}\n")[1], flags=re.MULTILINE)[0]
     rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| ")]
     return [[cell.strip().replace("*", "") for cell in row] for row in rows[1:]]
 
 
-def test_the_scores_that_the_demo_prints_are_those_that_are_kept():
-    [run] = set(re.findall(r"\(results/(demo)/", README))
-    assert f"\n{score_table(kept(f'{run}/scores.json')['test'])}\n" in README
+@pytest.mark.parametrize("text", [README, PAGES["start/demo.md"]], ids=["readme", "demo"])
+def test_the_scores_that_the_demo_prints_are_those_that_are_kept(text):
+    [run] = set(re.findall(r"\(\.\./\.\./results/([^/)]*demo)/", PAGES["start/demo.md"]))
+    assert f"\n{score_table(kept(f'{run}/scores.json')['test'])}\n" in text
 
 
-def test_the_scores_on_real_text_are_those_that_are_kept():
-    rows = table_rows("### On real text")
+def scores_of(run):
+    """BLEU and chrF on the test split, the mean of the seeds where a folder has several."""
+    folder = ROOT / "results" / run
+    found = []
+    for path in [folder / "scores.json", *sorted(folder.glob("seed-*/scores.json"))]:
+        if path.exists():
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found += [one for one in content.values() if one["split"] == "test"]
+    assert found
+    return [f"{sum(one[key] for one in found) / len(found):.2f}" for key in ("bleu", "chrf")]
+
+
+@pytest.mark.parametrize(
+    ("text", "heading"),
+    [(README, "## Results"), (RESULTS, "# Translation quality")],
+    ids=["readme", "results"],
+)
+def test_the_scores_on_real_text_are_those_that_are_kept(text, heading):
+    rows = table_rows(text, heading)
     assert len(rows) > 1
     for *_, bleu, chrf, folder in rows:
-        run = re.search(r"\(results/([^)]*)\)", folder)[1]
-        [scores] = [one for one in kept(f"{run}/scores.json").values() if one["split"] == "test"]
-        assert [bleu, chrf] == [f"{scores['bleu']:.2f}", f"{scores['chrf']:.2f}"]
+        assert [bleu, chrf] == scores_of(re.search(r"results/([^)]*)\)", folder)[1])
 
 
 # as README names them, and as the studies do: one of training and one of search name the same thing
@@ -173,7 +224,8 @@ CONTENDERS = {
     ],
 )
 def test_the_speed_is_that_of_the_study_that_is_kept(column, study, section, which):
-    shown = {row[0]: row[column] for row in table_rows("## Speed") if row[column]}
+    tables = [table_rows(README, "## Speed"), table_rows(PAGES["results/speed.md"], "# Speed")]
+    short, shown = ({row[0]: row[column] for row in table if row[column]} for table in tables)
     measured = kept(f"speed-amd/{study}/study.json")["sections"][section]
     names = {name: key for key, them in CONTENDERS.items() for name in them}
     expected = {}
@@ -184,6 +236,7 @@ def test_the_speed_is_that_of_the_study_that_is_kept(column, study, section, whi
             expected[names[contender]] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
     assert len(expected) > 3
     assert shown == expected
+    assert short.items() <= expected.items()
 
 
 def test_the_memory_of_a_stream_is_that_of_the_studies_that_are_kept():
@@ -192,12 +245,12 @@ def test_the_memory_of_a_stream_is_that_of_the_studies_that_are_kept():
         study = kept(f"data-streaming/copies-{copies}/study.json")
         rows = dict(study["sections"]["data"]["rows"])
         after.append(re.search(r"; (\d+) MB,", rows["block 7"])[1])
-    assert f"it is {after[0]}, {after[1]} and {after[2]} MB after eight\n" in README
+    assert f"it is {after[0]}, {after[1]} and {after[2]} MB after\neight blocks" in BATCHES
 
 
 def test_what_data_takes_is_what_is_kept():
     """Each number of the table stands in one of the two studies."""
-    table = README.split("](results/data-preparation)):\n\n| | measured |\n")[1].split("\n\n")[0]
+    table = BATCHES.split("\n| | measured |\n")[1].split("\n\n")[0]
     shown = {
         number for row in table.splitlines()[1:] for number in NUMBER.findall(row.split("|")[2])
     }

@@ -175,7 +175,7 @@ def test_the_scores_are_the_same_made_for_one_beam_at_a_time(loaded, monkeypatch
         assert alone.score == pytest.approx(found.score, abs=1e-4)
 
 
-def test_weights_that_cannot_be_drawn_are_not_made(loaded, monkeypatch):
+def test_weights_that_cannot_be_drawn_are_not_computed(loaded, monkeypatch):
     monkeypatch.setattr(app, "MAX_WORDS", 3)
     monkeypatch.setattr(app, "attention_weights", lambda *_: pytest.fail("they are made"))
     hypotheses, reason = translate(*loaded, SENTENCE, 2, 0.6)
@@ -304,7 +304,7 @@ def test_the_page_tells_nothing_of_the_paths_of_the_machine(client, tmp_path, ru
     assert sentences == {f"model must be one of {run_folder}, got NAME."}
 
 
-def test_why_a_model_cannot_be_loaded_is_for_the_operator_alone(tmp_path, caplog):
+def test_the_reason_why_a_model_cannot_be_loaded_is_only_logged(tmp_path, caplog):
     (tmp_path / "empty").mkdir()
     names = [str(tmp_path / "empty"), str(tmp_path / "none")]
     models = app.Models(names)
@@ -399,7 +399,7 @@ def test_visitors_who_ask_for_the_same_get_the_same_whole_picture(client, addres
     assert pictures.pop().startswith(b"\x89PNG")
 
 
-def test_whoever_comes_when_the_queue_is_full_is_told(run_folder, monkeypatch):
+def test_a_request_to_a_full_queue_gets_an_error(run_folder, monkeypatch):
     monkeypatch.setattr(app, "MAX_WAITING", 1)
     goes_on = threading.Event()
     get = app.Models.get

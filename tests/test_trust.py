@@ -318,7 +318,7 @@ def test_no_verb_runs_code_that_a_folder_names(plant, run, corpus, tmp_path, mon
 
 
 @pytest.mark.usefixtures("quiet")
-def test_an_answer_in_the_text_is_no_consent(run, tmp_path):
+def test_input_text_is_no_consent_to_run_code(run, tmp_path):
     stranger, canary = Path(shutil.copytree(run, tmp_path / "stranger")), Canary(tmp_path)
     plant_unknown_type(stranger, canary)
     plant_tokenizer(stranger, canary)
@@ -351,7 +351,7 @@ HUGE = [
 
 @pytest.mark.parametrize("sizes", HUGE, ids=lambda sizes: next(iter(sizes)))
 @pytest.mark.usefixtures("quiet")
-def test_a_model_larger_than_its_files_is_not_made(sizes, run, tmp_path, capsys, monkeypatch):
+def test_a_model_larger_than_its_files_is_not_built(sizes, run, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sizing, "MOST_WEIGHTS", 10**30)
     stranger = Path(shutil.copytree(run, tmp_path / "stranger"))
     for folder in model_folders(stranger):
