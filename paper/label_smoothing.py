@@ -18,7 +18,7 @@ from ..train.config import TrainConfig
 from ..train.step import smoothed_loss_sum
 from .order_task import FIRST_WORD, Training, predict, small_model, train_small_model
 from .study import Section
-from .table3 import PAPER
+from .table3.rows import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -111,6 +111,18 @@ def cell(value: Any) -> str:
     return str(value)
 
 
+def join_names(names: Sequence[str]) -> str:
+    """Join names for a sentence: "a, b and c".
+
+    Args:
+        names: At least one name.
+
+    Returns:
+        The list in words.
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def write_study(
     folder: Path, title: str, sections: Iterable[Section], environment: Mapping[str, Any]
 ) -> None:

@@ -3,6 +3,7 @@
 Shapes as in the model: Q queries, K keys.
 """
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..attention_maps import AttentionWeights, attention_weights
-from ..drawing import label_places, new_figure
-from ..modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
+from ...attention_maps import AttentionWeights, attention_weights
+from ...drawing import label_places, new_figure
+from ...modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
+from ..study import Section
+from .head_tasks import head_statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -172,3 +175,32 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         axes.tick_params(labelsize=8, length=2)
         figure.colorbar(image, ax=axes)
     return figure
+
+
+def steps_section(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    flags: argparse.Namespace,
+    weights: AttentionWeights,
+) -> Section:
+    layer = (flags.layer or len(weights.cross)) - 1
+    statistics = head_statistics([weights], "cross")[layer]
+    focused = min(range(len(statistics)), key=lambda index: statistics[index].entropy)
+    head = focused if flags.head is None else flags.head - 1
+    steps = inside_head(model, tokenizer, flags.sentence, "cross", layer, head, flags.translation)
+    row = int(steps.weights.max(dim=-1).values.argmax())
+    column = int(steps.weights[row].argmax())
+    return Section(
+        name="equation-1",
+        title="Equation (1), inside one head",
+        says=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1}: a query of "
+        f"{steps.query.shape[1]} features for each token that is about to be written, a key and a "
+        f"value for each of the source. Where query and key point the same way the score is high: "
+        f"{steps.scores[row, column]:.2f} for {steps.asking[row]} and {steps.asked[column]}, where "
+        f"the mean of that row is {steps.scores[row].mean():.2f}. The softmax makes it a weight of "
+        f"{steps.weights[row, column]:.2f}, the share that this value has in the row of the "
+        "result. Computed here from Q and K, the weights differ from the model's own by "
+        f"{steps.difference:.1g} at most.",
+        figure=draw_head_steps(steps),
+        numbers={"layer": layer + 1, "head": head + 1, "difference": steps.difference},
+    )

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..drawing import new_figure
-from .positional_encoding import (
+from ...drawing import new_figure
+from ..positional_encoding import (
     PROPERTIES,
     Measured,
     Overlap,

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import VanillaTransformerConfig
-from ..train.config import TrainConfig
-from ..train.data.prepare import load_main_corpus
-from ..train.evaluate import evaluate
-from ..train.loop import train
-from ..train.progress import perplexity
-from ..train.recipe import RECIPE_FILE
-from ..train.run_folder.files import (
+from ... import VanillaTransformerConfig
+from ...train.config import TrainConfig
+from ...train.data.prepare import load_main_corpus
+from ...train.evaluate import evaluate
+from ...train.loop import train
+from ...train.progress import perplexity
+from ...train.recipe import RECIPE_FILE
+from ...train.run_folder.files import (
     hold_run,
     read_average,
     read_metrics,
     read_recipe,
     read_scores,
 )
-from ..train.vocabulary import prepare_tokenizer
+from ...train.vocabulary import prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 
