@@ -52,10 +52,10 @@ def draw_schedules(schedules: Mapping[str, Schedule]) -> "Figure":
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument(
         "--recipes",

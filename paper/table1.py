@@ -47,10 +47,10 @@ SHORT_LENGTHS = (8, 16, 32, 64)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument("--kernel", type=int, default=3, help="k, of the convolution (%(default)s)")
     parser.add_argument(
@@ -173,7 +173,7 @@ def _clock() -> str:
     if torch.cuda.is_available():
         return "a GPU's"
     threads = torch.get_num_threads()
-    return f"that of {threads} thread{'s' * (threads > 1)} of a processor"
+    return f"that of {threads} thread{'s' * (threads > 1)} of a CPU"
 
 
 def _full_name(kind: str) -> str:
@@ -332,7 +332,7 @@ def _chain_section(flags: argparse.Namespace) -> Section:
         name="sequential",
         title="Sequential operations",
         says="The longest chain of operations that wait for each other, in the graph that torch "
-        "made of one layer. It is what no number of processors makes shorter. For a recurrence "
+        "made of one layer. It is what no number of parallel cores makes shorter. For a recurrence "
         f"each position adds {added:g} operations; for the other kinds none: O(1), though a layer "
         "that takes a few more operations has a longer chain.",
         columns=("layer", "the paper", *(f"n = {n}" for n in SHORT_LENGTHS), "a position adds"),

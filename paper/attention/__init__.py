@@ -24,10 +24,10 @@ NUM_SENTENCES = 100
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     add_model_flag(parser)
     parser.add_argument("--sentence", default=SENTENCE, help="to be translated (%(default)s)")

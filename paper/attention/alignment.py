@@ -22,9 +22,9 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
     """Read a word alignment off the encoder-decoder attention.
 
     Args:
-        weights: Of a sentence and its translation.
-        layer: Of the decoder, counted from 0.
-        head: Counted from 0; the mean of all heads of the layer if not given.
+        weights: Attention weights of a sentence and its translation.
+        layer: Decoder layer, counted from 0.
+        head: Head number, counted from 0; the mean of all heads of the layer if not given.
 
     Returns:
         For each word of the translation the one of the source with the highest weight; the end
@@ -43,12 +43,12 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
 def unchanged_words(
     maps: Sequence[AttentionWeights], layer: int | None, head: int | None = None
 ) -> tuple[int, int]:
-    """How many words that are spelled the same in both languages are aligned to themselves.
+    """Count the words spelled alike in both languages that are aligned to themselves.
 
     Names, numbers and the like tell how good an alignment is where nobody has made a better one.
 
     Args:
-        maps: Of one or more sentences.
+        maps: Attention weights of one or more sentences.
         layer: As in `align`; None to align by place alone, the first word to the first.
         head: As in `align`.
 

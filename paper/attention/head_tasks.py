@@ -20,7 +20,7 @@ PLACES = ("own", "previous", "next", "special", "other")
 
 @dataclass(frozen=True, kw_only=True)
 class HeadStatistics:
-    """What a head does, as means over its queries.
+    """Statistics of a head, as means over its queries.
 
     Attributes:
         entropy: Of the weights, in nats.
@@ -43,7 +43,7 @@ def head_statistics(
     counts as that alone, wherever the token stands.
 
     Args:
-        maps: Of one or more sentences.
+        maps: Attention weights of one or more sentences.
         kind: "encoder", "decoder" or "cross".
         is_uniform: Measure heads that look at all they can see alike, for comparison.
 

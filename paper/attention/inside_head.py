@@ -28,7 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSteps:
-    """What one head computes for a sentence, in the order of equation (1).
+    """The steps of one head for a sentence, in the order of equation (1).
 
     Attributes:
         asking: The tokens that the queries are of, [Q].
@@ -69,8 +69,8 @@ def inside_head(
         tokenizer: Its tokenizer.
         source: A sentence.
         kind: "encoder", "decoder" or "cross".
-        layer: Counted from 0.
-        head: Counted from 0.
+        layer: Layer number, counted from 0.
+        head: Head number, counted from 0.
         target: Its translation; the one that the model finds if not given.
 
     Returns:
@@ -136,7 +136,7 @@ def _tokens(found: AttentionWeights, kind: str) -> tuple[list[str], list[str]]:
 
 
 def draw_head_steps(steps: HeadSteps) -> "Figure":
-    """Draw equation (1) from left to right: Q, K, V, then scores, weights and what is gathered.
+    """Draw equation (1) step by step: Q, K, V, scores, weights and context.
 
     Args:
         steps: Of a head.
@@ -152,8 +152,8 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         ("K", steps.key, asked, None),
         ("V", steps.value, asked, None),
         ("Q K^T / sqrt(d_k)", steps.scores, asking, asked),
-        ("softmax of it", steps.weights, asking, asked),
-        ("times V", steps.context, asking, None),
+        ("softmax(Q K^T / sqrt(d_k))", steps.weights, asking, asked),
+        ("softmax(...) V", steps.context, asking, None),
     ]
     for axes, (title, values, rows, columns) in zip(all_axes.flat, panels, strict=True):
         is_weights = values is steps.weights

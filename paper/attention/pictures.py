@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 def draw_grid(weights: AttentionWeights, kind: str) -> "Figure":
-    """All heads of one kind of attention: a row a layer, a column a head.
+    """Draw all heads of one kind of attention: a row for each layer, a column for each head.
 
     Args:
-        weights: Of a sentence.
+        weights: Attention weights of a sentence.
         kind: "encoder", "decoder" or "cross".
 
     Returns:
@@ -34,8 +34,8 @@ def draw_grid(weights: AttentionWeights, kind: str) -> "Figure":
             label_places(axes, queries, keys)
             is_left, is_bottom = head == 0, layer == num_layers - 1
             axes.tick_params(labelsize=7, length=2, labelleft=is_left, labelbottom=is_bottom)
-    figure.supxlabel("is looked at (key)", fontsize=9)
-    figure.supylabel("looks (query)", fontsize=9)
+    figure.supxlabel("key", fontsize=9)
+    figure.supylabel("query", fontsize=9)
     figure.colorbar(image, ax=all_axes, label="weight", shrink=0.6, aspect=30)
     return figure
 
@@ -43,14 +43,14 @@ def draw_grid(weights: AttentionWeights, kind: str) -> "Figure":
 def draw_matrix(
     axes: Any, weights: AttentionWeights, kind: str, layer: int, head: int | None = None
 ) -> Any:
-    """One head: a row a query, a column a key.
+    """Draw one head: a row for each query, a column for each key.
 
     Args:
-        axes: To draw on.
-        weights: Of a sentence.
+        axes: Axes to draw on.
+        weights: Attention weights of a sentence.
         kind: "encoder", "decoder" or "cross".
-        layer: Counted from 0.
-        head: Counted from 0; the mean of all heads of the layer if not given.
+        layer: Layer number, counted from 0.
+        head: Head number, counted from 0; the mean of all heads of the layer if not given.
 
     Returns:
         The image, for a colour bar.
@@ -66,7 +66,7 @@ def draw_matrix(
 
 
 def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
-    """A colour for each head.
+    """Return a colour for each head.
 
     Args:
         num_heads: Of a layer.
@@ -88,15 +88,15 @@ def draw_lines(
     heads: Sequence[int],
     query: int | None = None,
 ) -> None:
-    """Words on both sides, and lines as opaque as the weight between them. Figures 3 to 5.
+    """Draw words on both sides and lines whose opacity is the weight. Figures 3 to 5.
 
     Args:
-        axes: To draw on.
-        weights: Of a sentence, by token or by word.
+        axes: Axes to draw on.
+        weights: Attention weights of a sentence, by token or by word.
         kind: "encoder", "decoder" or "cross".
-        layer: Counted from 0.
-        heads: Counted from 0; one colour each.
-        query: The one query to draw, counted from 0; all if not given.
+        layer: Layer number, counted from 0.
+        heads: Head numbers, counted from 0; one colour each.
+        query: Number of the query to draw, counted from 0; all queries if not given.
     """
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
     values = getattr(weights, kind)[layer].tolist()  # [h][Q][K]
@@ -116,8 +116,8 @@ def draw_lines(
     for column, text in enumerate(keys):
         axes.text(1.04, column, text, ha="left", **plain)
     heading = {"fontsize": 8, "color": "0.4", "style": "italic"}
-    axes.text(-0.04, -1, "looks", ha="right", **heading)
-    axes.text(1.04, -1, "is looked at", ha="left", **heading)
+    axes.text(-0.04, -1, "query", ha="right", **heading)
+    axes.text(1.04, -1, "key", ha="left", **heading)
     axes.set_ylim(max(len(queries), len(keys)) - 0.5, -1.5)
     axes.set_xlim(-0.9, 1.9)
     axes.axis("off")

@@ -29,8 +29,8 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
 
     Args:
         num_positions: Of the positions.
-        base: Of the wavelengths.
-        seed: Of the words.
+        base: Base of the wavelengths.
+        seed: Seed of the words.
 
     Returns:
         The section.
@@ -68,7 +68,7 @@ def trained_addition(model, num_positions: int, seed: int) -> Section:
     Args:
         model: A trained model.
         num_positions: Of the positions.
-        seed: Of the random words to compare with.
+        seed: Seed of the random words to compare with.
 
     Returns:
         The section.

@@ -22,8 +22,8 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
     Args:
         num_positions: Length of the sentence.
         d_model: Of the wide ones.
-        base: Of the sinusoids.
-        seed: Of the learned table.
+        base: Base of the sinusoids.
+        seed: Seed of the learned table.
 
     Returns:
         The section.
@@ -109,8 +109,8 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
 
     Args:
         d_model: Of the wide ones.
-        base: Of the sinusoids.
-        seed: Of the learned table.
+        base: Base of the sinusoids.
+        seed: Seed of the learned table.
 
     Returns:
         The section.
@@ -150,10 +150,10 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
 
 
 def more_pairs(base: float) -> Section:
-    """How many waves it takes until nothing repeats.
+    """The number of waves after which no position repeats.
 
     Args:
-        base: Of the geometric wavelengths.
+        base: Base of the geometric wavelengths.
 
     Returns:
         The section.

@@ -16,7 +16,7 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
     Args:
         num_positions: To check.
         d_model: Width.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The section.
@@ -59,7 +59,7 @@ def dot_products(num_positions: int, d_model: int, base: float) -> Section:
     Args:
         num_positions: To check.
         d_model: Width.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The section.
@@ -95,7 +95,7 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
     Args:
         num_positions: To look at.
         d_model: Width.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The section.

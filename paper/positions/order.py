@@ -26,7 +26,7 @@ def two_orders(seed: int) -> Section:
     """The same words in two orders, through an encoder with and without positions.
 
     Args:
-        seed: Of its weights.
+        seed: Seed of its weights.
 
     Returns:
         The section.

@@ -23,7 +23,7 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
     Args:
         num_positions: Rows.
         d_model: Columns.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The section.
@@ -57,7 +57,7 @@ def worked_example(base: float) -> Section:
     """Two words and six features, by hand.
 
     Args:
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The section.
@@ -88,7 +88,7 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
     Args:
         num_positions: To draw.
         d_model: Width.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The section.
@@ -244,7 +244,7 @@ def binary(d_model: int, base: float) -> Section:
 
     Args:
         d_model: Width of the paper's table.
-        base: Of the paper's wavelengths.
+        base: Base of the paper's wavelengths.
 
     Returns:
         The section.

@@ -23,7 +23,7 @@ def parameters_by_part(config: VanillaTransformerConfig) -> dict[str, int]:
     """Build a model, without memory for its weights, and count them.
 
     Args:
-        config: Its sizes.
+        config: Sizes of the model.
 
     Returns:
         Weights of the embedding, which is the output projection too, of learned positions if there
@@ -44,11 +44,11 @@ def parameters_by_part(config: VanillaTransformerConfig) -> dict[str, int]:
 
 
 def implied_vocabulary(config: VanillaTransformerConfig, parameters: float) -> float:
-    """How many tokens a model must have for its weights to be so many.
+    """Compute the vocabulary size that gives a model this number of parameters.
 
     Args:
-        config: Its sizes.
-        parameters: All its weights.
+        config: Sizes of the model.
+        parameters: Number of all weights of the model.
 
     Returns:
         Tokens: what the layers leave, in rows of width d_model.

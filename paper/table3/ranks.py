@@ -132,8 +132,8 @@ def _draw_ranks(
             label.set_in_layout(False)
         value = correlations[name]
         axes.set_title(name if value is None else f"{name}, rank correlation {value:.2f}")
-        axes.set_xlabel("place in the paper, 1 is the best")
-        axes.set_ylabel("place here, 1 is the best")
+        axes.set_xlabel("rank in the paper (1 is best)")
+        axes.set_ylabel("rank here (1 is best)")
         axes.locator_params(integer=True)
         axes.set_aspect("equal")
         axes.margins(0.1)

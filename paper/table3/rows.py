@@ -50,8 +50,8 @@ def paper_sizes(row: str, vocab_size: int) -> VanillaTransformerConfig:
     """The configuration of a row as the paper has it.
 
     Args:
-        row: Of Table 3.
-        vocab_size: Tokens of the vocabulary.
+        row: Name of a row of Table 3.
+        vocab_size: Number of tokens of the vocabulary.
 
     Returns:
         Its sizes.

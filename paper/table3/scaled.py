@@ -16,7 +16,7 @@ def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str,
     """A row's change, made to a smaller base: every ratio to the base is the paper's.
 
     Args:
-        row: Of Table 3.
+        row: Name of a row of Table 3.
         scale: What all widths are divided by; heads stay as many.
         layers: N of the smaller base.
         dropout: Of the smaller base.

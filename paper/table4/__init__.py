@@ -13,10 +13,10 @@ from .treebank import preparation
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     group = parser.add_argument_group("prepare a treebank, to train on with recipe paper-parsing")
     group.add_argument(

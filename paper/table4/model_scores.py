@@ -36,8 +36,8 @@ def parse_treebank(
     """Parse the sentences of a treebank.
 
     Args:
-        model: Trained on trees.
-        tokenizer: Its own.
+        model: Model trained on trees.
+        tokenizer: Tokenizer of the model.
         gold: The treebank; its tags say which words are punctuation, nothing else of it is used.
         constrained: Search among trees only.
         search: As in `parse`.

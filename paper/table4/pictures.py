@@ -65,7 +65,7 @@ def _word_widths(tree: Tree) -> list[int]:
 
 
 def _heights(tree: Tree) -> list[int]:
-    """How many levels there are below each bracket."""
+    """Return the number of levels below each bracket."""
     heights = [1] * len(tree.brackets)
     inside: list[int] = []
     opened = 0
@@ -84,11 +84,11 @@ def draw_tree(axes: "Axes", tree: Tree, colors: Sequence[str]) -> None:
     """Draw a tree over its words.
 
     Args:
-        axes: Where to.
+        axes: Axes to draw on.
         tree: The tree.
-        colors: Of each bracket.
+        colors: A color for each bracket.
     """
-    # a price is no formula
+    # a dollar sign in a token must not start a formula
     text = {"ha": "center", "va": "center", "fontsize": 9, "parse_math": False}
     heights = _heights(tree)
     widths = _word_widths(tree)

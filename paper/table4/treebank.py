@@ -11,7 +11,7 @@ from ..study import Section
 def preparation(
     folder: Path, train: Sequence[str], validation: Sequence[str], test: Sequence[str]
 ) -> Section:
-    """Write a treebank as text to train on, and say what is in it.
+    """Write a treebank as text to train on, and report its counts.
 
     Args:
         folder: Gets `train.en`, `train.tree` and so on.
@@ -35,7 +35,7 @@ def preparation(
         says=f"{folder} has a line for each of {total['trees']:,} sentences and a line for its "
         f"tree. Parsers are scored without traces and function tags: {tags:,} tags and {empty:,} "
         "empty elements are gone. To train: `vanilla-transformer train paper-parsing --dataset "
-        f"{folder}`, or parsing-small on processors.",
+        f"{folder}`, or parsing-small on a CPU.",
         columns=("split", *names),
         rows=[[split, *(found[name] for name in names)] for split, found in counts.items()],
     )
