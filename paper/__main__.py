@@ -74,7 +74,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
             epilog=f"studies:\n{listing()}\n\n`{prog} NAME --help` says more.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("name", nargs="?", metavar="NAME", help="one of those below")
+        parser.add_argument("name", nargs="?", metavar="NAME", help="one of the studies below")
         parser.parse_args(argv)
         sys.stdout.write(listing() + "\n")
         return
@@ -96,7 +96,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     parser.add_argument(
         "--output_dir",
         default=str(Path("runs") / "paper" / name),
-        help="for page, numbers and pictures (%(default)s)",
+        help="folder for page, numbers and pictures (%(default)s)",
     )
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])

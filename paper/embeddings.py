@@ -129,7 +129,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser: Parser of the command line.
     """
     add_model_flag(parser, default=None)
-    parser.add_argument("--seed", type=int, default=0, help="of what is random (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

@@ -235,9 +235,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="values of epsilon (%(default)s)",
     )
     parser.add_argument(
-        "--steps", type=int, default=GUESSING.steps, help="of each small model (%(default)s)"
+        "--steps",
+        type=int,
+        default=GUESSING.steps,
+        help="training steps of each small model (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and words (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of weights and words (%(default)s)"
+    )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

@@ -124,7 +124,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_keys", type=int, default=NUM_KEYS, help="keys that a query sees (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of queries and keys (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of queries and keys (%(default)s)"
+    )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

@@ -180,9 +180,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=list(LENGTHS),
-        help="target tokens to take the time of (%(default)s)",
+        help="target lengths to time (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what is random (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

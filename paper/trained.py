@@ -25,7 +25,7 @@ def add_model_flag(
         metavar="RUN",
         default=default,
         help="a run folder, model folder or Hub name"
-        + (" (%(default)s)" if default else "; without it none that is trained"),
+        + (" (%(default)s)" if default else "; no trained model if not given"),
     )
     add_trust_flag(parser)
 

@@ -30,19 +30,25 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser: Parser of the command line.
     """
     add_model_flag(parser)
-    parser.add_argument("--sentence", default=SENTENCE, help="to be translated (%(default)s)")
-    parser.add_argument("--translation", help="of the sentence; the model's own if not given")
+    parser.add_argument("--sentence", default=SENTENCE, help="sentence to translate (%(default)s)")
     parser.add_argument(
-        "--layer", type=int, help="of the lines and the alignment, from 1; chosen if not given"
+        "--translation", help="translation of the sentence; the model translates if not given"
     )
     parser.add_argument(
-        "--head", type=int, help="of the lines, from 1; the most focused one if not given"
+        "--layer",
+        type=int,
+        help="layer of the lines and the alignment, counted from 1; chosen if not given",
+    )
+    parser.add_argument(
+        "--head",
+        type=int,
+        help="head of the lines, counted from 1; the most focused one if not given",
     )
     parser.add_argument(
         "--num_sentences",
         type=int,
         default=NUM_SENTENCES,
-        help="of the run's translated test split, to measure the heads on (%(default)s)",
+        help="sentences of the translated test split to measure the heads on (%(default)s)",
     )
 
 

@@ -38,7 +38,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--num_positions", type=int, default=64, help="length of the tables (%(default)s)"
     )
     add_model_flag(parser, default=None)
-    parser.add_argument("--seed", type=int, default=0, help="of all chance (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     parser.add_argument(
         "--no_train", action="store_true", help="leave out the sections that train small models"
     )

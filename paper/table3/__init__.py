@@ -34,15 +34,15 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "training",
         "Every row is scaled down by the same factors and trained with the same steps, tokens and "
-        "seed, under OUTPUT_DIR/rows; the same command goes on with rows that were interrupted, "
+        "seed, under OUTPUT_DIR/rows; the same command resumes rows that were interrupted, "
         "and trains none twice. As the flags are by default, a row takes about 4 minutes on one "
         "core, C5 and big twice that, all rows an hour and a half: choose some with --rows.",
     )
     group.add_argument("--train", action="store_true", help="train the rows")
-    group.add_argument("--dataset", default="demo", help="as of `train` (%(default)s)")
+    group.add_argument("--dataset", default="demo", help="dataset, as in `train` (%(default)s)")
     group.add_argument("--name", help="configuration of the dataset")
-    group.add_argument("--source_lang", default="en", help="to translate from (%(default)s)")
-    group.add_argument("--target_lang", default="de", help="to translate into (%(default)s)")
+    group.add_argument("--source_lang", default="en", help="source language (%(default)s)")
+    group.add_argument("--target_lang", default="de", help="target language (%(default)s)")
     group.add_argument(
         "--scale",
         type=int,
@@ -70,8 +70,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--max_length", type=int, default=128, help="longest sentence, in tokens (%(default)s)"
     )
-    group.add_argument("--max_steps", type=int, default=300, help="of each row (%(default)s)")
-    group.add_argument("--warmup_steps", type=int, help="of each row; a third of them if not given")
+    group.add_argument(
+        "--max_steps", type=int, default=300, help="value for each row (%(default)s)"
+    )
+    group.add_argument(
+        "--warmup_steps",
+        type=int,
+        help="warm-up steps of each row; a third of max_steps if not given",
+    )
     group.add_argument(
         "--learning_rate_factor",
         type=float,
@@ -82,9 +88,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--tokens_per_step",
         type=int,
         default=2000,
-        help="of the source and of the target (%(default)s)",
+        help="tokens per step, on the source and on the target side (%(default)s)",
     )
-    group.add_argument("--seed", type=int, default=1, help="of each row (%(default)s)")
+    group.add_argument("--seed", type=int, default=1, help="value for each row (%(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

@@ -69,7 +69,9 @@ def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Ro
         config = dataclasses.replace(configs[row], tokenizer=vocabulary)
         logger.info("row %s, %d of %d", row, number, len(unfinished))
         if not train(config, resume=True):
-            raise InterruptedError(f"row {row} was asked to end: the same command goes on with it.")
+            raise InterruptedError(
+                f"row {row} was stopped: run the same command again to resume it."
+            )
         evaluate(config.output_dir, SPLIT)
     return {row: _result(Path(config.output_dir)) for row, config in configs.items()}
 

@@ -177,7 +177,7 @@ def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
         # the first row ends well, the second is asked to end after its first step
         patch.setattr(loop, "_is_asked_to_end", lambda run, _: run.folder.name == "C1")
         assert main(command) == 1
-    assert "row C1 was asked to end: the same command goes on" in capsys.readouterr().err
+    assert "row C1 was stopped: run the same command again" in capsys.readouterr().err
     first = (tmp_path / "rows" / "D4" / "model.safetensors").stat().st_mtime_ns
     assert main(command) == 0
     rows = trained_rows(tmp_path)
