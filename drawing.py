@@ -1,4 +1,4 @@
-"""Pictures without a window system."""
+"""Figures without a window system."""
 
 import io
 from collections.abc import Sequence
@@ -14,13 +14,13 @@ DOTS_PER_INCH = 120
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
-    """Begin a picture.
+    """Create a figure with its axes.
 
     Args:
-        width: In inches.
-        height: In inches.
-        rows: Of plots.
-        columns: Of plots.
+        width: Width in inches.
+        height: Height in inches.
+        rows: Number of rows of plots.
+        columns: Number of columns of plots.
 
     Returns:
         The figure, and its axes: one, or an array of them, [rows, columns].
@@ -39,11 +39,11 @@ def label_places(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None
     """Write words, or tokens, along both sides of a matrix.
 
     Args:
-        axes: With the matrix.
+        axes: Axes that show the matrix.
         rows: A text for each row.
         columns: A text for each column.
     """
-    # a price is no formula
+    # a dollar sign in a token must not start a formula
     plain = {"parse_math": False}
     turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(columns)), columns, **turned, **plain)
@@ -51,11 +51,11 @@ def label_places(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a picture, and the folder that it lies in.
+    """Write a picture; make its folder if needed.
 
     Args:
         figure: The picture.
-        path: A .png file.
+        path: Path of the .png file.
     """
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=DOTS_PER_INCH, format=path.suffix.removeprefix("."))

@@ -43,7 +43,7 @@ STUDIES = {
 
 
 def listing() -> str:
-    """All studies, in the paper's order.
+    """List all studies, in the paper's order.
 
     Returns:
         A line each.
@@ -61,7 +61,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     gives the sections one by one.
 
     Args:
-        argv: The arguments.
+        argv: Command-line arguments.
         prog: Name of the command, for its help.
 
     Raises:
@@ -74,7 +74,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
             epilog=f"studies:\n{listing()}\n\n`{prog} NAME --help` says more.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        parser.add_argument("name", nargs="?", metavar="NAME", help="one of those below")
+        parser.add_argument("name", nargs="?", metavar="NAME", help="one of the studies below")
         parser.parse_args(argv)
         sys.stdout.write(listing() + "\n")
         return
@@ -96,7 +96,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     parser.add_argument(
         "--output_dir",
         default=str(Path("runs") / "paper" / name),
-        help="for page, numbers and pictures (%(default)s)",
+        help="folder for page, numbers and pictures (%(default)s)",
     )
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
@@ -106,13 +106,13 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compute a study, and turn what goes wrong into one sentence.
+    """Compute a study; report an error as one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 if all went well, 1 if it was refused.
+        0 on success, 1 on an error.
     """
     return run_command(run, argv)
 

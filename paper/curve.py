@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 # in metrics.jsonl, and as the picture calls it
 PANELS = {
     "learning_rate": "learning rate",
-    "tokens_per_second": "target tokens a second",
-    "grad_norm": "norm of the gradient",
+    "tokens_per_second": "target tokens per second",
+    "grad_norm": "gradient norm",
 }
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument("runs", nargs="+", metavar="RUN", help=f"a folder with {METRICS_FILE}")
 

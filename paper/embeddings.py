@@ -123,13 +123,13 @@ def gradients_by_use(
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     add_model_flag(parser, default=None)
-    parser.add_argument("--seed", type=int, default=0, help="of what is random (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

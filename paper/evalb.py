@@ -18,7 +18,7 @@ EQUAL_LABELS = {"PRT": "ADVP"}
 
 @dataclass(frozen=True)
 class SentenceScore:
-    """How the brackets of one sentence compare.
+    """Counts of matching brackets in one sentence.
 
     Attributes:
         status: "valid"; "error" where there is no tree, or one over other words; "skipped" where
@@ -38,7 +38,7 @@ class SentenceScore:
 
 @dataclass(frozen=True)
 class CorpusScore:
-    """What EVALB prints at its end.
+    """Totals as EVALB prints them.
 
     Attributes:
         sentences: Number of all sentences.
@@ -68,10 +68,10 @@ class CorpusScore:
 
 
 def scored_words(tree: Tree) -> list[str]:
-    """The words that count: all but punctuation.
+    """Return the words that count: all but punctuation.
 
     Args:
-        tree: Any tree.
+        tree: Tree of any kind.
 
     Returns:
         The words, in order.
@@ -80,10 +80,10 @@ def scored_words(tree: Tree) -> list[str]:
 
 
 def scored_brackets(tree: Tree) -> list[Bracket | None]:
-    """The brackets as they count.
+    """Return the brackets as EVALB compares them.
 
     Args:
-        tree: Any tree.
+        tree: Tree of any kind.
 
     Returns:
         For each bracket of the tree what is compared, with places among `scored_words`; None for
@@ -102,7 +102,7 @@ def scored_brackets(tree: Tree) -> list[Bracket | None]:
 
 
 def matches(gold: Tree, predicted: Tree) -> list[bool]:
-    """Which predicted brackets the gold tree has too, each of the gold tree's taken once.
+    """Return which predicted brackets match; each gold bracket matches once.
 
     Args:
         gold: The tree as it should be.
@@ -147,7 +147,7 @@ def _cross(one: Bracket, other: Bracket) -> bool:
 
 
 def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False) -> CorpusScore:
-    """Sum up.
+    """Sum the scores of all sentences.
 
     EVALB itself leaves sentences with errors out, which rewards a parser for giving no tree where
     it is unsure. Here their gold brackets count as missed, unless that is asked for.

@@ -18,7 +18,7 @@ from ..train.config import TrainConfig
 from ..train.step import smoothed_loss_sum
 from .order_task import FIRST_WORD, Training, predict, small_model, train_small_model
 from .study import Section
-from .table3 import PAPER
+from .table3.rows import PAPER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -39,14 +39,14 @@ GUESSING = Training(steps=400, sentences_per_step=256, warmup_steps=100, learnin
 
 
 def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tensor:
-    """The distribution that the package's loss trains towards, read off its gradient.
+    """Return the target distribution of the package's loss, read off its gradient.
 
     The gradient of a cross entropy at the logits is the softmax less the target.
 
     Args:
         label: The true token.
-        vocab_size: V.
-        label_smoothing: epsilon_ls.
+        vocab_size: Vocabulary size V.
+        label_smoothing: Smoothing epsilon_ls.
 
     Returns:
         Probabilities, [V].
@@ -59,11 +59,11 @@ def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tens
 
 
 def least_loss(vocab_size: int, label_smoothing: float) -> float:
-    """The entropy of a smoothed target, below which no loss can go.
+    """Return the entropy of a smoothed target, the lowest possible loss.
 
     Args:
-        vocab_size: V.
-        label_smoothing: epsilon_ls.
+        vocab_size: Vocabulary size V.
+        label_smoothing: Smoothing epsilon_ls.
 
     Returns:
         Nats; 0 without smoothing.
@@ -76,12 +76,12 @@ def least_loss(vocab_size: int, label_smoothing: float) -> float:
 
 
 def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Tensor:
-    """The package's loss of a model that gives the true token this, and all others the same.
+    """Return the package's loss by the probability of the true token; other tokens are equal.
 
     Args:
         probability: Of the true token, above 0 and below 1, [points].
-        vocab_size: V.
-        label_smoothing: epsilon_ls.
+        vocab_size: Vocabulary size V.
+        label_smoothing: Smoothing epsilon_ls.
 
     Returns:
         Losses in nats, [points].
@@ -102,8 +102,8 @@ def lowest_at(vocab_size: int, label_smoothing: float) -> float:
     Near there the loss itself, a sum over the vocabulary in float32, is rougher than it is curved.
 
     Args:
-        vocab_size: V.
-        label_smoothing: epsilon_ls.
+        vocab_size: Vocabulary size V.
+        label_smoothing: Smoothing epsilon_ls.
 
     Returns:
         Of the true token; `SURE` where the loss falls that far.
@@ -118,13 +118,13 @@ def lowest_at(vocab_size: int, label_smoothing: float) -> float:
 
 
 def ambiguous_words(num_words: int = 16) -> Tensor:
-    """How likely each translation of each word of a toy language is.
+    """Return the probability of each translation of each word of a toy language.
 
     The first word is translated by itself in 40 cases of 100, the last always; the other cases are
     three other words, all as likely.
 
     Args:
-        num_words: W.
+        num_words: Number of words W.
 
     Returns:
         Probabilities, a row a word, [W, W].
@@ -138,7 +138,7 @@ def ambiguous_words(num_words: int = 16) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Confidence:
-    """What a trained model thinks of its first choice, and whether it is right.
+    """Confidence and accuracy of a trained model's first choice.
 
     Attributes:
         confidence: Highest probability that the model gives, by word, [W].
@@ -163,13 +163,13 @@ def confidence_after(
     What is true is known, so accuracy and perplexity are expectations and no samples.
 
     Args:
-        label_smoothing: epsilon_ls.
+        label_smoothing: Smoothing epsilon_ls.
         table: From `ambiguous_words`, [W, W].
-        training: Of the model.
-        seed: Of weights and sentences.
+        training: Sizes and training settings of the model.
+        seed: Seed of weights and sentences.
 
     Returns:
-        What it is sure of.
+        Its confidence, accuracy and perplexity.
     """
     num_words, length = len(table), 4
     random = torch.Generator().manual_seed(seed)
@@ -207,10 +207,10 @@ def _by_word(values: Tensor, words: Tensor, num_words: int) -> Tensor:
 
 
 def best_perplexity(label_smoothing: float, table: Tensor) -> float:
-    """The perplexity of a model that has learned the smoothed targets to perfection.
+    """Return the perplexity of a model that fits the smoothed targets exactly.
 
     Args:
-        label_smoothing: epsilon_ls.
+        label_smoothing: Smoothing epsilon_ls.
         table: From `ambiguous_words`, [W, W].
 
     Returns:
@@ -222,10 +222,10 @@ def best_perplexity(label_smoothing: float, table: Tensor) -> float:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument(
         "--label_smoothing",
@@ -235,9 +235,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="values of epsilon (%(default)s)",
     )
     parser.add_argument(
-        "--steps", type=int, default=GUESSING.steps, help="of each small model (%(default)s)"
+        "--steps",
+        type=int,
+        default=GUESSING.steps,
+        help="training steps of each small model (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of weights and words (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of weights and words (%(default)s)"
+    )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -452,11 +457,11 @@ def draw_calibration(found: Mapping[float, Confidence]) -> "Figure":
         The picture.
     """
     figure, axes = new_figure(5.6, 5.0)
-    axes.plot([0.35, 1.0], [0.35, 1.0], color="0.5", linestyle="--", label="as sure as right")
+    axes.plot([0.35, 1.0], [0.35, 1.0], color="0.5", linestyle="--", label="perfect calibration")
     for value, result in found.items():
         axes.plot(result.confidence, result.accuracy, "o", label=f"epsilon {value:g}", alpha=0.8)
     axes.set_xlabel("confidence: highest probability of the model")
-    axes.set_ylabel("how often that choice is right")
+    axes.set_ylabel("accuracy of that choice")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure

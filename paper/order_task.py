@@ -57,14 +57,14 @@ COPYING = Training(d_model=48, steps=500, sentences_per_step=32, warmup_steps=15
 def small_model(
     position_encoding: str, vocab_size: int, num_positions: int, sizes: Training, seed: int = 0
 ) -> VanillaTransformerForConditionalGeneration:
-    """An untrained model of this package, without dropout.
+    """Create an untrained model of this package, without dropout.
 
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
-        vocab_size: V.
+        vocab_size: Vocabulary size V.
         num_positions: Rows of a learned table.
         sizes: Of the model.
-        seed: Of its weights.
+        seed: Seed of its weights.
 
     Returns:
         The model, on the accelerator if there is one.
@@ -122,7 +122,7 @@ def train_small_model(
 def predict(
     model: VanillaTransformerForConditionalGeneration, source: Tensor, target: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Read source and target at once, each target token predicted from those before it.
+    """Predict each target token from the source and the target tokens before it.
 
     Args:
         model: A model.
@@ -138,7 +138,7 @@ def predict(
 
 
 def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
-    """ "A chases B" and "B flees A" for each pair of names.
+    """Write "A chases B" and "B flees A" for each pair of names.
 
     Args:
         pairs: A and B, [B, 2].
@@ -155,11 +155,11 @@ def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
-    """All pairs of names, some of them never seen in training in either order.
+    """Split all pairs of names into training pairs and unseen pairs.
 
     Args:
         num_names: Of which each chases each other.
-        seed: Of the choice.
+        seed: Seed of the choice.
 
     Returns:
         Pairs to train on and pairs to ask for, [pairs, 2] each.
@@ -178,7 +178,7 @@ def who_chases_whom(
 
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
-        seed: Of weights, batches, and the choice of pairs.
+        seed: Seed of weights, batches, and the choice of pairs.
         sizes: Of the model and its training.
         num_names: Of which each chases each other.
 
@@ -216,7 +216,7 @@ def copying_losses(
 
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
-        seed: Of weights and batches.
+        seed: Seed of weights and batches.
         sizes: Of the model and its training.
         trained_length: The longest row of the training.
         length: Of the longer rows.
@@ -253,10 +253,10 @@ def copying_losses(
 def losses_by_position(
     model: VanillaTransformerForConditionalGeneration, source: Tensor, target: Tensor
 ) -> Tensor:
-    """How hard each place of the target is for a model.
+    """Return the mean loss at each target position.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: [B, T].
         target: [B, T].
 

@@ -147,8 +147,8 @@ def parse(
     """Translate sentences into linearized trees.
 
     Args:
-        model: Trained on trees.
-        tokenizer: Its own.
+        model: Model trained on trees.
+        tokenizer: Tokenizer of the model.
         sentences: Words without spaces, at least one each.
         constrained: Search among trees only; if not, the search is free to end as no tree.
         batch_size: Most sentences searched together.

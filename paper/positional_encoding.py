@@ -120,15 +120,15 @@ class Cost(NamedTuple):
 def candidate_encoding(
     name: str, num_positions: int, d_model: int, base: float = PAPER_BASE, seed: int = 0
 ) -> Tensor:
-    """One way to say where each word of a sentence stands.
+    """Return one encoding of the positions of a sentence.
 
     Args:
         name: One of `CANDIDATES`.
         num_positions: N, the length of the sentence.
         d_model: Width of "pairs", "binary", "sinusoidal" and "learned", even; the others have one
             feature, or two.
-        base: Of "sinusoidal".
-        seed: Of "learned", which is as the model has it before training.
+        base: Base of the wavelengths of "sinusoidal".
+        seed: Seed of "learned", which is as the model has it before training.
 
     Returns:
         The encoding, float32 [N, d].
@@ -207,7 +207,7 @@ def learned_encoding(num_positions: int, d_model: int, seed: int = 0) -> Tensor:
     Args:
         num_positions: N, rows of the table.
         d_model: Width.
-        seed: Of its random values.
+        seed: Seed of its random values.
 
     Returns:
         The table, float32 [N, d_model].
@@ -228,10 +228,10 @@ def learned_encoding(num_positions: int, d_model: int, seed: int = 0) -> Tensor:
 
 
 def model_encoding(model: VanillaTransformerForConditionalGeneration, num_positions: int) -> Tensor:
-    """What a model adds to the embeddings, whichever encoding it has.
+    """Return what a model adds to its embeddings, for any encoding of position.
 
     Args:
-        model: Trained or not.
+        model: Trained or untrained model.
         num_positions: N; fewer where a learned table has fewer rows.
 
     Returns:
@@ -254,7 +254,7 @@ def word_embeddings(model: VanillaTransformerForConditionalGeneration) -> Tensor
     """The words as positions are added to them: scaled by sqrt(d_model). Section 3.4.
 
     Args:
-        model: Trained or not.
+        model: Trained or untrained model.
 
     Returns:
         A row for each token, float32 [V, d_model].
@@ -270,7 +270,7 @@ def wavelengths(d_model: int, base: float = PAPER_BASE) -> Tensor:
 
     Args:
         d_model: Width, even.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         In positions, float64 [d_model / 2].
@@ -280,7 +280,7 @@ def wavelengths(d_model: int, base: float = PAPER_BASE) -> Tensor:
 
 
 def flip_rates(is_on: Tensor) -> Tensor:
-    """How often each bit, or the sign of each feature, changes.
+    """Return how often each bit, or the sign of each feature, changes.
 
     Args:
         is_on: Whether the bit is 1, or the feature not negative, [N, d].
@@ -292,7 +292,7 @@ def flip_rates(is_on: Tensor) -> Tensor:
 
 
 def distances(encoding: Tensor) -> Tensor:
-    """The distance of every two positions.
+    """Return the distance between every two positions.
 
     Args:
         encoding: [N, d].
@@ -305,7 +305,7 @@ def distances(encoding: Tensor) -> Tensor:
 
 
 def cosine_similarity_matrix(encoding: Tensor) -> Tensor:
-    """The cosine of the angle between every two positions.
+    """Return the cosine similarity of every two positions.
 
     Args:
         encoding: [N, d].
@@ -355,7 +355,7 @@ def smallest_distance(encoding: Tensor) -> float:
 
 
 def collisions(encoding: Tensor, tolerance: float) -> int:
-    """How many pairs of positions look the same.
+    """Count the pairs of positions that look the same.
 
     Args:
         encoding: [N, d].
@@ -411,7 +411,7 @@ def offset_map(offset: int, d_model: int, base: float = PAPER_BASE) -> Tensor:
     Args:
         offset: k, of either sign.
         d_model: Width, even.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         Float64 [d_model, d_model].
@@ -430,7 +430,7 @@ def dot_product_by_offset(
     Args:
         offsets: k, of either sign, [K].
         d_model: Width, even.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         Float64 [K].
@@ -444,7 +444,7 @@ def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int 
 
     Args:
         d_model: Width, even.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
         farthest: Distance to look up to.
 
     Returns:
@@ -455,7 +455,7 @@ def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int 
 
 
 def linear_map_residual(encoding: Tensor, offset: int) -> float:
-    """What the best matrix from PE(pos) to PE(pos + k) leaves unexplained.
+    """Return the relative error of the best matrix from PE(pos) to PE(pos + k).
 
     It is fitted on every other position and judged on those between, which it has not seen.
 
@@ -475,14 +475,14 @@ def linear_map_residual(encoding: Tensor, offset: int) -> float:
 def properties(
     name: str, num_positions: int, d_model: int, base: float = PAPER_BASE, seed: int = 0
 ) -> dict[str, Measured]:
-    """Measure what one wishes of an encoding, by the rules of `PROPERTIES`.
+    """Measure the desired properties of an encoding, by the rules of `PROPERTIES`.
 
     Args:
         name: One of `CANDIDATES`.
         num_positions: N, the longest sentence of the training; at least 64.
         d_model: Width, as `candidate_encoding` takes it.
-        base: Of "sinusoidal".
-        seed: Of "learned".
+        base: Base of the wavelengths of "sinusoidal".
+        seed: Seed of "learned".
 
     Returns:
         What was found, by property, in the order of `PROPERTIES`.
@@ -541,7 +541,7 @@ def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
 
 
 def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0.0) -> float:
-    """How many features take values past the training that they never came near in it.
+    """Return the share of features that leave their range of the training positions.
 
     Args:
         encoding: [N, d], with N beyond `trained_length`.
@@ -558,7 +558,7 @@ def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0
 
 
 def num_directions_for(vectors: Tensor, share: float) -> int:
-    """How many directions hold a share of the vectors' energy.
+    """Count the strongest directions that hold a share of the vectors' energy.
 
     Args:
         vectors: [N, d].
@@ -572,7 +572,7 @@ def num_directions_for(vectors: Tensor, share: float) -> int:
 
 
 def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
-    """How much words and positions, added to each other, get into each other's way.
+    """Measure how much the directions of words and positions overlap.
 
     Args:
         words: Scaled embeddings, [V, d_model].
@@ -612,14 +612,14 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
 def concatenation_cost(
     extra_width: int, row: str = "base", source_length: int = 32, target_length: int = 32
 ) -> Cost:
-    """What the layers of a row of Table 3 cost if positions get features of their own.
+    """Count the cost of the layers of a Table 3 row if positions are concatenated.
 
     Words keep d_model features and `extra_width` come beside them, through all layers; heads, d_k,
     d_v and d_ff stay. Embedding and output projection, which keep their size, are not counted.
 
     Args:
         extra_width: Features of the position; 0 where it is added to the words.
-        row: Of Table 3.
+        row: Name of a row of Table 3.
         source_length: Tokens.
         target_length: Tokens.
 

@@ -31,7 +31,7 @@ SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxStatistics:
-    """What scaled scores become, as means over the queries.
+    """Statistics of scaled scores and their softmax, as means over the queries.
 
     Attributes:
         variance: Of the scaled scores.
@@ -64,7 +64,7 @@ def measure(
         scale: What the scores are multiplied with.
         num_keys: Keys that each query sees.
         num_queries: How many are averaged over.
-        seed: Of queries and keys.
+        seed: Seed of queries and keys.
 
     Returns:
         What the scores are, and what the softmax makes of them.
@@ -95,7 +95,7 @@ def measure(
 
 
 def jacobian_norm(weights: Tensor) -> Tensor:
-    """The Frobenius norm of the softmax's Jacobian, diag(p) - p p^T.
+    """Return the Frobenius norm of the softmax's Jacobian, diag(p) - p p^T.
 
     Args:
         weights: What the softmax gave, [..., K].
@@ -109,10 +109,10 @@ def jacobian_norm(weights: Tensor) -> Tensor:
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument(
         "--d_k",
@@ -124,7 +124,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_keys", type=int, default=NUM_KEYS, help="keys that a query sees (%(default)s)"
     )
-    parser.add_argument("--seed", type=int, default=0, help="of queries and keys (%(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="random seed of queries and keys (%(default)s)"
+    )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:

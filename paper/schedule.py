@@ -52,10 +52,10 @@ def draw_schedules(schedules: Mapping[str, Schedule]) -> "Figure":
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument(
         "--recipes",
@@ -92,7 +92,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="schedule",
         title="The learning rate, step by step",
-        says="The rate rises in a line while the moments of Adam are still rough, then falls with "
+        says="The rate rises linearly while the moments of Adam are still rough, then falls with "
         "the inverse square root of the step; warm-up ends where the two curves meet. A wider "
         f"model gets a lower rate, by the root of its width. The highest here is {highest}'s, "
         f"{peaks[highest]:.2e} at step {schedules[highest].warmup_steps:,}.",

@@ -1,4 +1,4 @@
-"""What a study of the paper gives: sections, each a finding with its table and its picture."""
+"""The sections of a study: findings, each with a table and a picture."""
 
 import json
 import math
@@ -46,7 +46,7 @@ class Section:
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
     def text(self) -> str:
-        """The section for a terminal: title, table and what it shows."""
+        """Return the section as text for a terminal: title, table and findings."""
         parts = [f"{self.title}\n{'-' * len(self.title)}"]
         if self.columns:
             parts.append(text_table(self.columns, self.rows))
@@ -54,10 +54,10 @@ class Section:
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in plain text, numbers to the right.
+    """Format a table as plain text, with numbers to the right.
 
     Args:
-        columns: Heads.
+        columns: Column heads.
         rows: Texts, numbers, or None for an empty cell.
 
     Returns:
@@ -76,10 +76,10 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """A table in Markdown, numbers to the right.
+    """Format a table as Markdown, with numbers to the right.
 
     Args:
-        columns: Heads.
+        columns: Column heads.
         rows: Texts, numbers, or None for an empty cell.
 
     Returns:
@@ -92,7 +92,7 @@ def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str
 
 
 def cell(value: Any) -> str:
-    """A value as a table shows it.
+    """Format a value for a table.
 
     Args:
         value: A text, a number, or None.
@@ -111,16 +111,28 @@ def cell(value: Any) -> str:
     return str(value)
 
 
+def join_names(names: Sequence[str]) -> str:
+    """Join names for a sentence: "a, b and c".
+
+    Args:
+        names: At least one name.
+
+    Returns:
+        The list in words.
+    """
+    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+
+
 def write_study(
     folder: Path, title: str, sections: Iterable[Section], environment: Mapping[str, Any]
 ) -> None:
     """Write a study: a page, its numbers as JSON, and its pictures.
 
     Args:
-        folder: Where to.
-        title: Of the study.
-        sections: What it shows.
-        environment: What it ran on, by name.
+        folder: Folder to write to.
+        title: Title of the study.
+        sections: Sections of the study.
+        environment: Software and hardware of the run, by name.
     """
     make_folder(folder)
     page = [f"# {title}", f"```text\n{environment['command']}\n```"]
@@ -150,16 +162,16 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
     """Show sections as they are found, and write what was found.
 
     Args:
-        sections: What a study shows.
-        title: Of the study.
-        folder: Where to.
+        sections: Sections of the study.
+        title: Title of the study.
+        folder: Folder to write to.
 
     Raises:
-        ValueError: If the folder cannot be.
+        ValueError: If the path is a file.
     """
     from ..train.run_folder.environment import environment_facts
 
-    # a folder that cannot be is refused before anything is computed
+    # check the folder before anything is computed
     nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     if not nearest.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {nearest}.")

@@ -47,10 +47,10 @@ SHORT_LENGTHS = (8, 16, 32, 64)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument("--kernel", type=int, default=3, help="k, of the convolution (%(default)s)")
     parser.add_argument(
@@ -64,7 +64,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="longer sequences and wider layers, for a GPU; without it a minute or two on one core",
     )
-    parser.add_argument("--seed", type=int, default=1, help="of what is random (%(default)s)")
+    parser.add_argument("--seed", type=int, default=1, help="random seed (%(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -137,9 +137,9 @@ def _growth_section(
     word = {"n": "length n", "d": "width d"}[letter]
     growth = {
         "n": "Attention grows with the square of the length, for every position looks at every "
-        "other; the rest, attention between neighbours only among it, grows in a line.",
+        "other; the rest, attention between neighbours only among it, grows linearly.",
         "d": "A product with weights grows with the square of the width; attention itself has no "
-        "weights and grows in a line. Wide layers are where attention is cheap.",
+        "weights and grows linearly. Wide layers are where attention is cheap.",
     }[letter]
     return Section(
         name=name,
@@ -173,7 +173,7 @@ def _clock() -> str:
     if torch.cuda.is_available():
         return "a GPU's"
     threads = torch.get_num_threads()
-    return f"that of {threads} thread{'s' * (threads > 1)} of a processor"
+    return f"that of {threads} thread{'s' * (threads > 1)} of a CPU"
 
 
 def _full_name(kind: str) -> str:
@@ -235,12 +235,12 @@ def _memory_section(
     return Section(
         name="memory",
         title="Memory kept for backward",
-        says="Table 1 does not count memory, but who trains must. Counted are the bytes that a "
+        says="Table 1 does not count memory, but training needs it. Counted are the bytes that a "
         "forward pass keeps for backward, input included and weights not, each piece of memory "
         "once. Equation (1) as it is written keeps its weights, n^2 for each of the "
         f"d / {D_K} heads: {whole:,.1f} MB at n = {sizes.lengths[-1]:,} and d = {sizes.width:,}. "
         f"The fused kernel computes them again when backward wants them, and keeps {fused:,.1f} "
-        "MB: more work backward, but memory that grows in a line. The exponent is fitted to the "
+        "MB: more work backward, but memory that grows linearly. The exponent is fitted to the "
         "larger half of the sizes, where the n^2 term has left the n d terms behind."
         + (" The peak is the most that the GPU held on both passes." if has_peak else ""),
         columns=[*columns, "peak MB"] if has_peak else columns,
@@ -332,7 +332,7 @@ def _chain_section(flags: argparse.Namespace) -> Section:
         name="sequential",
         title="Sequential operations",
         says="The longest chain of operations that wait for each other, in the graph that torch "
-        "made of one layer. It is what no number of processors makes shorter. For a recurrence "
+        "made of one layer. It is what no number of parallel cores makes shorter. For a recurrence "
         f"each position adds {added:g} operations; for the other kinds none: O(1), though a layer "
         "that takes a few more operations has a longer chain.",
         columns=("layer", "the paper", *(f"n = {n}" for n in SHORT_LENGTHS), "a position adds"),

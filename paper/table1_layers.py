@@ -47,7 +47,7 @@ class Kind(NamedTuple):
 
 
 def heads_of(x: Tensor) -> Tensor:
-    """Divide a sequence among heads of the paper's width.
+    """Split a sequence into heads of the paper's width.
 
     Args:
         x: [1, n, d].
@@ -72,7 +72,7 @@ def self_attention(x: Tensor) -> Tensor:
 
 
 def fused_self_attention(x: Tensor) -> Tensor:
-    """The same by torch's kernel, which never has all weights in memory at once.
+    """Attention by torch's fused kernel, which never stores all weights.
 
     Args:
         x: Queries, keys and values at once, [1, n, d].
@@ -85,7 +85,7 @@ def fused_self_attention(x: Tensor) -> Tensor:
 
 
 def restricted_self_attention(x: Tensor, neighbourhood: int) -> Tensor:
-    """Attention of each position to those around it alone; no other score is computed. Section 4.
+    """Attention of each position to its neighbourhood only. Section 4.
 
     Args:
         x: Queries, keys and values at once, [1, n, d].
@@ -112,7 +112,7 @@ class Projections(nn.Module):
     """The four products with weights around an attention. Section 3.2.2.
 
     Args:
-        d: Width.
+        d: Width of the layer.
     """
 
     def __init__(self, d: int):
@@ -158,8 +158,8 @@ class Convolution(nn.Module):
     """torch's convolution over a sequence, of each position and the k - 1 before it.
 
     Args:
-        d: Width.
-        kernel: k.
+        d: Width of the layer.
+        kernel: Kernel width k.
         dilation: Distance between the positions that the kernel looks at.
     """
 
@@ -207,13 +207,13 @@ DILATED = ", dilated"
 
 
 class Cost(NamedTuple):
-    """What a layer takes at one size.
+    """Cost of a layer at one size.
 
     Attributes:
         flops: Of a forward pass, as torch counts them.
-        seconds: Of a forward pass; on a processor, of one thread.
+        seconds: Of a forward pass; on a CPU, of one thread.
         kept: Bytes kept for backward, weights aside.
-        peak: Most bytes that forward and backward had on a GPU; None on a processor.
+        peak: Most bytes that forward and backward had on a GPU; None on a CPU.
     """
 
     flops: int
@@ -227,8 +227,8 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
 
     Args:
         kind: One of `KINDS`.
-        n: Positions.
-        d: Width.
+        n: Number of positions.
+        d: Width of the layer.
         kernel: k, of the convolution.
         neighbourhood: r, of restricted attention.
         device: Where to measure time and memory.
@@ -238,7 +238,7 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
     """
     build = KINDS[kind].build
     # without numbers torch counts what is inside of fused kernels too, but takes milliseconds for
-    # each step of a recurrence; that has no fused kernel on a processor
+    # each step of a recurrence; that has no fused kernel on a CPU
     counting = "cpu" if kind == RECURRENT else "meta"
     with torch.device(counting), torch.no_grad(), FlopCounterMode(display=False) as counter:
         build(d, kernel, neighbourhood)(torch.empty(1, n, d))
@@ -263,7 +263,7 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
 def _seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
     found: list[float] = []
     threads = torch.get_num_threads()
-    # one thread's own time: what other programs take of the processor is not in it
+    # one thread's own time: what other programs take of the CPU is not in it
     torch.set_num_threads(1)
     try:
         layer(x)
@@ -284,7 +284,7 @@ def _now(x: Tensor) -> float:
 
 
 def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
-    """The memory that a layer's forward pass leaves for backward; what shares memory counts once.
+    """Count the bytes that a forward pass keeps for backward; shared memory counts once.
 
     Args:
         layer: What to run.
@@ -310,7 +310,7 @@ def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) 
 
 
 def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
-    """The exponent of a power law, by least squares on logarithms.
+    """Fit the exponent of a power law by least squares on logarithms.
 
     Args:
         sizes: What grows.
@@ -325,7 +325,7 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
 
 
 def longest_chain(output: Tensor) -> int:
-    """How many operations of a graph must wait for each other.
+    """Return the length of the longest chain of dependent operations in a graph.
 
     Args:
         output: Computed with gradients.
@@ -349,10 +349,10 @@ def longest_chain(output: Tensor) -> int:
 
 
 def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tensor]]) -> int:
-    """How many layers it takes until the last position depends on the first.
+    """Count the layers until the last position depends on the first.
 
     Args:
-        n: Positions.
+        n: Number of positions.
         layer_at: From the number of a layer, from 0, to the layer, of [1, n, `PATH_WIDTH`].
 
     Returns:
@@ -369,10 +369,10 @@ def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tenso
 
 
 def states_to_connect(n: int) -> int:
-    """How many states of a recurrence the gradient passes from the last position to the first.
+    """Count the states that the gradient passes from the last position to the first.
 
     Args:
-        n: Positions.
+        n: Number of positions.
 
     Returns:
         States, counted as the gradient comes by.
@@ -389,7 +389,7 @@ def states_to_connect(n: int) -> int:
 
 
 def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int, int]]:
-    """The longest path between two positions, found by gradients, and by the exact formula.
+    """Return the longest path between two positions, by gradients and by the formula.
 
     Args:
         n: Positions, more than one.
@@ -424,12 +424,12 @@ def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int
 
 
 def chain_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, int]:
-    """How many operations of a layer must wait for each other, on a processor.
+    """Return the longest chain of dependent operations of each layer, on a CPU.
 
     Args:
-        n: Positions.
-        kernel: k.
-        neighbourhood: r, odd.
+        n: Number of positions.
+        kernel: Kernel width k.
+        neighbourhood: Neighbourhood r, odd.
 
     Returns:
         Operations on the longest chain of the graph that torch made, by kind.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 class System(NamedTuple):
-    """A row of the paper's table: BLEU on newstest2014 and FLOPs of training, where reported."""
+    """A row of Table 2: BLEU on newstest2014 and training FLOPs, where reported."""
 
     name: str
     bleu_de: float | None
@@ -78,10 +78,10 @@ PASSES = 3
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     parser.add_argument(
         "--sentence_length",
@@ -129,7 +129,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
 
 def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float]:
-    """The work of the matrix products of a whole training, forward and backward.
+    """Count the FLOPs of the matrix products of a training run, forward and backward.
 
     Args:
         config: Settings of the run.
@@ -161,7 +161,7 @@ def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float
 
 
 def attention_width(layers: nn.Module) -> int:
-    """The work of equation (1) for each query and key: their product, and that with the value.
+    """Count the FLOPs of equation (1) for each query and key.
 
     Args:
         layers: Of a stack.
@@ -177,7 +177,7 @@ def attention_width(layers: nn.Module) -> int:
 
 
 def sustained_flops(hours: float, gpus: int = GPUS, teraflops: float = TFLOPS_PER_GPU) -> float:
-    """The work of a training as the paper estimates it: time, times GPUs, times what one sustains.
+    """Estimate training FLOPs as the paper does: time x GPUs x sustained FLOP/s.
 
     Args:
         hours: Of training.

@@ -43,10 +43,10 @@ WAYS = ("one pass", "step by step, with the cache", "step by step, without")
 
 @torch.no_grad()
 def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -> Tensor:
-    """The loss of each target token as training has it: all positions at once. Section 3.2.3.
+    """Return the loss of each target token as in training, in one pass. Section 3.2.3.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: Source tokens, [1, S].
         labels: Target tokens, [1, T].
 
@@ -62,10 +62,10 @@ def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -
 def losses_step_by_step(
     model: PreTrainedModel, source: Tensor, labels: Tensor, use_cache: bool
 ) -> Tensor:
-    """The same as translation has it: each step is given the true token before it. Section 3.1.
+    """Return the same losses as in translation: step by step, given the true tokens. Section 3.1.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: Source tokens, [1, S].
         labels: Target tokens, [1, T].
         use_cache: Whether keys and values of earlier steps are kept; else all is read again.
@@ -100,10 +100,10 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 def timed(
     model: PreTrainedModel, source: Tensor, labels: Tensor
 ) -> dict[str, tuple[Tensor, float]]:
-    """The losses of a sentence, each way, and how long they took.
+    """Compute the losses of a sentence in each way, and measure the time.
 
     Args:
-        model: In evaluation mode.
+        model: Model in evaluation mode.
         source: Source tokens, [1, S].
         labels: Target tokens, [1, T].
 
@@ -128,7 +128,7 @@ def timed(
 
 
 def demo_pairs(count: int) -> list[tuple[str, str]]:
-    """Sentences of the demo's corpus and their translations.
+    """Return sentences of the demo's corpus and their translations.
 
     Args:
         count: How many.
@@ -143,11 +143,11 @@ def demo_pairs(count: int) -> list[tuple[str, str]]:
 def random_model(
     pairs: Sequence[tuple[str, str]], seed: int
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """A small model of random weights.
+    """Create a small model with random weights.
 
     Args:
         pairs: Sentences to learn a vocabulary from.
-        seed: Of the weights.
+        seed: Seed of the weights.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
@@ -167,10 +167,10 @@ def random_model(
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """Declare what can be asked of this study.
+    """Declare the flags of this study.
 
     Args:
-        parser: Of the command line.
+        parser: Parser of the command line.
     """
     add_model_flag(parser, default=None)
     parser.add_argument("--sentence", help="one of the demo's if not given; with --translation")
@@ -180,9 +180,9 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=int,
         nargs="+",
         default=list(LENGTHS),
-        help="target tokens to take the time of (%(default)s)",
+        help="target lengths to time (%(default)s)",
     )
-    parser.add_argument("--seed", type=int, default=0, help="of what is random (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -284,8 +284,8 @@ def _losses_section(
         title="One pass gives the losses of all steps",
         says=f"The decoder of {of} reads {sentences}, {total} target tokens in all. Because each "
         "position is given the true tokens before it and the mask hides those after it, position t "
-        f"of one pass computes just what step t would: the losses, {means[WAYS[0]]:.4f} nats in "
-        f"the mean, differ by {differences[WAYS[1]]:.0e} at most with the cache of earlier keys "
+        f"of one pass computes just what step t would: the losses, {means[WAYS[0]]:.4f} nats on "
+        f"average, differ by {differences[WAYS[1]]:.0e} at most with the cache of earlier keys "
         f"and values and by {differences[WAYS[2]]:.0e} without, which is rounding. Training takes "
         f"{counts[WAYS[0]][0]} pass{'es' if len(ids) > 1 else ''} of the decoder where translation "
         f"takes {counts[WAYS[1]][0]}. The picture has the sentence: {shown[drawn][1]}",

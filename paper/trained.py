@@ -14,18 +14,18 @@ DEMO = "runs/demo"
 def add_model_flag(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, default: str | None = DEMO
 ) -> None:
-    """Let a study be asked for a model.
+    """Add the flag that chooses a model to a study.
 
     Args:
-        parser: Of the study, or a group of its flags.
-        default: The model if none is given; None where the study does without.
+        parser: Parser of the study, or a group of its flags.
+        default: Model to use without the flag; None if the study needs no model.
     """
     parser.add_argument(
         "--model",
         metavar="RUN",
         default=default,
         help="a run folder, model folder or Hub name"
-        + (" (%(default)s)" if default else "; without it none that is trained"),
+        + (" (%(default)s)" if default else "; no trained model if not given"),
     )
     add_trust_flag(parser)
 
@@ -33,7 +33,7 @@ def add_model_flag(
 def load_trained(
     run: str, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model that a study was asked for.
+    """Load the model that the flags of a study name.
 
     Args:
         run: A run folder, a model folder or a Hub name.

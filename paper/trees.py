@@ -77,7 +77,7 @@ class Tree:
 
 
 def walk(tree: Tree) -> Iterator[tuple[str, int | Bracket]]:
-    """Go through a tree from left to right.
+    """Walk through a tree from left to right.
 
     Args:
         tree: Any tree without empty brackets.
@@ -136,7 +136,7 @@ def tree_from_tokens(tokens: Sequence[str], words: Sequence[str], tags: Sequence
 
 
 def malformation(tokens: Sequence[str], num_words: int) -> str | None:
-    """Why tokens are no tree.
+    """Return the reason why tokens are no tree, or None.
 
     Args:
         tokens: What may be a linearized tree.
@@ -302,7 +302,7 @@ def _add_word(parent: _Open, word: str, is_label: bool, place: str):
 
 
 def clean(tree: Tree, counts: Counter | None = None) -> Tree | None:
-    """Take away what no parser is scored on: traces, function tags, the bracket around a tree.
+    """Remove what is not scored: traces, function tags, the bracket around a tree.
 
     Args:
         tree: From `read_trees`.

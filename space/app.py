@@ -33,7 +33,8 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
 from vanilla_transformer.console import run_command, sentence_of, shown
 from vanilla_transformer.drawing import DOTS_PER_INCH, label_places, new_figure
-from vanilla_transformer.paper.attention import KINDS, draw_matrix
+from vanilla_transformer.paper.attention.kinds import KINDS
+from vanilla_transformer.paper.attention.pictures import draw_matrix
 from vanilla_transformer.paper.positional_encoding import (
     CANDIDATES,
     LEAST_DISTANCE,
@@ -44,7 +45,7 @@ from vanilla_transformer.paper.positional_encoding import (
     smallest_distance,
     usual_step,
 )
-from vanilla_transformer.paper.positional_pictures import (
+from vanilla_transformer.paper.positions.pictures import (
     draw_dot_product,
     draw_heatmap,
     draw_similarity,

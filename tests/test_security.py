@@ -20,7 +20,7 @@ def test_there_are_promises():
 def test_each_promise_names_tests_that_exist(row):
     names = re.findall(r"`(test_\w+)`", row)
     assert names
-    files = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py")]
+    files = [path.read_text(encoding="utf-8") for path in Path(__file__).parent.rglob("test_*.py")]
     for name in names:
         assert any(f"def {name}(" in text for text in files), name
 

@@ -3,6 +3,7 @@
 Shapes as in the model: Q queries, K keys.
 """
 
+import argparse
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,9 +13,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..attention_maps import AttentionWeights, attention_weights
-from ..drawing import label_places, new_figure
-from ..modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
+from ...attention_maps import AttentionWeights, attention_weights
+from ...drawing import label_places, new_figure
+from ...modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
+from ..study import Section
+from .head_tasks import head_statistics
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,7 +28,7 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSteps:
-    """What one head computes for a sentence, in the order of equation (1).
+    """The steps of one head for a sentence, in the order of equation (1).
 
     Attributes:
         asking: The tokens that the queries are of, [Q].
@@ -66,8 +69,8 @@ def inside_head(
         tokenizer: Its tokenizer.
         source: A sentence.
         kind: "encoder", "decoder" or "cross".
-        layer: Counted from 0.
-        head: Counted from 0.
+        layer: Layer number, counted from 0.
+        head: Head number, counted from 0.
         target: Its translation; the one that the model finds if not given.
 
     Returns:
@@ -133,7 +136,7 @@ def _tokens(found: AttentionWeights, kind: str) -> tuple[list[str], list[str]]:
 
 
 def draw_head_steps(steps: HeadSteps) -> "Figure":
-    """Draw equation (1) from left to right: Q, K, V, then scores, weights and what is gathered.
+    """Draw equation (1) step by step: Q, K, V, scores, weights and context.
 
     Args:
         steps: Of a head.
@@ -149,8 +152,8 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         ("K", steps.key, asked, None),
         ("V", steps.value, asked, None),
         ("Q K^T / sqrt(d_k)", steps.scores, asking, asked),
-        ("softmax of it", steps.weights, asking, asked),
-        ("times V", steps.context, asking, None),
+        ("softmax(Q K^T / sqrt(d_k))", steps.weights, asking, asked),
+        ("softmax(...) V", steps.context, asking, None),
     ]
     for axes, (title, values, rows, columns) in zip(all_axes.flat, panels, strict=True):
         is_weights = values is steps.weights
@@ -172,3 +175,32 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         axes.tick_params(labelsize=8, length=2)
         figure.colorbar(image, ax=axes)
     return figure
+
+
+def steps_section(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    flags: argparse.Namespace,
+    weights: AttentionWeights,
+) -> Section:
+    layer = (flags.layer or len(weights.cross)) - 1
+    statistics = head_statistics([weights], "cross")[layer]
+    focused = min(range(len(statistics)), key=lambda index: statistics[index].entropy)
+    head = focused if flags.head is None else flags.head - 1
+    steps = inside_head(model, tokenizer, flags.sentence, "cross", layer, head, flags.translation)
+    row = int(steps.weights.max(dim=-1).values.argmax())
+    column = int(steps.weights[row].argmax())
+    return Section(
+        name="equation-1",
+        title="Equation (1), inside one head",
+        says=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1}: a query of "
+        f"{steps.query.shape[1]} features for each token that is about to be written, a key and a "
+        f"value for each of the source. Where query and key point the same way the score is high: "
+        f"{steps.scores[row, column]:.2f} for {steps.asking[row]} and {steps.asked[column]}, where "
+        f"the mean of that row is {steps.scores[row].mean():.2f}. The softmax makes it a weight of "
+        f"{steps.weights[row, column]:.2f}, the share that this value has in the row of the "
+        "result. Computed here from Q and K, the weights differ from the model's own by "
+        f"{steps.difference:.1g} at most.",
+        figure=draw_head_steps(steps),
+        numbers={"layer": layer + 1, "head": head + 1, "difference": steps.difference},
+    )

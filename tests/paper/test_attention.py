@@ -22,17 +22,11 @@ from vanilla_transformer.attention_maps import (
 from vanilla_transformer.cli import main
 from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.modeling_vanilla_transformer import eager_attention
-from vanilla_transformer.paper.attention import (
-    PLACES,
-    add_flags,
-    align,
-    draw_grid,
-    draw_matrix,
-    head_statistics,
-    sections,
-    unchanged_words,
-)
-from vanilla_transformer.paper.inside_head import inside_head
+from vanilla_transformer.paper.attention import add_flags, sections
+from vanilla_transformer.paper.attention.alignment import align, unchanged_words
+from vanilla_transformer.paper.attention.head_tasks import PLACES, head_statistics
+from vanilla_transformer.paper.attention.inside_head import inside_head
+from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,9 @@ import torch.nn.functional as F
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
-from vanilla_transformer.paper import table3, table3_training
+from vanilla_transformer.paper import table3
+from vanilla_transformer.paper.table3 import parameters, ranks, training
+from vanilla_transformer.paper.table3.scaled import scaled_sizes
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.recipe import load_config
 from vanilla_transformer.train.run_folder.environment import read_environment
@@ -59,14 +61,14 @@ def test_a_model_with_the_implied_vocabulary_has_the_papers_count():
         if paper.parameters is None:
             continue
         config = table3.paper_sizes(row, 1000)
-        tokens = table3.implied_vocabulary(config, paper.parameters * 1e6)
+        tokens = parameters.implied_vocabulary(config, paper.parameters * 1e6)
         counted = table3.parameters_by_part(table3.paper_sizes(row, round(tokens)))
         assert sum(counted.values()) == pytest.approx(paper.parameters * 1e6, abs=config.d_model)
 
 
 def test_the_vocabulary_that_fits_most_rows_is_where_most_intervals_meet():
     rows = {"a": (1.5, 8.0), "b": (3.0, 5.5), "c": (5.0, 9.0), "d": (20.0, 30.0)}
-    assert table3.vocabularies_that_fit(rows) == (range(5, 6), ["a", "b", "c"])
+    assert parameters.vocabularies_that_fit(rows) == (range(5, 6), ["a", "b", "c"])
 
 
 @pytest.mark.parametrize(("rows", "said"), [([], "in 8 of 10:"), (["B1", "C5"], "in 1 of 2:")])
@@ -96,11 +98,11 @@ def parameters_section(*rows, vocab_size=37000):
 
 def test_a_rank_correlation_with_ties_is_that_of_the_worked_example():
     # places 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, variances 4.5 and 5
-    assert table3.ranks([0.1, 7.0, 7.0, 30.0]) == [1, 2.5, 2.5, 4]
-    found = table3.rank_correlation([0.1, 7.0, 7.0, 30.0], [10, 30, 20, 40])
+    assert ranks.ranks([0.1, 7.0, 7.0, 30.0]) == [1, 2.5, 2.5, 4]
+    found = ranks.rank_correlation([0.1, 7.0, 7.0, 30.0], [10, 30, 20, 40])
     assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
-    assert table3.rank_correlation([1, 2, 3], [9, 8, -1]) == pytest.approx(-1)
-    assert table3.rank_correlation([1, 2, 3], [5, 5, 5]) is None
+    assert ranks.rank_correlation([1, 2, 3], [9, 8, -1]) == pytest.approx(-1)
+    assert ranks.rank_correlation([1, 2, 3], [5, 5, 5]) is None
 
 
 @pytest.mark.parametrize("row", PAPER_ROWS)
@@ -118,7 +120,7 @@ def test_a_scaled_row_changes_what_the_papers_row_changes_in_the_same_ratio(row)
         }
 
     def scaled(row):
-        sizes = table3.scaled_sizes(row, 8, 3, 0.06)
+        sizes = scaled_sizes(row, 8, 3, 0.06)
         return numbers(load_config(f"paper-{row}", {"model": sizes}).model_config(37000))
 
     paper, paper_base = (numbers(table3.paper_sizes(name, 37000)) for name in (row, "base"))
@@ -175,7 +177,7 @@ def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
         # the first row ends well, the second is asked to end after its first step
         patch.setattr(loop, "_is_asked_to_end", lambda run, _: run.folder.name == "C1")
         assert main(command) == 1
-    assert "row C1 was asked to end: the same command goes on" in capsys.readouterr().err
+    assert "row C1 was stopped: run the same command again" in capsys.readouterr().err
     first = (tmp_path / "rows" / "D4" / "model.safetensors").stat().st_mtime_ns
     assert main(command) == 0
     rows = trained_rows(tmp_path)
@@ -186,7 +188,7 @@ def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
     assert (tmp_path / "rows" / "D4" / "model.safetensors").stat().st_mtime_ns == first
     assert begun[0]["tokenizer_sha256"] == begun[1]["tokenizer_sha256"]
 
-    monkeypatch.setattr(table3_training, "train", lambda *_, **__: pytest.fail("trained again"))
+    monkeypatch.setattr(training, "train", lambda *_, **__: pytest.fail("trained again"))
     assert main(command) == 0
     assert trained_rows(tmp_path) == rows
     assert main([*command, "--max_steps", "7"]) == 1

@@ -6,21 +6,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from .. import VanillaTransformerConfig
-from ..train.config import TrainConfig
-from ..train.data.prepare import load_main_corpus
-from ..train.evaluate import evaluate
-from ..train.loop import train
-from ..train.progress import perplexity
-from ..train.recipe import RECIPE_FILE
-from ..train.run_folder.files import (
+from ... import VanillaTransformerConfig
+from ...train.config import TrainConfig
+from ...train.data.prepare import load_main_corpus
+from ...train.evaluate import evaluate
+from ...train.loop import train
+from ...train.progress import perplexity
+from ...train.recipe import RECIPE_FILE
+from ...train.run_folder.files import (
     hold_run,
     read_average,
     read_metrics,
     read_recipe,
     read_scores,
 )
-from ..train.vocabulary import prepare_tokenizer
+from ...train.vocabulary import prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +69,9 @@ def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Ro
         config = dataclasses.replace(configs[row], tokenizer=vocabulary)
         logger.info("row %s, %d of %d", row, number, len(unfinished))
         if not train(config, resume=True):
-            raise InterruptedError(f"row {row} was asked to end: the same command goes on with it.")
+            raise InterruptedError(
+                f"row {row} was stopped: run the same command again to resume it."
+            )
         evaluate(config.output_dir, SPLIT)
     return {row: _result(Path(config.output_dir)) for row, config in configs.items()}
 

@@ -12,7 +12,6 @@ import torch
 from vanilla_transformer import sinusoidal_encoding
 from vanilla_transformer.cli import main
 from vanilla_transformer.paper import positional_encoding as encodings
-from vanilla_transformer.paper import positional_pictures as pictures
 from vanilla_transformer.paper import positions
 from vanilla_transformer.paper.order_task import (
     COPYING,
@@ -26,6 +25,7 @@ from vanilla_transformer.paper.order_task import (
     who_chases_whom,
 )
 from vanilla_transformer.paper.positional_encoding import candidate_encoding
+from vanilla_transformer.paper.positions import order, pictures, sinusoids
 
 PAPERS_BASES = (10000.0, 100.0, 1.0, 7.5)
 
@@ -231,7 +231,7 @@ def test_what_repeats_and_what_is_a_matter_of_distance_is_measured(monkeypatch):
     assert section.rows[0][-1] < 1e-6
     # its matrix is as symmetric
     table = candidate_encoding("learned", 64, 16)
-    monkeypatch.setattr(positions, "sinusoidal_encoding", lambda *sizes: table)
+    monkeypatch.setattr(sinusoids, "sinusoidal_encoding", lambda *sizes: table)
     assert positions.bases(64, 16, [10000.0]).rows[0][-1] > 0.5
 
 
@@ -255,7 +255,7 @@ def test_wavelengths_that_are_all_the_same_are_no_progression():
 
 
 def test_a_similarity_that_stays_has_no_distance_at_which_it_ends(monkeypatch):
-    monkeypatch.setattr(positions, "FARTHEST", 2000)
+    monkeypatch.setattr(sinusoids, "FARTHEST", 2000)
     ends = "reaches zero at distance 1,707 (base 10,000): from there on it says nothing"
     stays = "With base 1e+06 it stays above zero up to distance 2,000."
     for bases, said in (([1e4], (1, 0)), ([1e6], (0, 1)), ([1e4, 1e6], (1, 1))):
@@ -495,8 +495,8 @@ def test_a_band_shows_where_the_dot_product_depends_on_the_position():
 
 def test_the_sections_that_train_say_what_they_found(written, monkeypatch):
     assert not {"order-task", "length"} & set(written)
-    monkeypatch.setattr(positions, "WHO_CHASES_WHOM", replace(WHO_CHASES_WHOM, steps=1))
-    monkeypatch.setattr(positions, "COPYING", replace(COPYING, steps=1))
+    monkeypatch.setattr(order, "WHO_CHASES_WHOM", replace(WHO_CHASES_WHOM, steps=1))
+    monkeypatch.setattr(order, "COPYING", replace(COPYING, steps=1))
     section = positions.order_accuracies(seed=5)
     assert list(section.columns) == ["positions", "seed 5", "seed 6", "seed 7", "mean"]
     assert [row[0] for row in section.rows] == ["sinusoidal", "learned", "none"]

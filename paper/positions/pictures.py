@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..drawing import new_figure
-from .positional_encoding import (
+from ...drawing import new_figure
+from ..positional_encoding import (
     PROPERTIES,
     Measured,
     Overlap,
@@ -102,7 +102,7 @@ def draw_waves(
     Args:
         d_model: Width, even.
         num_positions: N.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
         pairs: Which to draw, by their number i.
         words: At positions 0, 1, ...
 
@@ -292,7 +292,7 @@ def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figu
     Args:
         offsets: k.
         d_model: Width, even and small.
-        base: Of the wavelengths.
+        base: Base of the wavelengths.
 
     Returns:
         The picture.
@@ -466,11 +466,11 @@ def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Fig
     for place, accuracies in enumerate(found.values()):
         axes.bar(place, sum(accuracies) / len(accuracies), width=0.6, color=f"C{place}", alpha=0.5)
         axes.plot([place] * len(accuracies), accuracies, "o", color=f"C{place}")
-    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="toss of a coin")
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
     axes.set_xticks(range(len(found)), found)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("positions")
-    axes.set_ylabel("sentences answered right")
+    axes.set_ylabel("accuracy")
     axes.legend()
     return figure
 
@@ -498,7 +498,7 @@ def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float
             alpha=0.2,
         )
     axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="lengths trained on")
-    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="knowing nothing")
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
     axes.set_xlim(0.5, None)
     axes.set_xlabel("position of the token, counted from 1")
     axes.set_ylabel("loss, nats per token")

@@ -1,0 +1,106 @@
+"""What the heads of a trained model attend to. Sections 3.2 and 4, figures 3 to 5.
+
+Shapes as in the model: N layers, h heads, S source tokens, T target tokens, Q queries, K keys.
+"""
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...attention_maps import AttentionWeights, attention_weights
+from ...records import read_text
+from ..study import Section
+from ..trained import add_model_flag, load_trained
+from .alignment import alignment_section
+from .head_tasks import tasks_section
+from .inside_head import steps_section
+from .kinds import KINDS
+from .one_sentence import grid_section, head_section, word_section
+
+SENTENCE = "Anna hopes that the package from Berlin will arrive in 3 weeks."
+NUM_SENTENCES = 100
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this study.
+
+    Args:
+        parser: Parser of the command line.
+    """
+    add_model_flag(parser)
+    parser.add_argument("--sentence", default=SENTENCE, help="sentence to translate (%(default)s)")
+    parser.add_argument(
+        "--translation", help="translation of the sentence; the model translates if not given"
+    )
+    parser.add_argument(
+        "--layer",
+        type=int,
+        help="layer of the lines and the alignment, counted from 1; chosen if not given",
+    )
+    parser.add_argument(
+        "--head",
+        type=int,
+        help="head of the lines, counted from 1; the most focused one if not given",
+    )
+    parser.add_argument(
+        "--num_sentences",
+        type=int,
+        default=NUM_SENTENCES,
+        help="sentences of the translated test split to measure the heads on (%(default)s)",
+    )
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Grids of heads, the inside of one, a head and a word in lines, an alignment, what heads do.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        Eight sections.
+
+    Raises:
+        ValueError: If there is no such model, layer or head, or no sentence.
+    """
+    model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
+    weights = attention_weights(model, tokenizer, flags.sentence, flags.translation)
+    _refuse_absent(weights, flags.layer, flags.head)
+    measured_on = "this sentence"
+    maps = _test_maps(flags.model, model, tokenizer, flags.num_sentences)
+    if maps:
+        count = f"{len(maps)} sentences" if len(maps) > 1 else "one sentence"
+        measured_on = f"{count} of its test split"
+    maps = maps or [weights]
+    for kind in KINDS:
+        yield grid_section(weights, kind)
+    yield steps_section(model, tokenizer, flags, weights)
+    yield head_section(weights, flags.layer, flags.head)
+    yield word_section(weights, flags.layer)
+    yield alignment_section(weights, maps, flags.layer, measured_on)
+    yield tasks_section(maps, measured_on)
+
+
+def _refuse_absent(weights: AttentionWeights, layer: int | None, head: int | None):
+    sizes = [getattr(weights, kind).shape[:2] for kind in KINDS]
+    for name, number, most in (
+        ("layer", layer, min(size[0] for size in sizes)),
+        ("head", head, min(size[1] for size in sizes)),
+    ):
+        if number is not None and not 1 <= number <= most:
+            raise ValueError(f"{name} must be from 1 to {most}, got {number}.")
+
+
+def _test_maps(
+    run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, most: int
+) -> list[AttentionWeights]:
+    """Of the sentences that `evaluate` has left in a run folder; none where it has not run."""
+    if most < 1:
+        raise ValueError(f"num_sentences must be at least 1, got {most}.")
+    files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]
+    if not all(file.is_file() for file in files):
+        return []
+    sides = [read_text(file).split("\n")[:-1] for file in files]
+    pairs = [pair for pair in zip(*sides, strict=True) if all(map(str.strip, pair))]
+    return [attention_weights(model, tokenizer, *pair) for pair in pairs[:most]]

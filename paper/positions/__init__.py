@@ -1,0 +1,99 @@
+"""Positional encoding: what it is, why it is so, and what happens without it. Section 3.5."""
+
+import argparse
+import math
+from collections.abc import Iterator
+
+from ... import sinusoidal_encoding
+from ..positional_encoding import PAPER_BASE, model_encoding
+from ..study import Section
+from ..trained import add_model_flag, load_trained
+from .combination import addition, concatenation, trained_addition
+from .comparison import candidates, desired_properties, more_pairs, wishes
+from .offsets import direction, dot_products, offset_maps
+from .order import length_extrapolation, order_accuracies, two_orders
+from .sinusoids import bases, binary, reaches, table, waves, worked_example
+
+# a word before, one in the middle and one after; a matrix of positions by positions fits a laptop
+LEAST_LENGTH, MOST_LENGTH = 3, 4096
+# four times as many positions, at four times the length, have as many bits as the binary candidate
+MOST_WIDTH = 4096
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this study.
+
+    Args:
+        parser: Parser of the command line.
+    """
+    parser.add_argument(
+        "--base",
+        type=float,
+        nargs="+",
+        default=[PAPER_BASE, 100.0, 1.0],
+        help="bases to compare; all other sections have the first (%(default)s)",
+    )
+    parser.add_argument("--d_model", type=int, default=128, help="width (%(default)s)")
+    parser.add_argument(
+        "--num_positions", type=int, default=64, help="length of the tables (%(default)s)"
+    )
+    add_model_flag(parser, default=None)
+    parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
+    parser.add_argument(
+        "--no_train", action="store_true", help="leave out the sections that train small models"
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="train larger models, for longer, with more seeds"
+    )
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """The table, the choice of its base, its properties, and attention with and without it.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        The sections, those that train last.
+
+    Raises:
+        ValueError: If a size or a base cannot be, or the model cannot be loaded or has no
+            positions.
+    """
+    # all is refused here, not after minutes
+    if not LEAST_LENGTH <= flags.num_positions <= MOST_LENGTH:
+        raise ValueError(
+            f"num_positions must be between {LEAST_LENGTH} and {MOST_LENGTH}, "
+            f"got {flags.num_positions}."
+        )
+    if flags.d_model > MOST_WIDTH:
+        raise ValueError(f"d_model must be at most {MOST_WIDTH}, got {flags.d_model}.")
+    for base in flags.base:
+        if not math.isfinite(base):
+            raise ValueError(f"base must be finite, got {base}.")
+        sinusoidal_encoding(1, flags.d_model, base)
+    model = None if flags.model is None else load_trained(flags.model, flags.trust_remote_code)[0]
+    if model is not None:
+        model_encoding(model, 1)
+    base = flags.base[0]
+    yield table(flags.num_positions, flags.d_model, base)
+    yield worked_example(base)
+    yield waves(flags.num_positions, flags.d_model, base)
+    yield bases(flags.num_positions, flags.d_model, flags.base)
+    yield reaches(flags.d_model, flags.base)
+    yield candidates(flags.num_positions, flags.d_model, base, flags.seed)
+    yield wishes()
+    yield desired_properties(flags.d_model, base, flags.seed)
+    yield more_pairs(base)
+    yield offset_maps(flags.num_positions, flags.d_model, base)
+    yield dot_products(flags.num_positions, flags.d_model, base)
+    yield direction(flags.num_positions, flags.d_model, base)
+    yield binary(flags.d_model, base)
+    yield addition(flags.num_positions, base, flags.seed)
+    if model is not None:
+        yield trained_addition(model, flags.num_positions, flags.seed)
+    yield concatenation()
+    yield two_orders(flags.seed)
+    if not flags.no_train:
+        yield order_accuracies(flags.seed, flags.full)
+        yield length_extrapolation(flags.seed, flags.full)

@@ -1,0 +1,122 @@
+"""Table 3: what each part of the model is worth, row by row. Section 6.2."""
+
+import argparse
+from collections.abc import Iterator
+
+from ... import VanillaTransformerConfig
+from ...train.config import TrainConfig
+from ..study import Section
+from .parameters import parameters_by_part, parameters_section
+from .ranks import trained_section
+from .rows import PAPER, paper_sizes, rows_section
+from .scaled import built_section, scaled_configs
+
+
+def add_flags(parser: argparse.ArgumentParser) -> None:
+    """Declare the flags of this study.
+
+    Args:
+        parser: Parser of the command line.
+    """
+    parser.add_argument(
+        "--vocab_size",
+        type=int,
+        default=TrainConfig.vocab_size,
+        help="tokens to count the paper's rows with (%(default)s)",
+    )
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        metavar="ROW",
+        default=list(PAPER),
+        help="which rows; all of them if not given",
+    )
+    group = parser.add_argument_group(
+        "training",
+        "Every row is scaled down by the same factors and trained with the same steps, tokens and "
+        "seed, under OUTPUT_DIR/rows; the same command resumes rows that were interrupted, "
+        "and trains none twice. As the flags are by default, a row takes about 4 minutes on one "
+        "core, C5 and big twice that, all rows an hour and a half: choose some with --rows.",
+    )
+    group.add_argument("--train", action="store_true", help="train the rows")
+    group.add_argument("--dataset", default="demo", help="dataset, as in `train` (%(default)s)")
+    group.add_argument("--name", help="configuration of the dataset")
+    group.add_argument("--source_lang", default="en", help="source language (%(default)s)")
+    group.add_argument("--target_lang", default="de", help="target language (%(default)s)")
+    group.add_argument(
+        "--scale",
+        type=int,
+        default=4,
+        help="what d_model, d_ff, d_k and d_v of each row are divided by (%(default)s)",
+    )
+    group.add_argument(
+        "--layers",
+        type=int,
+        default=3,
+        help="N of the scaled base; the other rows have theirs in proportion (%(default)s)",
+    )
+    group.add_argument(
+        "--dropout",
+        type=float,
+        default=0.1,
+        help="of the scaled base; the other rows have theirs in proportion (%(default)s)",
+    )
+    group.add_argument(
+        "--learned_vocab_size",
+        type=int,
+        default=2000,
+        help="tokens of the one vocabulary that is learned for all rows (%(default)s)",
+    )
+    group.add_argument(
+        "--max_length", type=int, default=128, help="longest sentence, in tokens (%(default)s)"
+    )
+    group.add_argument(
+        "--max_steps", type=int, default=300, help="value for each row (%(default)s)"
+    )
+    group.add_argument(
+        "--warmup_steps",
+        type=int,
+        help="warm-up steps of each row; a third of max_steps if not given",
+    )
+    group.add_argument(
+        "--learning_rate_factor",
+        type=float,
+        help="of each row; if not given, the one with which the rate rises as high as after the "
+        "paper's warm-up: a shorter one alone would end at too high a rate",
+    )
+    group.add_argument(
+        "--tokens_per_step",
+        type=int,
+        default=2000,
+        help="tokens per step, on the source and on the target side (%(default)s)",
+    )
+    group.add_argument("--seed", type=int, default=1, help="value for each row (%(default)s)")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """The rows, their parameters, and what they learn.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Yields:
+        Two sections; two more where the rows are trained.
+
+    Raises:
+        ValueError: If there is no such row, or a setting does not fit.
+        InterruptedError: If training was asked to end.
+    """
+    for row in flags.rows:
+        # refuses what is no row
+        VanillaTransformerConfig.from_paper(row)
+    # a setting that does not fit is found before anything is counted
+    configs = scaled_configs(flags) if flags.train else {}
+    counts = {row: parameters_by_part(paper_sizes(row, flags.vocab_size)) for row in flags.rows}
+    yield rows_section(counts, flags.vocab_size)
+    if any(PAPER[row].parameters for row in flags.rows):
+        yield parameters_section(counts, flags.vocab_size)
+    if flags.train:
+        from .training import train_rows
+
+        yield built_section(configs, flags)
+        yield trained_section(train_rows(configs, flags.output_dir), flags)

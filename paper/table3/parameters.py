@@ -1,0 +1,161 @@
+"""Parameters of a row by part, and the vocabulary that the paper's counts imply."""
+
+import math
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from ... import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
+from ...drawing import new_figure
+from ...train.config import TrainConfig
+from ..study import Section
+from .rows import MILLION, PAPER, paper_sizes
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# the paper's counts are whole millions
+ROUNDING = MILLION / 2
+
+
+def parameters_by_part(config: VanillaTransformerConfig) -> dict[str, int]:
+    """Build a model, without memory for its weights, and count them.
+
+    Args:
+        config: Sizes of the model.
+
+    Returns:
+        Weights of the embedding, which is the output projection too, of learned positions if there
+        are any, and of the layers of encoder and decoder.
+    """
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
+    parts = {"embedding": 0, "positions": 0, "encoder": 0, "decoder": 0}
+    # a matrix that is shared comes once
+    for name, weight in model.named_parameters():
+        if "embed_tokens" in name:
+            parts["embedding"] += weight.numel()
+        elif "positions" in name:
+            parts["positions"] += weight.numel()
+        else:
+            parts["encoder" if ".encoder." in name else "decoder"] += weight.numel()
+    return parts
+
+
+def implied_vocabulary(config: VanillaTransformerConfig, parameters: float) -> float:
+    """Compute the vocabulary size that gives a model this number of parameters.
+
+    Args:
+        config: Sizes of the model.
+        parameters: Number of all weights of the model.
+
+    Returns:
+        Tokens: what the layers leave, in rows of width d_model.
+    """
+    parts = parameters_by_part(config)
+    return (parameters - sum(parts.values()) + parts["embedding"]) / config.d_model
+
+
+def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[range, list[str]]:
+    """The vocabulary that gives most of the paper's rounded counts.
+
+    Args:
+        rows: The fewest and the most tokens that give a row its count, by row.
+
+    Returns:
+        The vocabularies that fit as many rows as any does, and those rows.
+    """
+    # the best interval begins where the interval of some row begins
+    fitting = [
+        [row for row, (fewest, most) in rows.items() if fewest <= start <= most]
+        for start, _ in rows.values()
+    ]
+    best = max(fitting, key=len)
+    fewest = max(math.ceil(rows[row][0]) for row in best)
+    most = min(math.floor(rows[row][1]) for row in best)
+    return range(fewest, most + 1), best
+
+
+def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
+    implied, rows = {}, []
+    base = sum(parameters_by_part(paper_sizes("base", vocab_size)).values()) / MILLION
+    for row, parts in counts.items():
+        paper = PAPER[row].parameters
+        if paper is None:
+            continue
+        config = paper_sizes(row, vocab_size)
+        ours = sum(parts.values())
+        tokens = implied_vocabulary(config, paper * MILLION)
+        implied[row] = (tokens, ROUNDING / config.d_model)
+        change = ours / MILLION - base
+        rows.append(
+            [
+                row,
+                ours,
+                paper,
+                ours / MILLION - paper,
+                round(tokens),
+                change,
+                paper - PAPER["base"].parameters,
+            ]
+        )
+    intervals = {row: (tokens - error, tokens + error) for row, (tokens, error) in implied.items()}
+    fitting, best = vocabularies_that_fit(intervals)
+    others = ", ".join(
+        f"{row} wants {fewest:,.0f} to {most:,.0f}"
+        for row, (fewest, most) in intervals.items()
+        if row not in best
+    )
+    exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
+    # of two counts, each rounded to a million
+    added = [row for row in rows if row[0] != "base"]
+    alike = [row for row in added if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    if vocab_size == TrainConfig.vocab_size:
+        size, model = ", the size of section 5.1,", f"as described, with {vocab_size:,} tokens,"
+    else:
+        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
+        model = f"with {vocab_size:,} tokens"
+    says = (
+        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
+        "paper's. "
+    )
+    if added:
+        says += (
+            "What a row adds to base or takes from it, the last two columns, agrees within "
+            f"rounding in {len(alike)} of {len(added)}: the layers are the same, and what is left "
+            "is the embedding, so each count says how many tokens it would take. "
+        )
+    return Section(
+        name="parameters",
+        title="Parameters beside the paper's, and the vocabulary that they imply",
+        says=says
+        + f"{fitting[0]:,} to {fitting[-1]:,} tokens give {len(best)} of {len(rows)} rows their "
+        f"count" + (f"; {others}. No single vocabulary gives all of them" if others else "") + ". "
+        f"The paper does not say how it counted; a model {model} has {base:.2f} million "
+        "parameters as base.",
+        columns=(
+            "row",
+            "parameters",
+            "paper's (M)",
+            "off by (M)",
+            "implied vocabulary",
+            "from base (M)",
+            "paper's from base (M)",
+        ),
+        rows=rows,
+        figure=_draw_vocabularies(implied, vocab_size),
+    )
+
+
+def _draw_vocabularies(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> "Figure":
+    figure, axes = new_figure(7.0, 1.4 + 0.25 * len(implied))
+    tokens, errors = zip(*implied.values(), strict=True)
+    axes.errorbar(tokens, list(implied), xerr=errors, fmt="o", capsize=4, label="implied")
+    axes.axvline(vocab_size, color="k", linestyle="--", label=f"{vocab_size:,} tokens")
+    axes.invert_yaxis()
+    axes.set_xlabel("tokens that give the paper's count, which is rounded to a million")
+    axes.set_ylabel("row")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure

@@ -1,0 +1,141 @@
+"""The order of the trained rows beside the order of the paper's."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from ...drawing import new_figure
+from ..study import Section
+from .parameters import parameters_by_part
+from .rows import PAPER
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from .training import RowResult
+
+
+def ranks(values: Sequence[float]) -> list[float]:
+    """The place of each value, from the lowest; equal ones share the mean of their places.
+
+    Args:
+        values: Numbers.
+
+    Returns:
+        Places from 1.
+    """
+    return [
+        sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
+        for value in values
+    ]
+
+
+def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
+    """Spearman's coefficient: whether two lists order the same things alike.
+
+    Args:
+        left: A number for each thing.
+        right: Another, in the same order.
+
+    Returns:
+        1 for the same order, -1 for the reverse, about 0 for no relation; None where one of them
+        has no order.
+    """
+    places = torch.tensor([ranks(left), ranks(right)], dtype=torch.float64)  # [2, things]
+    if (places.amin(dim=1) == places.amax(dim=1)).any():
+        return None
+    return float(torch.corrcoef(places)[0, 1])
+
+
+def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespace) -> Section:
+    rows = [
+        [
+            row,
+            sum(parameters_by_part(result.config).values()),
+            result.perplexity,
+            PAPER[row].perplexity,
+            result.bleu,
+            PAPER[row].bleu,
+            result.seconds,
+        ]
+        for row, result in results.items()
+    ]
+    perplexities, bleus = (
+        ([row[place] for row in rows], [row[place + 1] for row in rows]) for place in (2, 4)
+    )
+    correlations = {
+        "PPL": rank_correlation(*perplexities),
+        "BLEU": rank_correlation(*bleus),
+    }
+    said = ", ".join(
+        f"{'none' if value is None else f'{value:.2f}'} for {name}"
+        for name, value in correlations.items()
+    )
+    best = {
+        "PPL": rows[perplexities[0].index(min(perplexities[0]))][0],
+        "BLEU": rows[bleus[0].index(max(bleus[0]))][0],
+    }
+    signature = next(iter(results.values())).signature
+    return Section(
+        name="trained",
+        title="Perplexity and BLEU beside the paper's",
+        says=f"On the validation split, of the last weights, not averaged; PPL is per token and of "
+        f"the loss without smoothing, BLEU is {signature}. Ours cannot equal the paper's, on "
+        "another corpus and at another size: what can be compared is the order of the rows. "
+        f"Spearman's rank correlation with the paper's order is {said}, over {len(rows)} rows; 1 "
+        f"is the same order, 0 none. The best row here is {best['PPL']} by PPL and "
+        f"{best['BLEU']} by BLEU. One seed: rows that lie near each other may change places with "
+        "another.",
+        columns=(
+            "row",
+            "parameters",
+            "PPL",
+            "paper's PPL",
+            "BLEU",
+            "paper's BLEU",
+            "training (s)",
+        ),
+        rows=rows,
+        figure=_draw_ranks(results, correlations),
+        numbers={"rank_correlation": correlations, "signature": signature, "seed": flags.seed},
+    )
+
+
+def _draw_ranks(
+    results: Mapping[str, "RowResult"], correlations: Mapping[str, float | None]
+) -> "Figure":
+    figure, plots = new_figure(10.0, 5.4, columns=2)
+    names = list(results)
+    orders = {
+        "PPL": (
+            [result.perplexity for result in results.values()],
+            [PAPER[row].perplexity for row in names],
+        ),
+        # the highest is the best
+        "BLEU": (
+            [-result.bleu for result in results.values()],
+            [-PAPER[row].bleu for row in names],
+        ),
+    }
+    for axes, (name, (ours, papers)) in zip(plots[0], orders.items(), strict=True):
+        axes.axline((1, 1), slope=1, color="0.8", zorder=0)
+        points = list(zip(ranks(papers), ranks(ours), strict=True))
+        groups = ["base and big" if row in ("base", "big") else row[0] for row in names]
+        for number, group in enumerate(dict.fromkeys(groups)):
+            own = [point for point, other in zip(points, groups, strict=True) if other == group]
+            axes.scatter(*zip(*own, strict=True), color=f"C{number}", label=group)
+        for row, point in zip(names, points, strict=True):
+            label = axes.annotate(row, point, (5, 3), textcoords="offset points", fontsize=9)
+            # what stands at the edge must not squeeze the plot
+            label.set_in_layout(False)
+        value = correlations[name]
+        axes.set_title(name if value is None else f"{name}, rank correlation {value:.2f}")
+        axes.set_xlabel("rank in the paper (1 is best)")
+        axes.set_ylabel("rank here (1 is best)")
+        axes.locator_params(integer=True)
+        axes.set_aspect("equal")
+        axes.margins(0.1)
+    plots[0][0].legend(fontsize=8)
+    return figure

@@ -1,0 +1,127 @@
+"""The rows of Table 3: what the paper reports, and the sizes and parameters of each model."""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from ... import VanillaTransformerConfig
+from ...drawing import new_figure
+from ...train.recipe import load_config
+from ..study import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+class PaperRow(NamedTuple):
+    """What the paper reports of a row, on newstest2013; parameters in millions where it does."""
+
+    perplexity: float
+    bleu: float
+    parameters: int | None = None
+
+
+PAPER = {
+    "base": PaperRow(4.92, 25.8, 65),
+    "A1": PaperRow(5.29, 24.9),
+    "A2": PaperRow(5.00, 25.5),
+    "A3": PaperRow(4.91, 25.8),
+    "A4": PaperRow(5.01, 25.4),
+    "B1": PaperRow(5.16, 25.1, 58),
+    "B2": PaperRow(5.01, 25.4, 60),
+    "C1": PaperRow(6.11, 23.7, 36),
+    "C2": PaperRow(5.19, 25.3, 50),
+    "C3": PaperRow(4.88, 25.5, 80),
+    "C4": PaperRow(5.75, 24.5, 28),
+    "C5": PaperRow(4.66, 26.0, 168),
+    "C6": PaperRow(5.12, 25.4, 53),
+    "C7": PaperRow(4.75, 26.2, 90),
+    "D1": PaperRow(5.77, 24.6),
+    "D2": PaperRow(4.95, 25.5),
+    "D3": PaperRow(4.67, 25.3),
+    "D4": PaperRow(5.47, 25.7),
+    "E": PaperRow(4.92, 25.7),
+    "big": PaperRow(4.33, 26.4, 213),
+}
+MILLION = 1_000_000
+SIZE_COLUMNS = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "P_drop", "eps_ls")
+
+
+def paper_sizes(row: str, vocab_size: int) -> VanillaTransformerConfig:
+    """The configuration of a row as the paper has it.
+
+    Args:
+        row: Name of a row of Table 3.
+        vocab_size: Number of tokens of the vocabulary.
+
+    Returns:
+        Its sizes.
+
+    Raises:
+        ValueError: If the row or the vocabulary cannot be.
+    """
+    return load_config(f"paper-{row}").model_config(vocab_size)
+
+
+def size_cells(config: VanillaTransformerConfig, label_smoothing: float) -> list[float]:
+    heads = config.encoder_attention_heads
+    return [
+        config.encoder_layers,
+        config.d_model,
+        config.encoder_ffn_dim,
+        heads,
+        config.d_k or config.d_model // heads,
+        config.d_v or config.d_model // heads,
+        float(config.dropout),
+        label_smoothing,
+    ]
+
+
+def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
+    rows = []
+    for row, parts in counts.items():
+        recipe = load_config(f"paper-{row}")
+        sizes = size_cells(recipe.model_config(vocab_size), recipe.label_smoothing)
+        paper = PAPER[row]
+        rows.append(
+            [row, *sizes, sum(parts.values()) / MILLION, *paper[2:], paper.perplexity, paper.bleu]
+        )
+    shares = {row: parts["embedding"] / sum(parts.values()) for row, parts in counts.items()}
+    least, most = min(shares, key=shares.get), max(shares, key=shares.get)
+    return Section(
+        name="rows",
+        title="Every row, built",
+        says="Each row but big changes one thing of the base model. Each is built as the package "
+        "builds any model, and its weights are counted, not computed from a formula. The embedding "
+        f"is one matrix for source, target and output: with {vocab_size:,} tokens it is from "
+        f"{shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most}) of the weights. The decoder "
+        "has more than the encoder, for each of its layers attends twice. Rows A change the heads "
+        "and keep the weights as many; D changes dropout and label smoothing, which have none; E "
+        "learns a vector for "
+        "each position of either side. PPL and BLEU here are the paper's.",
+        columns=("row", *SIZE_COLUMNS, "params (M)", "paper's (M)", "PPL", "BLEU"),
+        rows=rows,
+        figure=_draw_counts(counts),
+        numbers={"parameters": {row: dict(parts) for row, parts in counts.items()}},
+    )
+
+
+def _draw_counts(counts: Mapping[str, Mapping[str, int]]) -> "Figure":
+    figure, axes = new_figure(7.0, 1.6 + 0.24 * len(counts))
+    names = list(counts)
+    colors = {"embedding": "0.75", "positions": "C3", "encoder": "C0", "decoder": "C1"}
+    left = [0.0] * len(names)
+    for part, color in colors.items():
+        widths = [counts[row][part] / MILLION for row in names]
+        if any(widths):
+            axes.barh(names, widths, left=left, color=color, label=part)
+        left = [start + width for start, width in zip(left, widths, strict=True)]
+    given = {row: PAPER[row].parameters for row in names if PAPER[row].parameters}
+    if given:
+        axes.plot(
+            list(given.values()), list(given), "k|", markersize=11, mew=2, label="the paper's"
+        )
+    axes.invert_yaxis()
+    axes.set_xlabel("millions of parameters")
+    axes.set_ylabel("row")
+    axes.legend()
+    return figure

@@ -1,0 +1,249 @@
+"""Scores of a trained model beside the paper's: free search, and search among trees only."""
+
+import argparse
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ...drawing import new_figure
+from ..evalb import CorpusScore, SentenceScore, score_corpus, score_sentence
+from ..parsing import parse
+from ..study import Section
+from ..trained import load_trained
+from ..trees import Tree, clean, linearize, malformation, read_trees, tree_from_tokens
+from .paper_scores import TABLE_4, TRANSFORMER
+from .pictures import MATCHED, NOT_SCORED, tree_pair
+
+LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 40), (41, None))
+# words of a tree that fits a picture
+SHOWN_WORDS = (6, 16)
+
+
+def parse_treebank(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    gold: Sequence[Tree],
+    *,
+    constrained: bool,
+    **search: int | float | None,
+) -> list[Tree | str]:
+    """Parse the sentences of a treebank.
+
+    Args:
+        model: Model trained on trees.
+        tokenizer: Tokenizer of the model.
+        gold: The treebank; its tags say which words are punctuation, nothing else of it is used.
+        constrained: Search among trees only.
+        search: As in `parse`.
+
+    Returns:
+        For each sentence its tree, or why what the model gave is none.
+
+    Raises:
+        ValueError: If the model is none of trees.
+    """
+    outputs = tqdm(
+        parse(model, tokenizer, (tree.words for tree in gold), constrained=constrained, **search),
+        desc=f"parsing, {'constrained' if constrained else 'free'}",
+        total=len(gold),
+        unit=" sentences",
+        disable=None,
+    )
+    return [
+        malformation(tokens, len(tree.words)) or tree_from_tokens(tokens, tree.words, tree.tags)
+        for tree, tokens in zip(gold, outputs, strict=True)
+    ]
+
+
+def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[SentenceScore]:
+    """Score what `parse_treebank` gives.
+
+    Args:
+        gold: The treebank.
+        parsed: For each sentence its tree, or why there is none.
+
+    Returns:
+        A score for each sentence.
+    """
+    return [
+        score_sentence(tree, None if isinstance(found, str) else found)
+        for tree, found in zip(gold, parsed, strict=True)
+    ]
+
+
+def results(flags: argparse.Namespace) -> Iterator[Section]:
+    """How a trained model parses, searching freely and among trees only.
+
+    Args:
+        flags: As `add_flags` declares them.
+
+    Returns:
+        The sections: the scores beside the paper's; one tree; F1 by length. Trees and model are
+        read at once, and searched when the first is asked for.
+
+    Raises:
+        ValueError: If the model or the trees cannot be read.
+    """
+    trees = (tree for tree in map(clean, read_trees(flags.trees)) if tree is not None)
+    gold = list(islice(trees, flags.num_sentences or None))
+    if not gold:
+        raise ValueError(f"trees must hold at least one tree, got none in {flags.trees}.")
+    model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
+    search = {"batch_size": flags.batch_size}
+    if flags.num_beams is not None:
+        search["num_beams"] = flags.num_beams
+    return _result_sections(Path(flags.model).name, model, tokenizer, gold, search)
+
+
+def _result_sections(
+    run: str,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    gold: Sequence[Tree],
+    search: Mapping[str, Any],
+) -> Iterator[Section]:
+    parsed = {
+        name: parse_treebank(model, tokenizer, gold, constrained=constrained, **search)
+        for name, constrained in (("free search", False), ("among trees only", True))
+    }
+    scores = {name: score_treebank(gold, found) for name, found in parsed.items()}
+    yield _scores_section(run, parsed, scores)
+    yield _tree_section(gold, parsed["among trees only"], scores["among trees only"])
+    yield _length_section(gold, scores)
+
+
+def _scores_section(
+    model: str,
+    parsed: dict[str, list[Tree | str]],
+    scores: dict[str, list[SentenceScore]],
+) -> Section:
+    totals = {name: score_corpus(found) for name, found in scores.items()}
+    lenient = {name: score_corpus(found, leave_out_errors=True) for name, found in scores.items()}
+    reasons = {
+        name: Counter(one for one in found if isinstance(one, str))
+        for name, found in parsed.items()
+    }
+    shares = {
+        name: 100 * (1 - reasons[name].total() / len(found)) for name, found in parsed.items()
+    }
+    (free, constrained), count = parsed, len(parsed["free search"])
+    lacks = ", ".join(f"{reason} ({number})" for reason, number in reasons[free].most_common())
+    ours = [
+        [
+            f"{model}, {name}",
+            f"{count:,} sentences",
+            *_numbers(totals[name]),
+            share,
+            lenient[name].f1,
+        ]
+        for name, share in shares.items()
+    ]
+    papers = [
+        [f"the paper's {TRANSFORMER}, {training}", "WSJ 23", f1, *[None] * 6]
+        for parser, training, f1 in TABLE_4
+        if parser == TRANSFORMER
+    ]
+    return Section(
+        name="scores",
+        title="How the model parses",
+        says=f"Searching freely, {shares[free]:.1f}% of {count:,} outputs are trees over the "
+        f"sentence's words{f'; the others have {lacks}' if lacks else ''}. Held to trees, "
+        f"{shares[constrained]:.1f}% are, and F1 goes from {totals[free].f1:.2f} to "
+        f"{totals[constrained].f1:.2f}. A sentence without a tree has all its brackets missed; "
+        "EVALB leaves it out, and so does the last column. Another treebank than the "
+        "paper's, or a smaller model, is another task: the paper's rows are for the scale.",
+        columns=(
+            "parser",
+            "test set",
+            "F1",
+            "recall",
+            "precision",
+            "complete %",
+            "crossing",
+            "trees %",
+            "F1, EVALB",
+        ),
+        rows=[*ours, *papers],
+        numbers={
+            "totals": {name: asdict(total) for name, total in totals.items()},
+            "malformed": {name: dict(found) for name, found in reasons.items()},
+        },
+    )
+
+
+def _numbers(score: CorpusScore) -> list[float]:
+    return [score.f1, score.recall, score.precision, score.complete, score.crossing]
+
+
+def _tree_section(
+    gold: Sequence[Tree], parsed: Sequence[Tree | str], scores: Sequence[SentenceScore]
+) -> Section:
+    whole = score_corpus(scores).f1
+    each = [score_corpus([score]).f1 for score in scores]
+    fits = [
+        index
+        for index, (tree, score) in enumerate(zip(gold, scores, strict=True))
+        if SHOWN_WORDS[0] <= len(tree.words) <= SHOWN_WORDS[1] and score.status == "valid"
+    ]
+    if not fits:
+        # of punctuation alone there is nothing to score
+        fits = [index for index, score in enumerate(scores) if score.status == "valid"] or [0]
+    # neither the best nor the worst, and one to learn from
+    fits = [index for index in fits if each[index] < 100] or fits
+    index = min(fits, key=lambda place: abs(each[place] - whole))
+    tree, found = gold[index], parsed[index]
+    score = scores[index]
+    return Section(
+        name="tree",
+        title="One tree, gold and predicted",
+        says=f"Sentence {index + 1}, whose F1 of {each[index]:.1f} is near the whole's "
+        f"{whole:.1f}: {score.matched} of {score.predicted} predicted brackets are right, of "
+        f"{score.gold} gold ones. Red is what the other tree lacks, grey what does not count.",
+        columns=("tree", "tokens"),
+        rows=[
+            [title, " ".join(linearize(shown))]
+            for title, shown in (("gold", tree), ("predicted", found))
+        ],
+        figure=tree_pair(tree, found),
+        numbers={"gold": str(tree), "predicted": str(found)},
+    )
+
+
+def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]) -> Section:
+    rows = []
+    for least, most in LENGTHS:
+        places = [
+            index
+            for index, tree in enumerate(gold)
+            if least <= len(tree.words) and (most is None or len(tree.words) <= most)
+        ]
+        if places:
+            f1 = [score_corpus(found[index] for index in places).f1 for found in scores.values()]
+            rows.append([f"{least}-{most}" if most else f"{least} and more", len(places), *f1])
+    figure, axes = new_figure(6.5, 3.6)
+    for column, (name, color) in enumerate(
+        zip(scores, (NOT_SCORED, MATCHED), strict=True), start=2
+    ):
+        axes.plot([row[column] for row in rows], marker="o", label=name, color=color)
+    axes.set_xticks(range(len(rows)), [f"{row[0]}\n({row[1]})" for row in rows])
+    axes.set_xlabel("words of the sentence (number of sentences)")
+    axes.set_ylabel("F1")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    shortest, longest = rows[0], rows[-1]
+    return Section(
+        name="lengths",
+        title="F1 by the length of the sentence",
+        says=f"Among trees only, sentences of {shortest[0]} words have an F1 of {shortest[3]:.1f}, "
+        f"those of {longest[0]} words {longest[3]:.1f}. A longer sentence has more places where a "
+        "phrase can be attached, and one slip early in the brackets moves what follows.",
+        columns=("words", "sentences", *(f"F1, {name}" for name in scores)),
+        rows=rows,
+        figure=figure,
+    )
