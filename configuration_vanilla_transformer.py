@@ -106,7 +106,6 @@ def closest_name(name: str, known: list[str]) -> str:
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-# trf-ignore: TRF057
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
     """Sizes and options of a `VanillaTransformerModel`; the defaults are the paper's base model.

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Cache,
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
@@ -189,13 +190,9 @@ class SearchMixin:
     @staticmethod
     def _name_cache(kwargs: dict[str, Any]):
         """Give the cache the name that the library passes on."""
-        if kwargs.get("cache") is not None and kwargs.get("past_key_values") is not None:
-            raise ValueError(
-                "cache and past_key_values are two names of one argument: give one, got both."
-            )
-        for name in ("cache", "past_key_values"):
-            if kwargs.get(name) is not None:
-                kwargs[CACHE_NAME] = kwargs.pop(name)
+        cache = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
+        if cache is not None:
+            kwargs[CACHE_NAME] = cache
 
     def _resolved(
         self, given: GenerationConfig | None, kwargs: dict[str, Any]
@@ -321,6 +318,23 @@ class SearchMixin:
         if mode:
             forget_engine(self)
         return super().train(mode)
+
+
+def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """Return the cache that is given under one of its two names.
+
+    Args:
+        cache: Name in transformers from 5.24 on.
+        past_key_values: Name before.
+
+    Raises:
+        ValueError: If both are given.
+    """
+    if cache is not None and past_key_values is not None:
+        raise ValueError(
+            "cache and past_key_values are two names of one argument: give one, got both."
+        )
+    return past_key_values if cache is None else cache
 
 
 class ChosenSearch(StoppingCriteria):

@@ -14,9 +14,11 @@ import contextlib
 import hashlib
 import importlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,10 +26,13 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import cached_file
+
+logger = logging.getLogger(__name__)
 
 # methods that compute nothing once a model exists: an edit of them changes no translation
 NOT_COMPUTING = ("_init_weights",)
@@ -587,6 +592,31 @@ def file_difference(path: str | Path) -> str | None:
     return None
 
 
+def warn_of_other_code(source: str | PathLike, config: PreTrainedConfig, name: str):
+    """Warn if a folder holds other model code than the module that loads its weights.
+
+    Args:
+        source: Folder or Hub name of a model.
+        config: Its configuration.
+        name: Name of the module that defines the model's class.
+    """
+    own = name.rpartition(".")[2]
+    address = (getattr(config, "auto_map", None) or {}).get("AutoModelForSeq2SeqLM", "")
+    # the address of code in another repository begins with its name
+    if address.rpartition("--")[2].partition(".")[0] != own:
+        return
+    file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
+    if file is not None and (difference := file_difference(file)) is not None:
+        logger.warning(
+            "%s holds other model code than %s: %s. This process runs the installed code. To run "
+            "the code in the folder, load the model in a process that does not import "
+            "vanilla_transformer.",
+            source,
+            name,
+            difference,
+        )
+
+
 def _has_code(function: Any, compiled: CodeType) -> bool:
     codes = list(codes_of(function))
     if not codes or not _is_same_code(codes[-1], compiled):
@@ -725,7 +755,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "GenerationMixin": "cf469887d119c051",
         "GradientCheckpointingLayer": "c7c4ea168221f8c0",
         "LIBRARY_ARGUMENTS": "145e31f634d983d5",
-        "MultiHeadAttention": "e8e79ca7d25bd527",
+        "MultiHeadAttention": "3a5b81a21015d544",
         "OutputRecorder": "09e0acb577104c93",
         "PositionalEncoding": "c0a46ee84a34d950",
         "PreTrainedModel": "868a6b02a930fd85",
@@ -733,13 +763,12 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "04bda1943426db77",
+        "VanillaTransformerDecoder": "ec3862ec82ad37d3",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
-        "VanillaTransformerForConditionalGeneration": "51e72732bae4c4b6",
-        "VanillaTransformerModel": "afd7e59010aa0cd7",
-        "VanillaTransformerPreTrainedModel": "5f97ca9737397259",
+        "VanillaTransformerForConditionalGeneration": "ac230e5e41cf71c9",
+        "VanillaTransformerModel": "af5cfe23339984a2",
+        "VanillaTransformerPreTrainedModel": "77e60deb727432e3",
         "cache_obstacle": "482c013b910c762b",
-        "cached_file": "1b93aad2d6771cb9",
         "can_return_tuple": "09ccf8253a8fa0ae",
         "capture_outputs": "0c50027034c4b681",
         "check_ids": "8c60b524f9c274c1",
@@ -747,18 +776,17 @@ RELEASED: dict[str, dict[str, str]] = {
         "create_bidirectional_mask": "2a80c02e743bb2ce",
         "create_causal_mask": "73927767e615f2bd",
         "eager_attention": "4258edc91f427f12",
-        "file_difference": "12a55be704faf310",
         "inspect": "c3a743e6d24c9bd1",
-        "logger": "d511ba5f55bd6152",
-        "logging": "27dced094c951418",
         "math": "b67c9ddef3e0c371",
         "merge_with_config_defaults": "58859508ad22e652",
         "nn": "5ee2fc1d4e7e0465",
+        "one_cache": "48c79dcfe6f0d5d2",
         "scaled_dot_product_attention": "65e4d311d812106e",
         "sdpa_attention_forward": "aeab0f40a5290cb9",
         "sinusoidal_encoding": "c2cbf2c39b990333",
         "sinusoids": "0330b1dc75c239c6",
         "torch": "cf1070d3a16f24b2",
+        "warn_of_other_code": "e6df13159db8b5a4",
         "warnings": "6c07531e38114de0",
     },
     "fused": {
@@ -777,4 +805,5 @@ __all__ = [
     "is_of_library",
     "library_difference",
     "stacks_difference",
+    "warn_of_other_code",
 ]

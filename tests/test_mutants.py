@@ -248,7 +248,7 @@ def test_a_probe_alone_would_not_find_all(tokenizer, tmp_path):
 
 def test_an_edit_that_computes_the_same_finds_the_engine(tokenizer, tmp_path):
     edits = [
-        ('"""Transform each position.', '"""Do something else.'),
+        ('"""Transform each position,', '"""Do something else,'),
         ("# CODEPATH: the paper normalizes", "# another comment\n        # CODEPATH:"),
         ("def forward(self, x: Tensor) -> Tensor:", "def forward(self, x):"),
         ("gain = self.config.initializer_gain", "gain = 3 * self.config.initializer_gain"),
