@@ -1,8 +1,8 @@
 """Check that a model's modules run exactly the code of this release.
 
-The search engine computes the released equations. It may stand in for a model only if every module
-that computes is an instance of a released class, with the released code. This file finds an edited
-file, a subclass, a patched method or a registered function; the model's own modules then run.
+The search engine computes the released equations. It may replace a model's modules only if each
+module that computes is an instance of a released class with the released code. This file finds an
+edited file, a subclass, a patched method or a registered function; then the modules run.
 
 Code is compared by digests of its syntax tree, without comments, docstrings and annotations. A copy
 on the Hub counts as released until somebody edits it. `make digests` updates `RELEASED` after a
@@ -206,7 +206,7 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
     own = vars(module)
     if own.get("max_norm") is not None:
         return "has max_norm, which changes its weights as they are read"
-    # read by the kernel of an attention without padding: a probe with padding would not show it
+    # attention kernels read it only without padding, and the engine's probe has padding
     if (is_causal := own.get("is_causal")) is not None and is_causal != _is_causal(name):
         return f"has is_causal {is_causal}"
     config = own.get("config", model.config)
@@ -405,7 +405,7 @@ def _replaced_function() -> str | None:
 
 
 def _may_be_of_library(value: Any) -> bool:
-    """Return whether torch or transformers may have defined a value; what is not called passes."""
+    """Return whether torch or transformers may have defined a value, or nothing can call it."""
     if isinstance(value, FunctionType):
         return is_of_library(value)
     if isinstance(value, type | ModuleType) or not callable(value):
@@ -414,7 +414,7 @@ def _may_be_of_library(value: Any) -> bool:
     return (home.__module__ or "").startswith(("torch", "transformers", "typing"))
 
 
-# functions of torch and of `generate` when they were last compared
+# functions of torch and of `generate` at the last comparison
 _functions: list[Any] = []
 _methods: list[Any] = []
 
@@ -425,7 +425,7 @@ def generation_difference() -> str | None:
     if len(_methods) == len(methods) and all(map(_is_same, _methods, methods)):
         return None
     for name, method in vars(GenerationMixin).items():
-        # one of them is a context manager
+        # one method is a context manager, made by contextlib
         files = (*LIBRARY_FOLDERS, contextlib.__file__)
         if not all(code.co_filename.startswith(files) for code in codes_of(method)):
             return f"transformers.GenerationMixin.{name} was replaced"
@@ -434,7 +434,7 @@ def generation_difference() -> str | None:
 
 
 def codes_of(function: Any) -> Iterator[CodeType]:
-    """Go through the code of a function and of what it wraps, the outermost first.
+    """Yield the code of a function and of the functions that it wraps, outermost first.
 
     Args:
         function: A function, method or property, perhaps in wrappers of `functools`.
@@ -488,7 +488,7 @@ class ReleasedCode:
             value = vars(self.module).get(name)
             objects.append(value)
             if getattr(value, "__module__", None) != self.module.__name__:
-                # imported: what is in it belongs to the library
+                # the parts of an imported object belong to its library
                 continue
             for part in vars(value).values() if isinstance(value, type) else (value,):
                 objects.append(part)
@@ -550,7 +550,7 @@ _codes: dict[str, ReleasedCode] = {}
 
 
 def released_code(kind: type) -> ReleasedCode | None:
-    """Return the comparison for the module that a class stands in.
+    """Return the comparison for the module that defines a class.
 
     Args:
         kind: Any class.
