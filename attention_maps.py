@@ -81,7 +81,7 @@ class AttentionWeights:
             tokens = [token + 1 for token in word.tokens if token + 1 < len(self.inputs)]
             inputs += [Word(word.text, tokens)] if tokens else []
         sides = {"source": self.source_words, "target": self.target_words, "inputs": inputs}
-        places = {name: [word.tokens for word in words] for name, words in sides.items()}
+        indices = {name: [word.tokens for word in words] for name, words in sides.items()}
         alone = {
             name: [Word(word.text, [index]) for index, word in enumerate(words)]
             for name, words in sides.items()
@@ -91,9 +91,9 @@ class AttentionWeights:
             **{name: [word.text for word in words] for name, words in sides.items()},
             source_words=alone["source"],
             target_words=alone["target"],
-            encoder=_joined(self.encoder, places["source"], places["source"]),
-            decoder=_joined(self.decoder, places["inputs"], places["inputs"]),
-            cross=_joined(self.cross, places["target"], places["source"]),
+            encoder=_joined(self.encoder, indices["source"], indices["source"]),
+            decoder=_joined(self.decoder, indices["inputs"], indices["inputs"]),
+            cross=_joined(self.cross, indices["target"], indices["source"]),
         )
 
 
@@ -197,19 +197,19 @@ def words_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Wor
     """
     words = []
     special = set(tokenizer.all_special_ids)
-    for is_special, group in groupby(enumerate(ids), key=lambda place: place[1] in special):
-        places = list(group)
+    for is_special, group in groupby(enumerate(ids), key=lambda pair: pair[1] in special):
+        indexed = list(group)
         if is_special:
-            words += [Word(tokenizer.decode([token]), [index]) for index, token in places]
+            words += [Word(tokenizer.decode([token]), [index]) for index, token in indexed]
         else:
-            words += _ordinary_words(tokenizer, places)
+            words += _ordinary_words(tokenizer, indexed)
     return words
 
 
 def _ordinary_words(
-    tokenizer: PreTrainedTokenizerBase, places: Sequence[tuple[int, int]]
+    tokenizer: PreTrainedTokenizerBase, indexed: Sequence[tuple[int, int]]
 ) -> list[Word]:
-    ids = [token for _, token in places]
+    ids = [token for _, token in indexed]
     prefixes = [
         tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
         for end in range(len(ids) + 1)
@@ -217,9 +217,9 @@ def _ordinary_words(
     text = prefixes[-1]
     spans = list(_spans(text))
     if not spans:
-        return [Word(text.strip(), [index for index, _ in places])]
+        return [Word(text.strip(), [index for index, _ in indexed])]
     words = [Word(text[start:end], []) for start, end in spans]
-    for (index, _), prefix in zip(places, prefixes, strict=False):
+    for (index, _), prefix in zip(indexed, prefixes, strict=False):
         # a token inside a character belongs to the word of the character
         begin = len(prefix.rstrip("\ufffd"))
         owner = next((i for i, (_, end) in enumerate(spans) if end > begin), len(spans) - 1)

@@ -706,7 +706,7 @@ def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], T
     norms are left out: they are not packed, and the engine reads the model's own.
     """
     objects: list[Any] = []
-    places: list[Any] = []
+    addresses: list[Any] = []
     sums = []
     for name, module, _ in modules:
         own = vars(module)
@@ -722,15 +722,15 @@ def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], T
                 continue
             # tensors that are made for inference only have no version
             version = None if weight.is_inference() else weight._version
-            places.append((weight.data_ptr(), weight.shape, weight.stride(), version))
-            places.append((weight.device, weight.dtype))
+            addresses.append((weight.data_ptr(), weight.shape, weight.stride(), version))
+            addresses.append((weight.device, weight.dtype))
             # a sum in half precision would not show small changes
             numbers = weight.detach().flatten().float()
             rest = len(numbers) % NUMBERS_PER_SUM
             rows = numbers[rest:].view(-1, NUMBERS_PER_SUM)
             sums += [numbers[:rest], torch.mv(rows, _random_vector(weight.device))]
     # compared as bits, because NaN is not equal to itself
-    return objects, places, torch.cat(sums).view(torch.int32)
+    return objects, addresses, torch.cat(sums).view(torch.int32)
 
 
 def _is_equal(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

@@ -223,8 +223,8 @@ class TranslationPipeline(Pipeline):
             )
             inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             translations = self.postprocess(self.forward(inputs, **search))
-            for place, index in enumerate(batch):
-                results[index] = translations[place * count : (place + 1) * count]
+            for row, index in enumerate(batch):
+                results[index] = translations[row * count : (row + 1) * count]
         return results
 
 

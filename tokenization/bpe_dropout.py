@@ -68,11 +68,11 @@ class BpeDropout:
         pieces = list(word)
         while True:
             merges = [
-                (self._ranks[pair], place)
-                for place, pair in enumerate(itertools.pairwise(pieces))
+                (self._ranks[pair], position)
+                for position, pair in enumerate(itertools.pairwise(pieces))
                 if pair in self._ranks and chance.random() >= self.dropout
             ]
             if not merges:
                 return [self._ids[piece] for piece in pieces]
-            _, place = min(merges)
-            pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
+            _, position = min(merges)
+            pieces[position : position + 2] = ["".join(pieces[position : position + 2])]

@@ -127,7 +127,7 @@ def _sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
         if index < size:
             sample.append(sentence)
         else:
-            place = generator.randrange(index + 1)
-            if place < size:
-                sample[place] = sentence
+            position = generator.randrange(index + 1)
+            if position < size:
+                sample[position] = sentence
     return sample
