@@ -108,10 +108,8 @@ def eager_attention(
 ) -> tuple[Tensor, Tensor]:
     """Compute equation (1) with the signature of the library's attention functions.
 
-    Args:
-        module: Calling attention, unused.
-        query, key, value, mask, dropout: As in `scaled_dot_product_attention`.
-        kwargs: Arguments of other attention functions, unused.
+    The arguments are those of `scaled_dot_product_attention`; `module`, the calling attention, and
+    `kwargs` are not used.
 
     Returns:
         The weighted values [B, Q, h, d_v] and the weights [B, h, Q, K].
@@ -321,9 +319,10 @@ def sinusoids(
 ) -> Tensor:
     """Return sines and cosines of positions, with wavelengths from 2 pi to `base` * 2 pi.
 
+    `d_model`, `base` and `layout` are those of `sinusoidal_encoding`, and are not checked.
+
     Args:
         positions: Integers of any shape, [...].
-        d_model, base, layout: As in `sinusoidal_encoding`, not checked.
 
     Returns:
         The encoding, float32 [..., d_model].
@@ -418,11 +417,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | PathLike, *args: Any, **kwargs: Any
     ) -> Any:
-        """Load a model as the library does, and refuse a model that another class has saved.
-
-        Args:
-            pretrained_model_name_or_path: Folder or Hub name.
-            args, kwargs: As in the library.
+        """Load a model like the library, and refuse a model that another class has saved.
 
         Returns:
             The model, with the library's report if `output_loading_info` is set.
