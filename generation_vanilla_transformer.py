@@ -153,7 +153,7 @@ class SearchMixin:
             kwargs.pop(name, None)
         reason = cache_obstacle(getattr(self.get_decoder(), "layers", ()))
         if config.use_cache is not False and reason is not None:
-            tell_of_cache(type(self).__name__, reason)
+            warn_of_cache(type(self).__name__, reason)
             config.use_cache = kwargs["use_cache"] = False
         mode = config.get_generation_mode(assistant_model)
         source_length, num_sentences = source_shape(model_inputs)
@@ -263,7 +263,7 @@ class SearchMixin:
             if is_set not in (None, False, "auto"):
                 raise ValueError(f"{name} needs the search engine, which cannot be used: {reason}.")
         if only_modules_can is None:
-            tell_once(type(self).__name__, reason)
+            warn_once(type(self).__name__, reason)
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -298,7 +298,7 @@ class SearchMixin:
 
         Args:
             args: Folder.
-            kwargs: As in the library.
+            kwargs: Arguments of the library's `save_pretrained`.
         """
         config = self.generation_config
         if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
@@ -403,7 +403,7 @@ def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int)
 
 
 @functools.cache
-def tell_once(model: str, reason: str):
+def warn_once(model: str, reason: str):
     """Warn that a search is slower than it could be, once in a process for each reason.
 
     Args:
@@ -419,7 +419,7 @@ def tell_once(model: str, reason: str):
 
 
 @functools.cache
-def tell_of_cache(model: str, reason: str):
+def warn_of_cache(model: str, reason: str):
     """Warn that a search computes every prefix anew, once in a process for each reason.
 
     Args:

@@ -389,7 +389,7 @@ def test_suppressed_ids_outside_of_the_vocabulary_are_ignored(
 @pytest.fixture
 def told(monkeypatch):
     """Warnings of `generate`, which come once for each reason in a process."""
-    generation.tell_once.cache_clear()
+    generation.warn_once.cache_clear()
     messages = []
     monkeypatch.setattr(
         generation.logger, "warning", lambda text, *args: messages.append(text % args)

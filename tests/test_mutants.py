@@ -196,7 +196,7 @@ def check(model, tokenizer, run, plain, monkeypatch, named):
     assert (logits(model, tokenizer) - logits(plain, tokenizer)).abs().max() > 1e-3
     check_losses(model, tokenizer)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
-    generation.tell_once.cache_clear()
+    generation.warn_once.cache_clear()
     told = []
     with monkeypatch.context() as patch:
         patch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
@@ -397,7 +397,7 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     model = make_model(tokenizer, decoder_layers=2)
     before = logits(model, tokenizer)
     change(model)
-    generation.tell_of_cache.cache_clear()
+    generation.warn_of_cache.cache_clear()
     told = []
     monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
     assert "cache indices" in obstacle(model)

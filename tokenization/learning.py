@@ -56,8 +56,8 @@ def learn_vocabulary(
         progress: Show progress bars on stderr.
 
     Returns:
-        The tokenizer. If no further pair of tokens occurs twice, it has fewer tokens than asked
-        for, and a warning says so.
+        The tokenizer. It has fewer tokens than asked for, with a warning, if no further pair of
+        tokens occurs twice.
 
     Raises:
         ValueError: If a size is too small, a text is not a string, or there is no text.
