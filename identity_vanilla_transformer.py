@@ -766,7 +766,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "VanillaTransformerDecoder": "ec3862ec82ad37d3",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
         "VanillaTransformerForConditionalGeneration": "ac230e5e41cf71c9",
-        "VanillaTransformerModel": "af5cfe23339984a2",
+        "VanillaTransformerModel": "d34775cb7ab6b7df",
         "VanillaTransformerPreTrainedModel": "77e60deb727432e3",
         "cache_obstacle": "482c013b910c762b",
         "can_return_tuple": "09ccf8253a8fa0ae",
