@@ -84,11 +84,11 @@ def default_signals():
 
 @pytest.fixture
 def start():
-    """A function that starts a training process; it is killed at the end of the test."""
+    """A function from a recipe and flags to a process that does not outlive its test."""
     started = []
 
     def begin(recipe, *flags, processes=0):
-        # one signal reaches the group of a process and its data workers
+        # a process and its data workers are a group that one signal reaches
         process = subprocess.Popen(
             train_toys.command(recipe, *flags, processes=processes),
             env=train_toys.environment(),
@@ -96,7 +96,7 @@ def start():
             stdout=subprocess.DEVNULL,
             text=True,
             start_new_session=True,
-            # nohup, under which tests may run, ignores a signal
+            # these tests may run under nohup, which ignores one
             preexec_fn=default_signals,
         )
         started.append(process)
@@ -105,7 +105,7 @@ def start():
     yield begin
     for process in started:
         if process.poll() is None:
-            # a launcher starts each of its processes in another group
+            # a launcher gives each of its processes a group of its own
             family = psutil.Process(process.pid)
             for member in (*family.children(recursive=True), family):
                 with contextlib.suppress(psutil.NoSuchProcess):
