@@ -37,11 +37,15 @@ test-oldest: $(OLDEST)/.ready  ## test the oldest transformers that setup.cfg al
 test-all: $(READY)  ## run every test that this machine can run
 	$(BIN)/python -m pytest
 
+# without TRF057: the docstrings that the library would generate are complete for its own models only
 check: $(READY)  ## check formatting, lint, and transformers' lint of model files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mlinter --no-cache --no-progress configuration_vanilla_transformer.py \
-		generation_vanilla_transformer.py modeling_vanilla_transformer.py \
+	sed '/^\[rules.TRF057\]/,/^default_enabled/s/^default_enabled = true/default_enabled = false/' \
+		$$($(BIN)/python -c 'import mlinter; print(*mlinter.__path__)')/rules.toml > $(VENV)/rules.toml
+	$(BIN)/mlinter --no-cache --no-progress --rules-toml $(VENV)/rules.toml \
+		configuration_vanilla_transformer.py generation_vanilla_transformer.py \
+		modeling_vanilla_transformer.py \
 		tokenization/tokenization_vanilla_transformer.py \
 		tests/test_tokenization_vanilla_transformer.py
 

@@ -1,6 +1,6 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), for transformers.
 
-Importing the package makes its classes known to AutoConfig, AutoModel, AutoModelForSeq2SeqLM,
+Importing the package registers its classes with AutoConfig, AutoModel, AutoModelForSeq2SeqLM,
 AutoTokenizer and `pipeline("translation")`.
 """
 
@@ -19,8 +19,8 @@ __all__ = [
     "sinusoidal_encoding",
 ]
 
-# the console script parses its arguments before torch is worth waiting for; a verb that touches
-# a public name then registers all the same
+# importing torch takes seconds: the console script imports it only after the arguments are parsed,
+# with the first use of a public name
 _is_console_script = PurePath(getattr(sys, "argv", [""])[0]).stem == "vanilla-transformer"
 
 if TYPE_CHECKING or not _is_console_script:

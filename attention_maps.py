@@ -1,4 +1,4 @@
-"""What every head of a model attends to, for one sentence and its translation. Section 3.2.3.
+"""Attention weights of every head for one sentence and its translation. Section 3.2.3.
 
 Shapes as in the model: N layers, h heads, S source tokens, T target tokens, Q queries, K keys.
 """
@@ -18,12 +18,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from .modeling_vanilla_transformer import eager_attention
 from .pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
-# a token of spaces alone, as it is shown
+# the text of a token that consists of spaces
 SPACE = "\u2423"
 
 
 class Word(NamedTuple):
-    """A word or a mark between words, and the places of the tokens that spell it."""
+    """A word or a mark between words, and the indices of its tokens."""
 
     text: str
     tokens: list[int]
@@ -31,17 +31,17 @@ class Word(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AttentionWeights:
-    """The weights of the three kinds of attention, and the tokens that they stand between.
+    """Weights of the three kinds of attention, with the tokens of their rows and columns.
 
-    Row t of the decoder reads `inputs[t]` and is to predict `target[t]`, the token after it.
+    Row t of the decoder reads `inputs[t]` and predicts `target[t]`, the token after it.
 
     Attributes:
-        source: What the encoder reads, the end token last, [S].
-        inputs: What the decoder reads, the start token first, [T].
-        target: What the decoder is to predict, the end token last, [T].
-        source_words: The words that the source's tokens spell, special tokens on their own.
-        target_words: The words that the target's tokens spell.
-        translation: The target as text.
+        source: Tokens of the source, the end token last, [S].
+        inputs: Tokens that the decoder reads, the start token first, [T].
+        target: Tokens that the decoder predicts, the end token last, [T].
+        source_words: Words of the source; a special token is a word.
+        target_words: Words of the target; a special token is a word.
+        translation: Target as text.
         encoder: Encoder self-attention, [N, h, S, S].
         decoder: Decoder self-attention, 0 where the future is hidden, [N, h, T, T].
         cross: Encoder-decoder attention, [N, h, T, S].
@@ -58,30 +58,30 @@ class AttentionWeights:
     cross: Tensor
 
     def hidden(self) -> Tensor:
-        """Which inputs the mask hides from which, because they come later. Section 3.2.3.
+        """Return which inputs (columns) the mask hides from which (rows). Section 3.2.3.
 
         Returns:
-            True where hidden, [T, T].
+            True for an input that comes later, [T, T].
         """
         length = len(self.inputs)
         return torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
 
     def by_word(self) -> "AttentionWeights":
-        """The same between words instead of tokens.
+        """Return the weights between words.
 
-        What a word attends to is the mean of what its tokens attend to; the attention that a word
-        gets is the sum of what its tokens get. So the weights of a query still sum to 1.
+        The weights of a query word are the mean over its tokens, those of a key word the sum over
+        its tokens. So the weights of a query still sum to 1.
 
         Returns:
-            Words in place of tokens.
+            Weights with words in place of tokens.
         """
-        # the inputs are the target, one place later, without its last token
+        # the inputs are the target, shifted right by one, without its last token
         inputs = [Word(self.inputs[0], [0])]
         for word in self.target_words:
             tokens = [token + 1 for token in word.tokens if token + 1 < len(self.inputs)]
             inputs += [Word(word.text, tokens)] if tokens else []
         sides = {"source": self.source_words, "target": self.target_words, "inputs": inputs}
-        places = {name: [word.tokens for word in words] for name, words in sides.items()}
+        indices = {name: [word.tokens for word in words] for name, words in sides.items()}
         alone = {
             name: [Word(word.text, [index]) for index, word in enumerate(words)]
             for name, words in sides.items()
@@ -91,9 +91,9 @@ class AttentionWeights:
             **{name: [word.text for word in words] for name, words in sides.items()},
             source_words=alone["source"],
             target_words=alone["target"],
-            encoder=_joined(self.encoder, places["source"], places["source"]),
-            decoder=_joined(self.decoder, places["inputs"], places["inputs"]),
-            cross=_joined(self.cross, places["target"], places["source"]),
+            encoder=_joined(self.encoder, indices["source"], indices["source"]),
+            decoder=_joined(self.decoder, indices["inputs"], indices["inputs"]),
+            cross=_joined(self.cross, indices["target"], indices["source"]),
         )
 
 
@@ -105,22 +105,22 @@ def attention_weights(
     target: str | Tensor | None = None,
     **search: Any,
 ) -> AttentionWeights:
-    """Read a sentence and a translation with all heads watched.
+    """Return the attention weights of a model for a sentence and a translation.
 
     Args:
-        model: A trained model; is left as it was.
-        tokenizer: Its tokenizer.
-        source: A sentence.
-        target: Its translation, as a text or as token ids with the end token, [T]; the one that
-            the model finds if not given.
-        search: Settings of `generate` for that, `num_beams` for one.
+        model: Trained model, which does not change.
+        tokenizer: Tokenizer of the model.
+        source: Sentence.
+        target: Translation, as a text or as token ids with the end token, [T]; by default that of
+            the model.
+        search: Settings of `generate` for the translation, such as `num_beams`.
 
     Returns:
         The weights on the CPU, in float32.
 
     Raises:
-        ValueError: If a text has no word or is too long for the model, or its attention function
-            returns no weights.
+        ValueError: If a text has no word or is too long for the model, or the attention function
+            of the model returns no weights.
     """
     for name, text in (("source", source), ("target", target)):
         if isinstance(text, str) and not text.strip():
@@ -129,7 +129,7 @@ def attention_weights(
     source_ids = torch.tensor(pipeline.preprocess([source]), device=model.device)  # [1, S]
     if target is None:
         found = pipeline.forward({"input_ids": source_ids}, **search)["ids"][0, 1:]
-        # what follows the end token fills the row up to the length of another translation
+        # tokens after the end token are padding up to the length of another translation
         ends = (found == tokenizer.eos_token_id).nonzero()[:1, 0] + 1
         target_ids = found[: int(ends) if len(ends) else None][None].to(model.device)  # [1, T]
     elif isinstance(target, Tensor):
@@ -141,8 +141,8 @@ def attention_weights(
     implementation = model.config._attn_implementation
     kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
     try:
-        # these kernels compute equation (1) without returning its weights; a user's function may
-        # compute something else
+        # kernels of the library compute equation (1) but do not return the weights; a function of
+        # a user may compute something else
         if kernel.__module__.startswith(("transformers.", "vanilla_transformer.")):
             model.set_attn_implementation("eager")
         with evaluating(model):
@@ -168,48 +168,48 @@ def attention_weights(
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Each token as a reader would write it.
+    """Return the text of each token.
 
     Args:
-        tokenizer: Whose tokens they are.
-        ids: Of the tokens.
+        tokenizer: Tokenizer of the ids.
+        ids: Token ids.
 
     Returns:
-        A text each, never empty.
+        Texts, none of them empty.
     """
     names = []
     for token_id in ids:
         text = tokenizer.decode([token_id]).strip() or SPACE
-        # a byte of a character has no text of its own
+        # a token of one byte of a character has no text
         names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
     return names
 
 
 def words_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Word]:
-    """Join tokens to words: what stands between spaces, without the punctuation around it.
+    """Join tokens to words: text between spaces, without the punctuation around it.
 
     Args:
-        tokenizer: Whose tokens they are.
-        ids: Of a sentence.
+        tokenizer: Tokenizer of the ids.
+        ids: Token ids of a sentence.
 
     Returns:
-        The words in order, every token in one of them; special tokens are words of their own.
+        The words in order. Every token belongs to one word; each special token is a word.
     """
     words = []
     special = set(tokenizer.all_special_ids)
-    for is_special, group in groupby(enumerate(ids), key=lambda place: place[1] in special):
-        places = list(group)
+    for is_special, group in groupby(enumerate(ids), key=lambda pair: pair[1] in special):
+        indexed = list(group)
         if is_special:
-            words += [Word(tokenizer.decode([token]), [index]) for index, token in places]
+            words += [Word(tokenizer.decode([token]), [index]) for index, token in indexed]
         else:
-            words += _ordinary_words(tokenizer, places)
+            words += _ordinary_words(tokenizer, indexed)
     return words
 
 
 def _ordinary_words(
-    tokenizer: PreTrainedTokenizerBase, places: Sequence[tuple[int, int]]
+    tokenizer: PreTrainedTokenizerBase, indexed: Sequence[tuple[int, int]]
 ) -> list[Word]:
-    ids = [token for _, token in places]
+    ids = [token for _, token in indexed]
     prefixes = [
         tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
         for end in range(len(ids) + 1)
@@ -217,14 +217,14 @@ def _ordinary_words(
     text = prefixes[-1]
     spans = list(_spans(text))
     if not spans:
-        return [Word(text.strip(), [index for index, _ in places])]
+        return [Word(text.strip(), [index for index, _ in indexed])]
     words = [Word(text[start:end], []) for start, end in spans]
-    for (index, _), prefix in zip(places, prefixes, strict=False):
-        # a token in the middle of a character belongs where the character does
+    for (index, _), prefix in zip(indexed, prefixes, strict=False):
+        # a token inside a character belongs to the word of the character
         begin = len(prefix.rstrip("\ufffd"))
         owner = next((i for i, (_, end) in enumerate(spans) if end > begin), len(spans) - 1)
         words[owner].tokens.append(index)
-    # a token that reaches over several words is the first one's
+    # a token of several words belongs to the first of them
     return [word for word in words if word.tokens]
 
 

@@ -105,7 +105,7 @@ def refuse_difference(
         found: Logits or log-probabilities of the new model.
         expected: The same of the model that it was made from.
         logits: Logits whose standard deviation is the unit.
-        what: What differs and where, for the error.
+        what: Beginning of the error message.
         stored: Type in which the new model's weights are stored.
         tokens: Token of each number, if the numbers are not of all tokens.
 

@@ -22,7 +22,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-# what each row of Table 3 changes from base; D3 and D4 change label smoothing, a training setting
+# fields that differ from base in each row of Table 3; D3 and D4 differ in label smoothing only,
+# which is a training setting
 PAPER_ROWS = {
     "base": {},
     "A1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
@@ -53,7 +54,7 @@ PAPER_ROWS = {
     },
 }
 
-# fields with the name and meaning that they have in Marian, BART and others
+# fields with the same name and meaning as in Marian, BART and others
 LAYER_FIELDS = (
     "encoder_layers",
     "encoder_attention_heads",
@@ -64,7 +65,7 @@ LAYER_FIELDS = (
 )
 TOKEN_ID_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
-# no fields, but what the library writes into config.json or takes beside the fields
+# keys that the library writes into config.json or accepts, and that are not fields
 LIBRARY_KEYS = {
     "attn_implementation",
     "auto_map",
@@ -93,25 +94,24 @@ SEPARATE_VOCABULARY_KEYS = {
 
 
 def closest_name(name: str, known: list[str]) -> str:
-    """Say which known name was probably meant, as the end of an error message.
+    """Return the closest valid name as the end of an error message.
 
     Args:
-        name: What was given.
-        known: What is allowed.
+        name: Given name.
+        known: Valid names.
 
     Returns:
-        `Did you mean X?`, or nothing where no known name is near.
+        " Did you mean X?", or "" if no valid name is close.
     """
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f" Did you mean {near[0]!r}?" if near else ""
 
 
-# trf-ignore: TRF057
 @strict
 class VanillaTransformerConfig(PreTrainedConfig):
     """Sizes and options of a `VanillaTransformerModel`; the defaults are the paper's base model.
 
-    `d_model` is an alias of `hidden_size`, in the constructor too.
+    `d_model` is an alias of `hidden_size`, also in the constructor.
 
     Args:
         vocab_size: Number of tokens in the vocabulary that source and target share. Section 5.1.
@@ -122,36 +122,37 @@ class VanillaTransformerConfig(PreTrainedConfig):
         decoder_layers: N of the decoder.
         decoder_attention_heads: h of the decoder.
         decoder_ffn_dim: d_ff of the decoder.
-        d_k: Width of a head's queries and keys; None is `hidden_size / heads`. Table 3, rows B.
-        d_v: Width of a head's values; None is `hidden_size / heads`.
+        d_k: Width of a head's queries and keys; `hidden_size / heads` if None. Table 3, rows B.
+        d_v: Width of a head's values; `hidden_size / heads` if None.
         position_encoding: "sinusoidal" (section 3.5), "learned" (Table 3, row E) or "none".
         position_base: The 10000 of section 3.5; wavelengths are 2 pi position_base^(2i / d_model).
         position_layout: "interleaved" sines and cosines as in the paper, or all sines in the first
             of two "halves", as in many ports.
         position_offset: Position of the first token.
-        max_position_embeddings: Rows of a learned position table; sinusoids have no limit.
-        norm_first: Normalize a sub-layer's input, not its sum with the output, and add a final
-            norm. The paper normalizes the sum.
+        max_position_embeddings: Number of learned positions; sinusoids have no limit.
+        norm_first: Normalize the input of each sub-layer and the output of each stack. The paper
+            normalizes the sum of input and output of each sub-layer.
         attention_bias: Biases in the four attention projections. The paper has none.
-        output_bias: A bias on the logits. The paper has none.
-        activation_function: Between the two feed-forward layers; section 3.3 has ReLU.
-        dropout: On each sub-layer's output and on embedding plus position. Section 5.4.
-        attention_dropout: On the attention weights. The paper has none.
-        activation_dropout: After the activation. The paper has none.
-        layer_norm_eps: Added to the variance in layer normalization. The paper does not state it.
-        initializer_gain: What the initial weights of all matrices are multiplied by. The paper does
-            not state its initialization; at 1 it is that of its authors' code.
-        pad_token_id: Fills sentences of a batch to one length.
-        bos_token_id: Begins a sentence.
-        eos_token_id: Ends a sentence, or a list of such.
-        decoder_start_token_id: What the decoder reads first.
+        output_bias: Bias of the logits. The paper has none.
+        activation_function: Activation of the feed-forward networks; section 3.3 has ReLU.
+        dropout: Dropout of each sub-layer's output and of embedding plus position. Section 5.4.
+        attention_dropout: Dropout of the attention weights. The paper has none.
+        activation_dropout: Dropout after the activation. The paper has none.
+        layer_norm_eps: Number added to the variance in layer normalization. The paper does not
+            state it.
+        initializer_gain: Factor of the initial weights of all matrices. The paper does not state
+            its initialization; a factor of 1 gives that of its authors' code.
+        pad_token_id: Token that pads the sentences of a batch to one length.
+        bos_token_id: Token that begins a sentence.
+        eos_token_id: Token that ends a sentence, or a list of them.
+        decoder_start_token_id: Token that the decoder reads first.
         is_encoder_decoder: Always true; the library reads it.
         use_cache: Return keys and values for the next decoding step.
         tie_word_embeddings: One matrix for source, target and output. Section 3.4.
 
     Raises:
-        ValueError: If a field is unknown, or dtype is none of torch.
-        StrictDataclassError: If a field is of the wrong type or out of range, or sizes do not fit.
+        ValueError: If a field is unknown, or dtype is not a floating-point dtype of torch.
+        StrictDataclassError: If a field has the wrong type or is out of range, or sizes do not fit.
     """
 
     model_type = "vanilla_transformer"
@@ -205,17 +206,17 @@ class VanillaTransformerConfig(PreTrainedConfig):
             is_usable = isinstance(dtype, torch.dtype) and dtype.is_floating_point
             if name is not None and not is_usable:
                 raise ValueError(
-                    f"dtype must be a floating-point dtype of torch, float32 for one, got {name!r}."
+                    f"dtype must be a floating-point dtype of torch, like float32, got {name!r}."
                 )
         super().__post_init__(**kwargs)
 
     @classmethod
     def from_paper(cls, row: str, **overrides) -> "VanillaTransformerConfig":
-        """The sizes of one row of Table 3.
+        """Return the configuration of one row of Table 3.
 
         Args:
             row: "base", "big", or the name of a variation: "A1" to "A4", "B1", ... "E".
-            overrides: Fields to set beside those of the row, `vocab_size` for one.
+            overrides: Further fields, such as `vocab_size`.
 
         Returns:
             The configuration of that row.
@@ -232,20 +233,20 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of a head's keys, as the library's static cache asks for it."""
+        """Width of a head's keys, for the library's static cache."""
         return self.d_k or self.hidden_size // self.num_attention_heads
 
     @property
     def qk_head_dim(self) -> int | None:
-        """Set where keys and values differ in width: tells the library not to size caches early."""
+        """Width of a head's keys if that of values differs: no cache is allocated early then."""
         d_v = self.d_v or self.hidden_size // self.num_attention_heads
         return None if d_v == self.head_dim else self.head_dim
 
     def validate_architecture(self):
-        """Check that the sizes fit together; called by the library on construction and saving.
+        """Check the sizes. The library calls this on construction and saving.
 
         Raises:
-            ValueError: If they do not.
+            ValueError: If a size is out of range, or two sizes do not fit together.
         """
         for name in (
             "vocab_size",
@@ -308,8 +309,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     )
 
     def _refuse_unknown(self, given: dict):
-        """The base class would keep any keyword as an attribute, a misspelt field too."""
-        # a saved configuration may hold attributes a user has set, or keys of a later library
+        """Refuse misspelt fields, which the base class would keep as attributes."""
+        # a saved configuration may hold attributes of a user, or keys of a newer library
         is_saved = self.transformers_version is not None
         fields = list(self.__dataclass_fields__) + list(self.attribute_map)
         for name in given:

@@ -433,7 +433,7 @@ class _Tokens:
 
 
 def obstacle(model: nn.Module, int8: bool = False) -> str | None:
-    """Return why the engine cannot stand in for a model's modules.
+    """Return the reason why the engine cannot run a model, or None.
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
@@ -498,7 +498,7 @@ def cache_obstacle(layers: Iterable[nn.Module]) -> str | None:
     """Return why a cache would mix the keys and values of the layers of a decoder.
 
     Args:
-        layers: Layers in order; attentions without a `layer_idx` are not judged.
+        layers: Layers in order; attentions without a `layer_idx` are not checked.
 
     Returns:
         A clause that names the indices, or None if each layer has its own.
@@ -521,7 +521,7 @@ def _weights(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Tensor]
                 yield f"{name}.{part}", weight
 
 
-# by model: the state that its engine was built from, the engine, and why there is none
+# for each model: the state that its engine was built from, and the engine or the reason against it
 Known = tuple[tuple[Any, ...], SearchEngine | None, str | None]
 _engines: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
 # every thread that searches asks for an engine, and torch packs for one kernel at a time
@@ -671,7 +671,7 @@ def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target
     first = decoding.step(target[:, :, :1])  # [B, 1, V]
     decoding.follow(torch.zeros_like(target[:, :, 0]))
     second = decoding.step(target[:, :, :2])  # [B, 2, V]
-    # the beams change places, each goes on with the other's tokens, and the last sentence leaves
+    # swap the beams, continue each with the tokens of the other, and remove the last sentence
     stays = torch.arange(len(target) - 1, device=target.device)
     decoding.follow(torch.tensor([1, 0], device=target.device).expand(len(stays), -1), stays)
     third = decoding.step(_changed(target)[:-1])  # [B - 1, 2, V]
@@ -702,11 +702,11 @@ def _changed(target: Tensor) -> Tensor:
 def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], Tensor]:
     """Return modules and settings of a model, addresses and versions of its weights, and sums.
 
-    The sums tell what was written through `.data` or NumPy, which no version counts. Embeddings and
-    norms are not packed: the engine reads them in place.
+    The sums show what was written through `.data` or NumPy, which no version counts. Embeddings and
+    norms are left out: they are not packed, and the engine reads the model's own.
     """
     objects: list[Any] = []
-    places: list[Any] = []
+    addresses: list[Any] = []
     sums = []
     for name, module, _ in modules:
         own = vars(module)
@@ -722,15 +722,15 @@ def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], T
                 continue
             # tensors that are made for inference only have no version
             version = None if weight.is_inference() else weight._version
-            places.append((weight.data_ptr(), weight.shape, weight.stride(), version))
-            places.append((weight.device, weight.dtype))
-            # a sum in half precision would not tell small changes
+            addresses.append((weight.data_ptr(), weight.shape, weight.stride(), version))
+            addresses.append((weight.device, weight.dtype))
+            # a sum in half precision would not show small changes
             numbers = weight.detach().flatten().float()
             rest = len(numbers) % NUMBERS_PER_SUM
             rows = numbers[rest:].view(-1, NUMBERS_PER_SUM)
             sums += [numbers[:rest], torch.mv(rows, _random_vector(weight.device))]
-    # compared by their bits: not a number is not equal to itself
-    return objects, places, torch.cat(sums).view(torch.int32)
+    # compared as bits, because NaN is not equal to itself
+    return objects, addresses, torch.cat(sums).view(torch.int32)
 
 
 def _is_equal(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

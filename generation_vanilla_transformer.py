@@ -1,12 +1,12 @@
 """The search of section 6.1 behind the library's own `generate`.
 
-A generation configuration with `length_penalty_alpha` selects the paper's beam search wherever the
-library would do beam search; `max_extra_tokens` bounds every search by the length of each source
-sentence. A configuration with neither leaves the library's behavior as it is.
+In a generation configuration, `length_penalty_alpha` selects the paper's beam search instead of the
+library's, and `max_extra_tokens` bounds every search by the length of each source sentence. Without
+these settings `generate` is the library's.
 
-`SearchMixin.generate` reads these settings, checks the input and chooses who computes: the search
-engine if the model runs the released code, the model's own modules otherwise. The rest is the
-library's `generate`, which calls `_beam_search` or `_sample` in the end.
+`SearchMixin.generate` reads the settings, checks the input and chooses what computes: the search
+engine if the model runs the released code, otherwise the model's own modules. The rest is the
+library's `generate`, which finally calls `_beam_search` or `_sample`.
 """
 
 import copy
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    Cache,
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
@@ -43,7 +44,7 @@ CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "pa
 # settings of this package in a generation configuration
 SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8", "engine")
 ENGINES = ("auto", "off", "required")
-# least value of each count in a generation configuration
+# minimum of each count in a generation configuration
 LEAST = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -57,7 +58,7 @@ LEAST = {
     "top_k": 0,
 }
 NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
-# tokens that the decoder reads, or that are chosen whatever it says
+# tokens that the decoder reads, or that the search forces
 READ_TOKENS = (
     "decoder_start_token_id",
     "bos_token_id",
@@ -94,11 +95,11 @@ class SearchMixin:
         streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Translate, as the library's `generate`, with the settings of this package.
+        """Translate like the library's `generate`, with further settings of this package.
 
         Args:
             inputs: Source tokens, [B, S].
-            generation_config: Settings of the search; the model's own where it leaves them open.
+            generation_config: Settings of the search; missing ones are those of the model.
             logits_processor: Further processors of the scores.
             stopping_criteria: Further criteria that end a translation.
             prefix_allowed_tokens_fn: Function that restricts the next token.
@@ -106,10 +107,10 @@ class SearchMixin:
             assistant_model: Model that proposes tokens in assisted decoding.
             streamer: Receives tokens as they are written.
             kwargs: Settings of the search and inputs of the model, as in the library. Settings of
-                this package: `length_penalty_alpha` and `max_extra_tokens` (section 6.1); `int8`,
-                quantize the linear layers; `engine`, "auto" to use the search engine if it computes
-                the same as the model's modules, "off" to use the modules, "required" to refuse a
-                search that the engine cannot do.
+                this package: `length_penalty_alpha` and `max_extra_tokens` (section 6.1); `int8`
+                quantizes the linear layers; `engine` is "auto" to use the search engine if it
+                computes the same as the model's modules, "off" to use the modules, or "required" to
+                refuse a search that the engine cannot do.
 
         Returns:
             Prompts and translations, [B * num_return_sequences, T], or the library's output if
@@ -135,14 +136,14 @@ class SearchMixin:
         if kwargs.get("custom_generate") is not None:
             return call(inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs)
         if inputs is not None:
-            # by its name, under which the library looks for it too
+            # the library also finds the source under this name
             if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
             kwargs["input_ids"] = inputs
         self._name_cache(kwargs)
-        # Seq2SeqTrainer gives them, and the library removes them before the model sees them
+        # Seq2SeqTrainer passes labels, which the library removes before it calls the model
         kwargs.pop("labels", None)
-        # the library compares them before it looks at their types
+        # the library compares these numbers before it checks their types
         check_numbers(kwargs)
         config, model_inputs = self._resolved(generation_config, kwargs)
         check_search_settings(config)
@@ -152,12 +153,12 @@ class SearchMixin:
             kwargs.pop(name, None)
         reason = cache_obstacle(getattr(self.get_decoder(), "layers", ()))
         if config.use_cache is not False and reason is not None:
-            tell_of_cache(type(self).__name__, reason)
+            warn_of_cache(type(self).__name__, reason)
             config.use_cache = kwargs["use_cache"] = False
         mode = config.get_generation_mode(assistant_model)
         source_length, num_sentences = source_shape(model_inputs)
         if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
-            # the library refuses them only after the assistant has read them
+            # the library refuses a batch only after the assistant has read it
             raise ValueError(
                 f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
             )
@@ -189,13 +190,9 @@ class SearchMixin:
     @staticmethod
     def _name_cache(kwargs: dict[str, Any]):
         """Give the cache the name that the library passes on."""
-        if kwargs.get("cache") is not None and kwargs.get("past_key_values") is not None:
-            raise ValueError(
-                "cache and past_key_values are two names of one argument: give one, got both."
-            )
-        for name in ("cache", "past_key_values"):
-            if kwargs.get(name) is not None:
-                kwargs[CACHE_NAME] = kwargs.pop(name)
+        cache = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
+        if cache is not None:
+            kwargs[CACHE_NAME] = cache
 
     def _resolved(
         self, given: GenerationConfig | None, kwargs: dict[str, Any]
@@ -233,7 +230,7 @@ class SearchMixin:
     ) -> int | None:
         """Return the maximum length by the longest source, or None if the user has set another."""
         learned = self.config.position_encoding == "learned"
-        # the last token is never read, so that it needs no position
+        # the decoder does not read the last token, which needs no position
         most = self.config.max_position_embeddings + 1 if learned else math.inf
         if config.max_extra_tokens is not None and not is_bounded:
             return min(prompt_length + source_length + config.max_extra_tokens, most)
@@ -266,7 +263,7 @@ class SearchMixin:
             if is_set not in (None, False, "auto"):
                 raise ValueError(f"{name} needs the search engine, which cannot be used: {reason}.")
         if only_modules_can is None:
-            tell_once(type(self).__name__, reason)
+            warn_once(type(self).__name__, reason)
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
@@ -297,15 +294,15 @@ class SearchMixin:
         return search.run()
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
-        """Save the model as the library does, with a search that was set on a new model.
+        """Save the model like the library, with search settings that were made on a new model.
 
         Args:
             args: Folder.
-            kwargs: As in the library.
+            kwargs: Arguments of the library's `save_pretrained`.
         """
         config = self.generation_config
         if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
-            # the library would derive it from the model's configuration when the model is loaded
+            # without this, loading would derive the settings from the model's configuration
             config._from_model_config = False
         super().save_pretrained(*args, **kwargs)
 
@@ -323,8 +320,27 @@ class SearchMixin:
         return super().train(mode)
 
 
+def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
+    """Return the cache that is given under one of its two names.
+
+    Args:
+        cache: Name in transformers from 5.24 on.
+        past_key_values: Name before.
+
+    Raises:
+        ValueError: If both are given.
+    """
+    if cache is not None and past_key_values is not None:
+        raise ValueError(
+            "cache and past_key_values are two names of one argument: give one, got both."
+        )
+    return past_key_values if cache is None else cache
+
+
 class ChosenSearch(StoppingCriteria):
-    """Choice of `SearchMixin.generate`, which reaches the search as a criterion that stops nothing.
+    """Choice of search and engine, in the form of a stopping criterion that stops nothing.
+
+    `SearchMixin.generate` passes it through the library's `generate` to the search.
 
     Args:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
@@ -352,7 +368,7 @@ class ChosenSearch(StoppingCriteria):
 def chosen_search(
     stopping_criteria: StoppingCriteriaList, config: GenerationConfig
 ) -> tuple[ChosenSearch, StoppingCriteriaList]:
-    """Return what `SearchMixin.generate` has chosen, and the criteria without it.
+    """Return the choice of `SearchMixin.generate`, and the other criteria.
 
     Args:
         stopping_criteria: Criteria, as `generate` has prepared them.
@@ -387,7 +403,7 @@ def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int)
 
 
 @functools.cache
-def tell_once(model: str, reason: str):
+def warn_once(model: str, reason: str):
     """Warn that a search is slower than it could be, once in a process for each reason.
 
     Args:
@@ -403,7 +419,7 @@ def tell_once(model: str, reason: str):
 
 
 @functools.cache
-def tell_of_cache(model: str, reason: str):
+def warn_of_cache(model: str, reason: str):
     """Warn that a search computes every prefix anew, once in a process for each reason.
 
     Args:
@@ -463,7 +479,7 @@ class ModuleDecoding(Decoding):
             Logits in float32, [B, K, V].
         """
         self.num_sentences, self.num_beams, length = ids.shape
-        # tells the other processes that this one goes on
+        # tell the other processes that this one has not finished
         self.model._has_unfinished_sequences(False, self.synced_gpus, device=ids.device)
         cache = self.model_kwargs.get(CACHE_NAME)
         unseen = None if cache is None else 1
@@ -580,7 +596,7 @@ def needs_modules(
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
         return "attention_mask is not [B, S] with a token in each row"
     for name, value in inputs.items():
-        # to ask for no outputs is to ask for nothing
+        # an output option that is off needs nothing
         is_empty = value is None or (value is False and name.startswith("output_"))
         if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not is_empty:
             return f"{name} is given"
@@ -633,7 +649,7 @@ def check_numbers(settings: Mapping[str, Any]):
         value = settings.get(name)
         if value is not None and (type(value) is not int or value < least):
             raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        # a sum of two still fits into a tensor
+        # the sum of two such numbers fits into int64
         if value is not None and value >= 2**62:
             raise ValueError(f"{name} must be below {2**62}, got {value}.")
     for name in NUMBERS:
@@ -650,7 +666,8 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
         vocab_size: V.
 
     Raises:
-        ValueError: If there is one. A negative `eos_token_id` ends nothing, as in the library.
+        ValueError: If a token is not in the vocabulary. A negative `eos_token_id` is allowed: like
+            in the library, it ends nothing.
     """
     for name in (*READ_TOKENS, "eos_token_id"):
         given = getattr(config, name, None)
@@ -782,7 +799,7 @@ def select_rows(value: Any, rows: Tensor, num_rows: int) -> Any:
 def set_paper_search(
     model: Any, num_beams: int = 4, length_penalty_alpha: float = 0.6, max_extra_tokens: int = 50
 ):
-    """Give a trained model the search of section 6.1 as its default.
+    """Make the search of section 6.1 the default of a model.
 
     Args:
         model: Model whose generation configuration is replaced.

@@ -1,8 +1,8 @@
 """Check that a model's modules run exactly the code of this release.
 
-The search engine computes the released equations. It may stand in for a model only if every module
-that computes is an instance of a released class, with the released code. This file finds an edited
-file, a subclass, a patched method or a registered function; the model's own modules then run.
+The search engine computes the released equations. It may replace a model's modules only if each
+module that computes is an instance of a released class with the released code. This file finds an
+edited file, a subclass, a patched method or a registered function; then the modules run.
 
 Code is compared by digests of its syntax tree, without comments, docstrings and annotations. A copy
 on the Hub counts as released until somebody edits it. `make digests` updates `RELEASED` after a
@@ -14,9 +14,11 @@ import contextlib
 import hashlib
 import importlib
 import inspect
+import logging
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from os import PathLike
 from pathlib import Path
 from types import BuiltinFunctionType, CodeType, FunctionType, ModuleType
 from typing import Any
@@ -24,10 +26,13 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import GenerationMixin
+from transformers import GenerationMixin, PreTrainedConfig
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.utils import cached_file
+
+logger = logging.getLogger(__name__)
 
 # methods that compute nothing once a model exists: an edit of them changes no translation
 NOT_COMPUTING = ("_init_weights",)
@@ -201,7 +206,7 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
     own = vars(module)
     if own.get("max_norm") is not None:
         return "has max_norm, which changes its weights as they are read"
-    # read by the kernel of an attention without padding: a probe with padding would not show it
+    # attention kernels read it only without padding, and the engine's probe has padding
     if (is_causal := own.get("is_causal")) is not None and is_causal != _is_causal(name):
         return f"has is_causal {is_causal}"
     config = own.get("config", model.config)
@@ -400,7 +405,7 @@ def _replaced_function() -> str | None:
 
 
 def _may_be_of_library(value: Any) -> bool:
-    """Return whether torch or transformers may have defined a value; what is not called passes."""
+    """Return whether torch or transformers may have defined a value, or nothing can call it."""
     if isinstance(value, FunctionType):
         return is_of_library(value)
     if isinstance(value, type | ModuleType) or not callable(value):
@@ -409,7 +414,7 @@ def _may_be_of_library(value: Any) -> bool:
     return (home.__module__ or "").startswith(("torch", "transformers", "typing"))
 
 
-# functions of torch and of `generate` when they were last compared
+# functions of torch and of `generate` at the last comparison
 _functions: list[Any] = []
 _methods: list[Any] = []
 
@@ -420,7 +425,7 @@ def generation_difference() -> str | None:
     if len(_methods) == len(methods) and all(map(_is_same, _methods, methods)):
         return None
     for name, method in vars(GenerationMixin).items():
-        # one of them is a context manager
+        # one method is a context manager, made by contextlib
         files = (*LIBRARY_FOLDERS, contextlib.__file__)
         if not all(code.co_filename.startswith(files) for code in codes_of(method)):
             return f"transformers.GenerationMixin.{name} was replaced"
@@ -429,7 +434,7 @@ def generation_difference() -> str | None:
 
 
 def codes_of(function: Any) -> Iterator[CodeType]:
-    """Go through the code of a function and of what it wraps, the outermost first.
+    """Yield the code of a function and of the functions that it wraps, outermost first.
 
     Args:
         function: A function, method or property, perhaps in wrappers of `functools`.
@@ -483,7 +488,7 @@ class ReleasedCode:
             value = vars(self.module).get(name)
             objects.append(value)
             if getattr(value, "__module__", None) != self.module.__name__:
-                # imported: what is in it belongs to the library
+                # the parts of an imported object belong to its library
                 continue
             for part in vars(value).values() if isinstance(value, type) else (value,):
                 objects.append(part)
@@ -545,7 +550,7 @@ _codes: dict[str, ReleasedCode] = {}
 
 
 def released_code(kind: type) -> ReleasedCode | None:
-    """Return the comparison for the module that a class stands in.
+    """Return the comparison for the module that defines a class.
 
     Args:
         kind: Any class.
@@ -585,6 +590,31 @@ def file_difference(path: str | Path) -> str | None:
         if found.get(name) != running.get(name):
             return f"{name} differs"
     return None
+
+
+def warn_of_other_code(source: str | PathLike, config: PreTrainedConfig, name: str):
+    """Warn if a folder holds other model code than the module that loads its weights.
+
+    Args:
+        source: Folder or Hub name of a model.
+        config: Its configuration.
+        name: Name of the module that defines the model's class.
+    """
+    own = name.rpartition(".")[2]
+    address = (getattr(config, "auto_map", None) or {}).get("AutoModelForSeq2SeqLM", "")
+    # the address of code in another repository begins with its name
+    if address.rpartition("--")[2].partition(".")[0] != own:
+        return
+    file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
+    if file is not None and (difference := file_difference(file)) is not None:
+        logger.warning(
+            "%s holds other model code than %s: %s. This process runs the installed code. To run "
+            "the code in the folder, load the model in a process that does not import "
+            "vanilla_transformer.",
+            source,
+            name,
+            difference,
+        )
 
 
 def _has_code(function: Any, compiled: CodeType) -> bool:
@@ -725,7 +755,7 @@ RELEASED: dict[str, dict[str, str]] = {
         "GenerationMixin": "cf469887d119c051",
         "GradientCheckpointingLayer": "c7c4ea168221f8c0",
         "LIBRARY_ARGUMENTS": "145e31f634d983d5",
-        "MultiHeadAttention": "e8e79ca7d25bd527",
+        "MultiHeadAttention": "3a5b81a21015d544",
         "OutputRecorder": "09e0acb577104c93",
         "PositionalEncoding": "c0a46ee84a34d950",
         "PreTrainedModel": "868a6b02a930fd85",
@@ -733,13 +763,12 @@ RELEASED: dict[str, dict[str, str]] = {
         "Seq2SeqLMOutput": "a87aff490cf1f8eb",
         "Seq2SeqModelOutput": "83309f49cf1c28a7",
         "TransformerLayer": "f50fdd5e80c9ea84",
-        "VanillaTransformerDecoder": "04bda1943426db77",
+        "VanillaTransformerDecoder": "ec3862ec82ad37d3",
         "VanillaTransformerEncoder": "c7c256c7bfa4a7b3",
-        "VanillaTransformerForConditionalGeneration": "51e72732bae4c4b6",
-        "VanillaTransformerModel": "afd7e59010aa0cd7",
-        "VanillaTransformerPreTrainedModel": "5f97ca9737397259",
+        "VanillaTransformerForConditionalGeneration": "ac230e5e41cf71c9",
+        "VanillaTransformerModel": "d34775cb7ab6b7df",
+        "VanillaTransformerPreTrainedModel": "77e60deb727432e3",
         "cache_obstacle": "482c013b910c762b",
-        "cached_file": "1b93aad2d6771cb9",
         "can_return_tuple": "09ccf8253a8fa0ae",
         "capture_outputs": "0c50027034c4b681",
         "check_ids": "8c60b524f9c274c1",
@@ -747,18 +776,17 @@ RELEASED: dict[str, dict[str, str]] = {
         "create_bidirectional_mask": "2a80c02e743bb2ce",
         "create_causal_mask": "73927767e615f2bd",
         "eager_attention": "4258edc91f427f12",
-        "file_difference": "12a55be704faf310",
         "inspect": "c3a743e6d24c9bd1",
-        "logger": "d511ba5f55bd6152",
-        "logging": "27dced094c951418",
         "math": "b67c9ddef3e0c371",
         "merge_with_config_defaults": "58859508ad22e652",
         "nn": "5ee2fc1d4e7e0465",
+        "one_cache": "48c79dcfe6f0d5d2",
         "scaled_dot_product_attention": "65e4d311d812106e",
         "sdpa_attention_forward": "aeab0f40a5290cb9",
         "sinusoidal_encoding": "c2cbf2c39b990333",
         "sinusoids": "0330b1dc75c239c6",
         "torch": "cf1070d3a16f24b2",
+        "warn_of_other_code": "e6df13159db8b5a4",
         "warnings": "6c07531e38114de0",
     },
     "cpu_kernels": {
@@ -777,4 +805,5 @@ __all__ = [
     "is_of_library",
     "library_difference",
     "stacks_difference",
+    "warn_of_other_code",
 ]

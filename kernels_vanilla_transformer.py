@@ -201,7 +201,7 @@ def onednn_product(
         Outputs, [rows, outputs].
     """
     rows = len(x)
-    # oneDNN builds a kernel for each number of rows, so that there should be few of them
+    # oneDNN builds a kernel for each number of rows: rounding up keeps the kernels few
     if rows > ROW_MULTIPLE and rows % ROW_MULTIPLE:
         x = nn.functional.pad(x, (0, 0, 0, -rows % ROW_MULTIPLE))
     then = "relu" if then_relu else "none"

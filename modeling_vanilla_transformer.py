@@ -16,10 +16,18 @@
 Shapes: B sentences, S source positions, T target positions, Q queries, K keys, h heads, d_k and d_v
 widths of a head's keys and values, d_model width of the residual stream, d_ff inner width, V tokens
 in the vocabulary.
+
+Arguments that mean the same in every module:
+    config: Sizes and options of the model.
+    x: Residual stream, [B, T, d_model]; [B, S, d_model] in the encoder.
+    memory: Output of the encoder, [B, S, d_model].
+    mask: Mask from the library, in the form that the attention function takes; None if nothing is
+        masked. `memory_mask` is the mask of the source's padding in the decoder.
+    cache: Keys and values of earlier steps.
+    kwargs: Further arguments of the attention function.
 """
 
 import inspect
-import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -29,13 +37,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import (
-    Cache,
-    DynamicCache,
-    EncoderDecoderCache,
-    GenerationMixin,
-    PreTrainedModel,
-)
+from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
@@ -49,18 +51,16 @@ from transformers.modeling_outputs import (
 )
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, cached_file, can_return_tuple
+from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
 from .engine_vanilla_transformer import cache_obstacle
-from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, check_ids
-from .identity_vanilla_transformer import file_difference
+from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, check_ids, one_cache
+from .identity_vanilla_transformer import warn_of_other_code
 
-logger = logging.getLogger(__name__)
-
-# arguments that the library passes to every `forward`, for its decorators, the loss and the head
+# arguments that the library passes to every `forward`: for its decorators, the loss and the head
 LIBRARY_ARGUMENTS = (
     "logits_to_keep",
     "num_items_in_batch",
@@ -75,12 +75,12 @@ LIBRARY_ARGUMENTS = (
 def scaled_dot_product_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float = 0.0
 ) -> tuple[Tensor, Tensor]:
-    """Average the values, weighted by how well each key answers the query. Section 3.2.1, eq. (1).
+    """Average the values, weighted by the match of query and key. Section 3.2.1, eq. (1).
 
     Args:
-        query: What each position looks for, [B, h, Q, d_k].
-        key: What each position offers, [B, h, K, d_k].
-        value: What each position gives, [B, h, K, d_v].
+        query: Queries, [B, h, Q, d_k].
+        key: Keys, [B, h, K, d_k].
+        value: Values, [B, h, K, d_v].
         mask: 0 where attention is allowed, very low where not, broadcastable to [B, h, Q, K].
         dropout: Probability of dropping an attention weight.
 
@@ -106,16 +106,10 @@ def eager_attention(
     dropout: float = 0.0,
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[Tensor, Tensor]:
-    """Equation (1) in the form of the library's attention functions, which stand in for it.
+    """Compute equation (1) with the signature of the library's attention functions.
 
-    Args:
-        module: The calling attention, unused.
-        query: [B, h, Q, d_k].
-        key: [B, h, K, d_k].
-        value: [B, h, K, d_v].
-        mask: 0 where attention is allowed, very low where not, broadcastable to [B, h, Q, K].
-        dropout: Probability of dropping an attention weight.
-        kwargs: For other implementations.
+    The arguments are those of `scaled_dot_product_attention`; `module`, the calling attention, and
+    `kwargs` are not used.
 
     Returns:
         The weighted values [B, Q, h, d_v] and the weights [B, h, Q, K].
@@ -125,13 +119,12 @@ def eager_attention(
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention from h points of view at once. Section 3.2.2.
+    """Attention with h heads. Section 3.2.2.
 
     Args:
-        config: Sizes of the model.
-        num_heads: h, of the stack this attention stands in; the encoder's where None.
-        layer_idx: Place in the decoder's stack, where keys and values are cached.
-        is_causal: Whether the future is hidden, section 3.2.3; the mask hides it all the same.
+        num_heads: h of the stack; the encoder's h if None.
+        layer_idx: Index of the decoder layer, under which keys and values are cached.
+        is_causal: Hide the future, section 3.2.3, in attention functions that take no mask for it.
     """
 
     def __init__(
@@ -163,32 +156,24 @@ class MultiHeadAttention(nn.Module):
         cache: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> tuple[Tensor, Tensor | None]:
-        """Let each position of `x` gather from `memory`, or from `x` itself.
+        """Attend from each position of `x` to `memory`, or to `x` itself.
 
         Args:
-            x: Where the queries come from, [B, Q, d_model].
-            memory: Where keys and values come from, [B, K, d_model]; `x` where None.
-            mask: What the library made for its implementation; None where nothing is masked.
-            cache: Keys and values of earlier steps.
-            kwargs: For the attention implementation.
+            x: Source of the queries, [B, Q, d_model].
+            memory: Source of keys and values, [B, K, d_model]; `x` if None.
 
         Returns:
-            What was gathered [B, Q, d_model], and the weights [B, h, Q, K] where they are computed.
+            The result [B, Q, d_model], and the weights [B, h, Q, K] or None: not every attention
+            function returns them.
         """
         query = self._heads(self.q_proj(x), self.d_k)  # [B, h, Q, d_k]
         key, value = self._keys_and_values(x, memory, cache)
         attention: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention
         )
+        dropout = self.config.attention_dropout if self.training else 0.0
         context, weights = attention(
-            self,
-            query,
-            key,
-            value,
-            mask,
-            dropout=self.config.attention_dropout if self.training else 0.0,
-            scaling=self.scaling,
-            **kwargs,
+            self, query, key, value, mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return self.out_proj(context.reshape(*x.shape[:-1], -1)), weights
 
@@ -217,11 +202,10 @@ class MultiHeadAttention(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """max(0, x W_1 + b_1) W_2 + b_2, at each position alone. Section 3.3, eq. (2).
+    """max(0, x W_1 + b_1) W_2 + b_2 at each position. Section 3.3, eq. (2).
 
     Args:
-        config: Sizes of the model.
-        d_ff: Inner width; the encoder's where None.
+        d_ff: Inner width; the encoder's if None.
     """
 
     def __init__(self, config: VanillaTransformerConfig, d_ff: int | None = None):
@@ -233,14 +217,7 @@ class FeedForward(nn.Module):
         self.dropout = nn.Dropout(config.activation_dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position.
-
-        Args:
-            x: [B, T, d_model].
-
-        Returns:
-            [B, T, d_model].
-        """
+        """Transform each position, [B, T, d_model] to [B, T, d_model]."""
         return self.fc2(self.dropout(self.activation(self.fc1(x))))
 
 
@@ -248,11 +225,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerLayer(GradientCheckpointingLayer):
-    """What encoder and decoder layers share: "Add & Norm", as figure 1 calls it. Section 3.1.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """Base of encoder and decoder layers: "Add & Norm" of figure 1. Section 3.1."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
@@ -262,28 +235,20 @@ class TransformerLayer(GradientCheckpointingLayer):
     def add_and_norm(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.LayerNorm
     ) -> Tensor:
-        """LayerNorm(x + Dropout(Sublayer(x))). Sections 3.1 and 5.4.
+        """Compute LayerNorm(x + Dropout(Sublayer(x))), [B, T, d_model]. Sections 3.1 and 5.4.
 
         Args:
-            x: Residual stream, [B, T, d_model].
             sublayer: Attention or feed-forward, [B, T, d_model] to [B, T, d_model].
-            norm: The normalization that belongs to the sub-layer.
-
-        Returns:
-            Residual stream, [B, T, d_model].
+            norm: Normalization of the sub-layer.
         """
-        # CODEPATH: the paper normalizes after the addition; its authors' code came to do it before
+        # CODEPATH: the paper normalizes after the addition, its authors' later code before
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
 
 
 class EncoderLayer(TransformerLayer):
-    """Self-attention, then feed-forward. Section 3.1, left half of figure 1.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """Self-attention, then feed-forward. Section 3.1, left half of figure 1."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__(config)
@@ -295,16 +260,7 @@ class EncoderLayer(TransformerLayer):
     def forward(
         self, x: Tensor, mask: Tensor | None, **kwargs: Unpack[TransformersKwargs]
     ) -> Tensor:
-        """Refine the source representation.
-
-        Args:
-            x: Source representation, [B, S, d_model].
-            mask: Hides padding; None where there is none.
-            kwargs: For the attention implementation.
-
-        Returns:
-            Refined representation, [B, S, d_model].
-        """
+        """Transform the residual stream of the source, [B, S, d_model] to [B, S, d_model]."""
 
         def attend_to_source(x: Tensor) -> Tensor:
             return self.self_attention(x, None, mask, **kwargs)[0]
@@ -314,11 +270,10 @@ class EncoderLayer(TransformerLayer):
 
 
 class DecoderLayer(TransformerLayer):
-    """Self-attention to the past, attention to the memory, feed-forward. Section 3.1, right half.
+    """Self-attention, attention to the memory, feed-forward. Section 3.1, right half of figure 1.
 
     Args:
-        config: Sizes of the model.
-        layer_idx: Place in the stack, where keys and values are cached.
+        layer_idx: Index of the layer, under which keys and values are cached.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
@@ -340,18 +295,9 @@ class DecoderLayer(TransformerLayer):
         cache: EncoderDecoderCache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Tensor:
-        """Refine the target representation.
+        """Transform the residual stream of the target, [B, T, d_model] to [B, T, d_model].
 
-        Args:
-            x: Target representation, [B, T, d_model].
-            mask: Hides the future, and padding.
-            memory: Output of the encoder, [B, S, d_model].
-            memory_mask: Hides the source's padding; None where there is none.
-            cache: Keys and values of earlier steps.
-            kwargs: For the attention implementation.
-
-        Returns:
-            Refined representation, [B, T, d_model].
+        `mask` hides the future and the target's padding.
         """
 
         def attend_to_past(x: Tensor) -> Tensor:
@@ -371,18 +317,17 @@ class DecoderLayer(TransformerLayer):
 def sinusoids(
     positions: Tensor, d_model: int, base: float = 10000.0, layout: str = "interleaved"
 ) -> Tensor:
-    """Sines and cosines of each position, with wavelengths from 2 pi to `base` * 2 pi. Section 3.5.
+    """Return sines and cosines of positions, with wavelengths from 2 pi to `base` * 2 pi.
+
+    `d_model`, `base` and `layout` are those of `sinusoidal_encoding`, and are not checked.
 
     Args:
-        positions: Whole numbers of any shape, [...].
-        d_model: Width of the encoding, even.
-        base: Ratio of the longest to the shortest wavelength, nearly: feature d_model has it.
-        layout: "interleaved", sin and cos in turn as in the paper, or "halves", all sines first.
+        positions: Integers of any shape, [...].
 
     Returns:
         The encoding, float32 [..., d_model].
     """
-    # a position of some thousands times a rounded frequency would lose three digits in float32
+    # float32 would lose three digits of the angle at positions of some thousands
     precise = torch.float32 if positions.device.type == "mps" else torch.float64
     exponents = torch.arange(0, d_model, 2, device=positions.device, dtype=precise) / d_model
     angles = positions[..., None].to(precise) * base**-exponents  # [..., d_model / 2]
@@ -393,19 +338,20 @@ def sinusoids(
 def sinusoidal_encoding(
     num_positions: int, d_model: int, base: float = 10000.0, layout: str = "interleaved"
 ) -> Tensor:
-    """The positional encoding of positions 0, 1, 2, ... Section 3.5.
+    """Return the positional encoding of positions 0, 1, 2, ... Section 3.5.
 
     Args:
         num_positions: Number of rows.
         d_model: Width of the encoding, even.
-        base: Ratio of the longest to the shortest wavelength; the paper's where not given.
+        base: Ratio of the wavelength of a feature d_model, one beyond the last, to the shortest;
+            by default the paper's.
         layout: "interleaved", sin and cos in turn as in the paper, or "halves", all sines first.
 
     Returns:
         The table, float32 [num_positions, d_model].
 
     Raises:
-        ValueError: If `d_model` is odd, a size or the base is not positive, or the layout unknown.
+        ValueError: If a size or the base is out of range, or the layout is unknown.
     """
     if num_positions < 0:
         raise ValueError(f"num_positions must not be negative, got {num_positions}.")
@@ -419,32 +365,25 @@ def sinusoidal_encoding(
 
 
 class PositionalEncoding(nn.Module):
-    """Adds to each token where it stands; sinusoids have no parameters and no end. Section 3.5.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """Sum of embeddings and positional encoding. Sinusoids have no maximum length. Section 3.5."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
         self.config = config
-        # CODEPATH: Table 3, row E, learns a vector for each position instead
+        # CODEPATH: Table 3, row E, learns a vector for each position
         if config.position_encoding == "learned":
             rows = config.max_position_embeddings + config.position_offset
             self.table = nn.Embedding(rows, config.d_model)
 
     def forward(self, x: Tensor, first_position: int | Tensor = 0) -> Tensor:
-        """Add the positions of a run of tokens.
+        """Add the encodings of consecutive positions, [B, T, d_model] to [B, T, d_model].
 
         Args:
             x: Scaled embeddings, [B, T, d_model].
-            first_position: How many tokens stand before the first of `x`.
-
-        Returns:
-            Embeddings with positions, [B, T, d_model].
+            first_position: Number of tokens before the first one of `x`.
         """
         config = self.config
-        # CODEPATH: no position at all, to show that attention alone has no notion of order
+        # CODEPATH: without positions, to show that attention alone does not see the order
         if config.position_encoding == "none":
             return x
         positions = torch.arange(x.shape[1], device=x.device) + first_position  # [T]
@@ -459,13 +398,10 @@ class PositionalEncoding(nn.Module):
 
 
 # ---- The Hugging Face contract ----
-# trf-ignore: TRF057 stands where the library would write docstrings for its own models; out of the
-# library they come out with holes, so ours are written by hand
 
 
-# trf-ignore: TRF057
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """What the library asks of every model: initialization, loading, and what is supported."""
+    """Base of the models: initialization, loading, and the features of the library they support."""
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"
@@ -481,12 +417,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | PathLike, *args: Any, **kwargs: Any
     ) -> Any:
-        """Load a model as the library does, and refuse one that another class has saved.
-
-        Args:
-            pretrained_model_name_or_path: Folder or Hub name.
-            args: As in the library.
-            kwargs: As in the library.
+        """Load a model like the library, and refuse a model that another class has saved.
 
         Returns:
             The model, with the library's report if `output_loading_info` is set.
@@ -495,39 +426,21 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             ValueError: If the model was saved by a class with other code, which would be lost.
         """
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        # a class of the user's may begin with the weights of any model
+        # a user's own class may start from the weights of any model
         if cls.__name__ in __all__:
-            model = loaded[0] if isinstance(loaded, tuple) else loaded
-            cls._refuse_other_code(pretrained_model_name_or_path, model.config)
+            config = (loaded[0] if isinstance(loaded, tuple) else loaded).config
+            for name in config.architectures or ():
+                if name not in __all__:
+                    raise ValueError(
+                        f"the model must be loaded by the class that saved it, {name}: "
+                        f"{cls.__name__} does not have its code."
+                    )
+            warn_of_other_code(pretrained_model_name_or_path, config, __name__)
         return loaded
-
-    @classmethod
-    def _refuse_other_code(cls, source: str | PathLike, config: VanillaTransformerConfig):
-        for name in config.architectures or ():
-            if name not in __all__:
-                raise ValueError(
-                    f"the model must be loaded by the class that saved it, {name}: {cls.__name__} "
-                    "does not have its code."
-                )
-        own = __name__.rpartition(".")[2]
-        address = (getattr(config, "auto_map", None) or {}).get("AutoModelForSeq2SeqLM", "")
-        # the address of code in another repository begins with its name
-        if address.rpartition("--")[2].partition(".")[0] != own:
-            return
-        file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
-        if file is not None and (difference := file_difference(file)) is not None:
-            logger.warning(
-                "%s holds other model code than %s: %s. This process runs the installed code. To "
-                "run the code in the folder, load the model in a process that does not import "
-                "vanilla_transformer.",
-                source,
-                __name__,
-                difference,
-            )
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        # the paper does not state it: at a gain of 1 this is what its authors' code does
+        # the paper does not state its initialization; a gain of 1 gives that of its authors' code
         super()._init_weights(module)
         gain = self.config.initializer_gain
         if isinstance(module, nn.Linear):
@@ -538,11 +451,10 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def _check_and_adjust_attn_implementation(
         self, attn_implementation: str | None, *args, **kwargs
     ) -> str:
-        sizes = self.config.head_dim, self.config.qk_head_dim
-        if "flash" in (attn_implementation or "") and sizes[1] is not None:
+        if "flash" in (attn_implementation or "") and self.config.qk_head_dim is not None:
             raise ValueError(
-                f"{attn_implementation} needs d_k equal to d_v, got d_k {sizes[0]} and another "
-                "d_v. Use 'sdpa', 'flex_attention' or 'eager'."
+                f"{attn_implementation} needs d_k equal to d_v, got d_k {self.config.qk_head_dim} "
+                "and another d_v. Use 'sdpa', 'flex_attention' or 'eager'."
             )
         return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)
 
@@ -552,7 +464,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         resized = super()._resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
-        # where nothing is tied, the library knows of the source's table and the output's only
+        # the library resizes the tables of source and output; an untied target table is ours
         decoder = self.get_decoder()
         if decoder.embed_tokens.num_embeddings != resized.num_embeddings:
             decoder.embed_tokens = self._get_resized_embeddings(
@@ -561,7 +473,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         return resized
 
     def _refuse_unknown(self, arguments: Mapping[str, Any]):
-        """Refuse what neither `forward` nor the attention function would read."""
+        """Refuse arguments that neither `forward` nor the attention function reads."""
         given = [name for name, it in arguments.items() if it is not None]
         unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
         if not unknown:
@@ -571,7 +483,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         )
         parameters = inspect.signature(attention).parameters
         names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
-        # these two take any name and ignore it; every other function may read what it takes
+        # these two accept any name and ignore it; other functions may read what they accept
         ignores_others = attention in (eager_attention, sdpa_attention_forward)
         if len(names) < len(parameters) and not ignores_others:
             return
@@ -584,7 +496,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
                 )
 
     def _final_norm(self) -> nn.Module:
-        # CODEPATH: layers that normalize their input leave their last output to a final norm
+        # CODEPATH: layers that normalize their input do not normalize the last output
         if self.config.norm_first:
             return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps)
         return nn.Identity()
@@ -599,19 +511,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             try:
                 inputs_embeds = self.embed_tokens(input_ids)
             except IndexError:
-                # the CPU names neither the id nor the vocabulary
+                # torch's error names neither the id nor the vocabulary
                 check_ids("token ids", input_ids, self.embed_tokens.num_embeddings)
                 raise
         return inputs_embeds * math.sqrt(self.config.d_model)  # [B, T, d_model]
 
 
-# trf-ignore: TRF057
 class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
-    """Embedding, positions and N encoder layers: source tokens to memory. Section 3.1.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """Embedding, positions and N encoder layers: source tokens to memory. Section 3.1."""
 
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
     _tp_plan = {
@@ -634,7 +541,6 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    # trf-ignore: TRF057
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -644,22 +550,9 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         inputs_embeds: Tensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutput:
-        """Read the source.
+        """Compute the memory, `last_hidden_state`, [B, S, d_model].
 
-        Args:
-            input_ids: Source tokens, [B, S].
-            attention_mask: 1 for a token, 0 for padding, [B, S]; all tokens where None.
-            inputs_embeds: Embedded source in place of `input_ids`, not yet scaled, [B, S, d_model].
-            kwargs: `output_attentions`, `output_hidden_states`, and arguments of the attention
-                function.
-
-        Returns:
-            `last_hidden_state` is the memory, [B, S, d_model].
-
-        Raises:
-            TypeError: If an argument is unknown.
-            ValueError: If not exactly one of `input_ids` and `inputs_embeds` is given, or, on the
-                CPU, an id is not in the vocabulary.
+        The arguments are those of `VanillaTransformerForConditionalGeneration.forward`.
         """
         self._refuse_unknown(kwargs)
         embedded = self._embed(input_ids, inputs_embeds)
@@ -672,13 +565,8 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
         return BaseModelOutput(last_hidden_state=self.norm(x))
 
 
-# trf-ignore: TRF057
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
-    """Embedding, positions and N decoder layers: target tokens and memory to states. Section 3.1.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """Embedding, positions and N decoder layers: target and memory to states. Section 3.1."""
 
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
@@ -705,7 +593,6 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         self.gradient_checkpointing = False
         self.post_init()
 
-    # trf-ignore: TRF057
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -720,56 +607,25 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Read the target so far, and the memory.
+        """Compute the states of the target, `last_hidden_state`, [B, T, d_model].
+
+        The arguments are those of `VanillaTransformerForConditionalGeneration.forward`, where
+        `decoder_` precedes the names of the first two and of `inputs_embeds`.
 
         Args:
-            input_ids: Target tokens, [B, T].
-            attention_mask: 1 for a token, 0 for padding, [B, T]; all tokens where None.
-            encoder_hidden_states: The memory, [B, S, d_model].
+            encoder_hidden_states: Memory, [B, S, d_model].
             encoder_attention_mask: 1 for a source token, 0 for padding, [B, S].
-            cache: Keys and values of earlier steps; the tokens given come after them.
-            inputs_embeds: Embedded target in place of `input_ids`, not yet scaled, [B, T, d_model].
-            use_cache: Return keys and values for the next step; never while training.
-            past_key_values: Name of `cache` in transformers before 5.24.
-            kwargs: `output_attentions`, `output_hidden_states`, and arguments of the attention
-                function.
-
-        Returns:
-            `last_hidden_state`, [B, T, d_model], and the cache if one is used: `cache`, or
-            `past_key_values` in transformers before 5.24.
-
-        Raises:
-            TypeError: If an argument is unknown.
-            ValueError: If the memory is missing, both names of the cache are given, layers share an
-                index of the cache, or not exactly one of `input_ids` and `inputs_embeds` is given.
         """
         self._refuse_unknown(kwargs)
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states must be given: every layer attends to them.")
         embedded = self._embed(input_ids, inputs_embeds)
-        if cache is not None and past_key_values is not None:
-            raise ValueError(
-                "cache and past_key_values are two names of one argument: give one, got both."
-            )
-        if past_key_values is not None:
-            cache = past_key_values
-            if CACHE_NAME == "cache" and not torch.compiler.is_compiling():
-                message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
-                warnings.warn(message, FutureWarning, stacklevel=2)
-        is_cached = cache is not None or (use_cache and not self.training)
-        obstacle = cache_obstacle(self.layers) if is_cached else None
-        if cache is not None and obstacle is not None:
-            raise ValueError(
-                f"each layer of the decoder must have its own cache index, but {obstacle}: set "
-                "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
-            )
-        if use_cache and cache is None and not self.training and obstacle is None:
-            cache = EncoderDecoderCache(
-                DynamicCache(config=self.config), DynamicCache(config=self.config)
-            )
-        if cache is not None and not isinstance(cache, EncoderDecoderCache):
-            # a cache of the target only: keys and values of the memory are computed again
-            cache = EncoderDecoderCache(cache, DynamicCache(config=self.config))
+        cache = one_cache(cache, past_key_values)
+        is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
+        if is_deprecated and not torch.compiler.is_compiling():
+            message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
+            warnings.warn(message, FutureWarning, stacklevel=2)
+        cache = self._cache(cache, use_cache and not self.training)
         past_length = 0 if cache is None else cache.get_seq_length()
         own_cache = None if cache is None else cache.self_attention_cache
         # by position: transformers 5.24 renamed the last argument
@@ -782,26 +638,31 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         )
         x = self.dropout(self.positions(embedded, past_length))
         for layer in self.layers:
-            x = layer(
-                x,
-                mask,
-                encoder_hidden_states,
-                memory_mask,
-                cache=cache,
-                **kwargs,
-            )
+            x = layer(x, mask, encoder_hidden_states, memory_mask, cache=cache, **kwargs)
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(x), **{CACHE_NAME: cache}
         )
 
+    def _cache(self, cache: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
+        """Return the given cache, or a new one if `use_cache` is set and the layers allow it."""
+        if cache is None and not use_cache:
+            return None
+        if (obstacle := cache_obstacle(self.layers)) is not None:
+            if cache is None:
+                return None
+            raise ValueError(
+                f"each layer of the decoder must have its own cache index, but {obstacle}: set "
+                "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
+            )
+        if isinstance(cache, EncoderDecoderCache):
+            return cache
+        # in a cache of the target only, keys and values of the memory are computed again
+        own = DynamicCache(config=self.config) if cache is None else cache
+        return EncoderDecoderCache(own, DynamicCache(config=self.config))
 
-# trf-ignore: TRF057
+
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
-    """Encoder and decoder with one embedding matrix, without the output projection. Figure 1.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """Encoder and decoder with one embedding matrix, without the output projection. Figure 1."""
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
@@ -812,21 +673,16 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """The source's embedding, which is the target's and the output's too where tied."""
+        """Return the embedding of the source, [V, d_model]: if tied, the target's and output's."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding):
-        """Replace the source's embedding, and the target's where the two are tied.
-
-        Args:
-            value: The new embedding, of width d_model.
-        """
+        """Replace the embedding of the source, and of the target if tied, [V, d_model]."""
         self.encoder.embed_tokens = value
-        # CODEPATH: untied tables are two, each replaced on its own module
+        # CODEPATH: an untied table of the target is replaced in the decoder
         if self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value
 
-    # trf-ignore: TRF057
     @can_return_tuple
     def forward(
         self,
@@ -842,37 +698,15 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Read source and target.
+        """Compute the states of decoder, [B, T, d_model], and encoder, [B, S, d_model].
 
-        Args:
-            input_ids: Source tokens, [B, S].
-            attention_mask: 1 for a source token, 0 for padding, [B, S].
-            decoder_input_ids: Target tokens, shifted right, [B, T].
-            decoder_attention_mask: 1 for a target token, 0 for padding, [B, T].
-            encoder_outputs: What the encoder gave for this source, in place of the source.
-            cache: Keys and values of earlier steps.
-            inputs_embeds: Embedded source, not yet scaled, [B, S, d_model].
-            decoder_inputs_embeds: Embedded target, not yet scaled, [B, T, d_model].
-            use_cache: Return keys and values for the next step; never while training.
-            past_key_values: Name of `cache` in transformers before 5.24.
-            kwargs: `output_attentions`, `output_hidden_states`, and arguments of the attention
-                function.
-
-        Returns:
-            States of the decoder, [B, T, d_model], and of the encoder, [B, S, d_model].
-
-        Raises:
-            TypeError: If an argument is unknown.
-            ValueError: If not exactly one of the arguments with the target is given.
+        The arguments are those of `VanillaTransformerForConditionalGeneration.forward`.
         """
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
+            found = "neither. A model with a head also makes decoder_input_ids from labels."
             raise ValueError(
                 "Exactly one of decoder_input_ids and decoder_inputs_embeds must be given, got "
-                + (
-                    "neither. A model with a head also makes decoder_input_ids from labels."
-                    if decoder_input_ids is None
-                    else "both."
-                )
+                + (found if decoder_input_ids is None else "both.")
             )
         if encoder_outputs is None:
             encoder_outputs = self.encoder(
@@ -906,15 +740,10 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         )
 
 
-# trf-ignore: TRF057
 class VanillaTransformerForConditionalGeneration(
     SearchMixin, VanillaTransformerPreTrainedModel, GenerationMixin
 ):
-    """The whole of figure 1: probabilities of the next target token, and search. Sections 3, 6.1.
-
-    Args:
-        config: Sizes of the model.
-    """
+    """The model of figure 1: logits of the next target token, and search. Sections 3 and 6.1."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -923,27 +752,15 @@ class VanillaTransformerForConditionalGeneration(
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
-        # the library's default for this class name would shift the labels a second time
+        # the library's loss for this class name would shift the labels a second time
         self.loss_type = "ForMaskedLM"
         self.post_init()
-
-    def get_input_embeddings(self) -> nn.Embedding:
-        """The source's embedding, which is the target's and the output's too where tied."""
-        return self.model.get_input_embeddings()
-
-    def set_input_embeddings(self, value: nn.Embedding):
-        """Replace the source's embedding, and the target's where the two are tied.
-
-        Args:
-            value: The new embedding, of width d_model.
-        """
-        self.model.set_input_embeddings(value)
 
     def prepare_decoder_input_ids_from_labels(self, labels: Tensor) -> Tensor:
         """Shift the labels right, so that each position predicts the next token. Section 3.1.
 
         Args:
-            labels: Target tokens, -100 where none counts, [B, T].
+            labels: Target tokens, -100 for positions without loss, [B, T].
 
         Returns:
             The start token and all labels but the last, [B, T].
@@ -958,7 +775,6 @@ class VanillaTransformerForConditionalGeneration(
         shifted = torch.cat((start, labels[:, :-1]), dim=1)
         return shifted.masked_fill(shifted == -100, self.config.pad_token_id)
 
-    # trf-ignore: TRF057
     @can_return_tuple
     def forward(
         self,
@@ -976,31 +792,35 @@ class VanillaTransformerForConditionalGeneration(
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqLMOutput:
-        """Score the next token at each target position.
+        """Compute the logits of the next token at each target position.
 
         Args:
             input_ids: Source tokens, [B, S].
-            attention_mask: 1 for a source token, 0 for padding, [B, S].
-            decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` where None.
-            decoder_attention_mask: 1 for a target token, 0 for padding, [B, T].
-            encoder_outputs: What the encoder gave for this source, in place of the source.
-            cache: Keys and values of earlier steps.
-            inputs_embeds: Embedded source, not yet scaled, [B, S, d_model].
-            decoder_inputs_embeds: Embedded target, not yet scaled, [B, T, d_model].
-            labels: Target tokens, -100 where none counts, [B, T].
-            use_cache: Return keys and values for the next step; never while training.
-            logits_to_keep: Number of last positions to score, or their indices; 0 is all.
-            past_key_values: Name of `cache` in transformers before 5.24.
-            kwargs: `num_items_in_batch` to divide the summed loss by, `output_attentions`,
-                `output_hidden_states`, and arguments of the attention function.
+            attention_mask: 1 for a source token, 0 for padding, [B, S]; all are tokens if None.
+            decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` if None.
+            decoder_attention_mask: 1 for a target token, 0 for padding, [B, T]; all are tokens if
+                None.
+            encoder_outputs: Output of the encoder for this source, which then is not given.
+            cache: Keys and values of earlier steps; the target tokens follow them.
+            inputs_embeds: Embedded source in place of `input_ids`, before scaling, [B, S, d_model].
+            decoder_inputs_embeds: Embedded target in place of `decoder_input_ids`, before scaling,
+                [B, T, d_model].
+            labels: Target tokens, -100 for positions without loss, [B, T].
+            use_cache: Return keys and values for the next step; never in training mode.
+            logits_to_keep: Number of last positions with logits, or indices; 0 is all positions.
+            past_key_values: Name of `cache` in transformers before 5.24, there also in the output.
+            kwargs: `num_items_in_batch`, divisor of the summed loss; `output_attentions`,
+                `output_hidden_states`; and arguments of the attention function.
 
         Returns:
-            `logits`, [B, T, V], and `loss` where labels are given: the mean over the labels that
-            count, or their sum over `num_items_in_batch`.
+            `logits`, [B, T, V], the cache if one is used, and `loss` if labels are given: the mean
+            over the labels that are not -100, or their sum divided by `num_items_in_batch`.
 
         Raises:
             TypeError: If an argument is unknown.
-            ValueError: On the CPU, if an id or a label is not in the vocabulary.
+            ValueError: If source or target is missing or given twice, the cache is given under both
+                names, layers share an index of the cache, or, on the CPU, an id or a label is not
+                in the vocabulary.
         """
         if labels is not None:
             use_cache = False
@@ -1028,17 +848,8 @@ class VanillaTransformerForConditionalGeneration(
             except IndexError:
                 check_ids("labels", labels[labels != -100], self.config.vocab_size)
                 raise
-        return Seq2SeqLMOutput(
-            loss=loss,
-            logits=logits,
-            **{CACHE_NAME: outputs.get(CACHE_NAME)},
-            decoder_hidden_states=outputs.decoder_hidden_states,
-            decoder_attentions=outputs.decoder_attentions,
-            cross_attentions=outputs.cross_attentions,
-            encoder_last_hidden_state=outputs.encoder_last_hidden_state,
-            encoder_hidden_states=outputs.encoder_hidden_states,
-            encoder_attentions=outputs.encoder_attentions,
-        )
+        others = {name: it for name, it in outputs.items() if name != "last_hidden_state"}
+        return Seq2SeqLMOutput(loss=loss, logits=logits, **others)
 
 
 __all__ = [

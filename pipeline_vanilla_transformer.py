@@ -1,7 +1,7 @@
-"""Text in, text out: the translation pipeline that version 5 of transformers no longer has.
+"""Translation pipeline: text in, text out. Version 5 of transformers no longer has one.
 
-The search is the model's own `generate`; this file turns texts into batches and ids into texts. It
-travels to the Hub beside the model, whose `custom_pipelines` then name it.
+The model's own `generate` searches; this file turns texts into batches and ids into texts. It is
+copied to the Hub beside the model, and `custom_pipelines` of the configuration names it.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,33 +23,33 @@ from transformers import (
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 
 TASK = "translation"
-# source tokens of a batch, padding included
+# source tokens of a batch, with padding
 TOKENS_PER_BATCH = 4096
-# texts read ahead from what has no end in sight, to sort them by length
+# number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
 
 
 class TranslationPipeline(Pipeline):
-    """Translates texts with any encoder-decoder model and its tokenizer.
+    """Translation of texts with any encoder-decoder model and its tokenizer.
 
-    `TranslationPipeline(model, tokenizer)("Hello")` gives `[{"translation_text": ...}]`. A list
-    gives one such mapping for each text, a generator or a dataset an iterator over what each text
-    alone would give. Texts of like length are searched together, whatever the order given.
+    `TranslationPipeline(model, tokenizer)("Hello")` returns `[{"translation_text": ...}]`. A list
+    gives one such mapping for each text. A generator or a dataset gives an iterator over the
+    results of the single texts. Texts of similar length are searched together, in any order.
 
     Settings of `generate` (`num_beams`, `length_penalty_alpha`, `num_return_sequences` ...) may be
     given here, for every call, or with the texts.
 
     Args:
-        model: A model with a decoder and a head.
-        tokenizer: The model's own.
-        batch_size: Number of texts searched together at most.
-        tokens_per_batch: Number of source tokens, with padding, searched together at most; a
-            longer text is searched alone.
-        **kwargs: As for every pipeline of the library, `device` for one, and settings of
+        model: Model with a decoder and a head.
+        tokenizer: Tokenizer of the model.
+        batch_size: Maximum number of texts in a batch.
+        tokens_per_batch: Maximum number of source tokens in a batch, with padding; a longer text is
+            a batch of its own.
+        **kwargs: Arguments of every pipeline of the library, such as `device`, and settings of
             `generate`.
 
     Raises:
-        ValueError: If the model cannot translate, or the tokenizer is not the model's.
+        ValueError: If the model cannot translate, or the tokenizer does not belong to the model.
     """
 
     _load_tokenizer = True
@@ -75,18 +75,18 @@ class TranslationPipeline(Pipeline):
 
         Args:
             inputs: A text, a list of texts, or a generator, dataset or other iterable of texts,
-                which is read only as far as its translations are asked for.
-            batch_size: Number of texts searched together at most; 1 also stops reading ahead.
+                which is read while the translations are read.
+            batch_size: Maximum number of texts in a batch; 1 also turns reading ahead off.
             **kwargs: `tokens_per_batch`, and settings of `generate`.
 
         Returns:
-            For a text, its translations, one mapping with `translation_text` for each of
-            `num_return_sequences`; for a list, one mapping for each text, or a list of them where
-            several translations were asked for; else an iterator over what each text alone gives.
+            For a text, `num_return_sequences` mappings with `translation_text`. For a list, one
+            mapping for each text, or a list of mappings if `num_return_sequences` is above 1.
+            Otherwise an iterator over the results of the single texts.
 
         Raises:
             TypeError: If the inputs are not texts.
-            ValueError: If a text is too long for the model, or has a token it does not know.
+            ValueError: If a text is too long for the model, or a setting is invalid.
         """
         prepare, search, _ = self._sanitize_parameters(**kwargs)
         batching = {
@@ -108,7 +108,7 @@ class TranslationPipeline(Pipeline):
                 return [result[0] for result in results]
             return results
         if isinstance(inputs, bytes | Mapping) or not isinstance(inputs, Iterable):
-            # torch's datasets have items, but are no iterables in the eyes of Python
+            # torch's datasets have items, but no __iter__
             if not isinstance(inputs, torch.utils.data.Dataset):
                 raise TypeError(
                     "inputs must be a string, or a list, generator or dataset of strings, "
@@ -119,17 +119,17 @@ class TranslationPipeline(Pipeline):
         return self._stream(inputs, batching, search)
 
     def preprocess(self, input_: list[str]) -> list[list[int]]:
-        """Turn texts into token ids, and refuse what the model cannot read.
+        """Turn texts into token ids, and refuse texts that the model cannot read.
 
         Args:
             input_: Texts.
 
         Returns:
-            The ids of each.
+            Token ids of each text.
 
         Raises:
-            TypeError: If one is not a string.
-            ValueError: If one is too long, or has a token that the model does not know.
+            TypeError: If a text is not a string.
+            ValueError: If a text is too long, or has half a character.
         """
         for text in input_:
             if not isinstance(text, str):
@@ -142,23 +142,17 @@ class TranslationPipeline(Pipeline):
             except UnicodeEncodeError as error:
                 raise ValueError(
                     f"each text must be whole characters, got half of one ({error.reason}) at "
-                    f"place {error.start}: {_shortened(text)}."
+                    f"index {error.start}: {_shortened(text)}."
                 ) from None
         if not input_:
             return []
         ids = self.tokenizer(input_)["input_ids"]
         longest = max_source_tokens(self.model.config)
-        vocab_size = self.model.get_input_embeddings().num_embeddings
         for text, text_ids in zip(input_, ids, strict=True):
             if longest is not None and len(text_ids) > longest:
                 raise ValueError(
-                    f"a text must have at most {longest} tokens, the number of positions that the "
-                    f"model knows, got {len(text_ids)}: {_shortened(text)}."
-                )
-            if text_ids and max(text_ids) >= vocab_size:
-                raise ValueError(
-                    f"token ids must be below the model's vocabulary size {vocab_size}, "
-                    f"got {max(text_ids)}: {_shortened(text)}."
+                    f"a text must have at most {longest} tokens, the number of positions of the "
+                    f"model, got {len(text_ids)}: {_shortened(text)}."
                 )
         return ids
 
@@ -171,7 +165,7 @@ class TranslationPipeline(Pipeline):
         """Turn the ids of translations into text.
 
         Args:
-            model_outputs: `ids`, [translations, T].
+            model_outputs: `ids`, token ids of the translations, [translations, T].
 
         Returns:
             A mapping with `translation_text` for each translation.
@@ -196,9 +190,9 @@ class TranslationPipeline(Pipeline):
     def _translate(
         self, texts: list[str], batching: dict[str, Any], search: dict[str, Any]
     ) -> list[list[dict[str, str]]]:
-        """Translations of each text, in the order of the texts."""
+        """Return the translations of each text, in the order of the texts."""
         ids = self.preprocess(texts)
-        # what a configuration leaves open, the model's own decides
+        # settings that a given configuration lacks come from the model's own
         configs = (search.get("generation_config"), self.model.generation_config)
         counts = (getattr(config, "num_return_sequences", None) for config in configs)
         search = dict(search)
@@ -210,7 +204,7 @@ class TranslationPipeline(Pipeline):
             raise ValueError(
                 f"num_return_sequences must be a whole number of at least 1, got {count!r}."
             )
-        # nothing is translated by nothing; each batch overwrites the places of its texts
+        # the translation of an empty text is empty; each batch overwrites the results of its texts
         results = [[{"translation_text": ""} for _ in range(count)] for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         lengths = {index: len(ids[index]) for index in filled}
@@ -223,27 +217,27 @@ class TranslationPipeline(Pipeline):
             )
             inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
             translations = self.postprocess(self.forward(inputs, **search))
-            for place, index in enumerate(batch):
-                results[index] = translations[place * count : (place + 1) * count]
+            for row, index in enumerate(batch):
+                results[index] = translations[row * count : (row + 1) * count]
         return results
 
 
-# by this the library's `save_pretrained` knows to put this file beside the model
+# `save_pretrained` of the library reads this, and copies this file beside the model
 TranslationPipeline._registered_impl = {
     TASK: {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }
 
 
-# models that are in evaluation mode for a while: how many threads want it, and the modes before
+# for each model that is in evaluation mode: the number of threads that use it, and earlier modes
 _EVALUATED: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
 _EVALUATED_LOCK = Lock()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Have a model in evaluation mode, and give each of its parts the mode before at the end.
+    """Keep a model in evaluation mode, and restore the mode of each of its modules at the end.
 
-    With several threads at once, the last one to leave does so.
+    If several threads use the model, the last one restores the modes.
 
     Args:
         model: Any model.
@@ -264,7 +258,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
             else:
                 if before[0][1]:
                     model.train()
-                # some of its parts may have been in another mode
+                # some of its modules may have been in another mode
                 for module, training in before:
                     module.training = training
 
@@ -274,20 +268,21 @@ def batches_by_length(
     batch_size: int | None = None,
     tokens_per_batch: int = TOKENS_PER_BATCH,
 ) -> list[list[int]]:
-    """Put texts of like length together.
+    """Group texts of similar length into batches.
 
     Args:
         lengths: Number of tokens of each text, by its index.
-        batch_size: Number of texts in a batch at most; None for any.
-        tokens_per_batch: Number of tokens in a batch at most, shorter texts counted as long as the
-            longest; a text longer than this is a batch of its own.
+        batch_size: Maximum number of texts in a batch; None for no maximum.
+        tokens_per_batch: Maximum number of tokens in a batch, with padding; a longer text is a
+            batch of its own.
 
     Returns:
-        The indices of each batch. The longest come first: what does not fit fails early.
+        The indices of each batch, longest texts first: a batch that does not fit into memory fails
+        early.
     """
     batches: list[list[int]] = []
     for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
-        # the first of a batch is its longest
+        # the first text of a batch is its longest
         if (
             not batches
             or len(batches[-1]) == batch_size
@@ -299,13 +294,13 @@ def batches_by_length(
 
 
 def max_source_tokens(config: PreTrainedConfig) -> int | None:
-    """The longest source that a model can read.
+    """Return the maximum length of a source.
 
     Args:
-        config: Of any encoder-decoder.
+        config: Configuration of any encoder-decoder.
 
     Returns:
-        A number of tokens, or None where there is no limit, as for our sinusoids.
+        Number of tokens, or None without a maximum, as with our sinusoids.
     """
     if getattr(config, "position_encoding", "learned") != "learned":
         return None
@@ -320,8 +315,8 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
         tokenizer: Any tokenizer.
 
     Raises:
-        ValueError: If the model has no decoder or no head, the tokenizer is missing, has tokens
-            beyond the model's vocabulary, or special tokens of other ids.
+        ValueError: If the model has no decoder or no head, or the tokenizer is missing, has tokens
+            outside the model's vocabulary, or has other ids for special tokens.
     """
     name = type(model).__name__
     if not (model.config.is_encoder_decoder and model.can_generate()):
@@ -342,7 +337,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
         allowed = known if isinstance(known, list) else [known]
         given = getattr(tokenizer, token)
         if given is None and token == "eos_token_id":
-            # a few tokenizers call theirs something else
+            # a few tokenizers have another name for it
             continue
         if known is not None and given not in allowed:
             raise ValueError(
@@ -353,15 +348,16 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
 def register_translation_task():
     """Make `pipeline("translation", model=...)` build a `TranslationPipeline`.
 
-    The library refuses the name before it looks at what is registered, so the name leaves the list
-    of removed tasks.
+    The library refuses removed tasks before it looks for registered ones. So the name is deleted
+    from its list of removed tasks.
     """
     from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
     REMOVED_TASKS.pop(TASK, None)
     PIPELINE_REGISTRY.supported_tasks.update(TranslationPipeline._registered_impl)
-    # a model from the Hub names the pipeline's file there, and the library would ask to trust that
-    # code where the same is installed; what is set still reaches the saved file
+    # the configuration of a model on the Hub names its copy of this file. The library would ask to
+    # trust this copy although the code is installed, so it reads an empty name. A value that is set
+    # is still saved
     VanillaTransformerConfig.custom_pipelines = property(
         lambda self: {},
         lambda self, value: vars(self).__setitem__("custom_pipelines", value),

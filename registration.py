@@ -1,4 +1,4 @@
-"""The public classes, made known to the Auto classes of transformers."""
+"""Registration of the public classes with the Auto classes of transformers."""
 
 from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
 

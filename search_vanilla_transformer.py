@@ -29,7 +29,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .kernels_vanilla_transformer import likeliest
 
-# share of the sentences that must be finished before the others are copied without them
+# share of finished sentences from which on they are removed from the batch
 SHARE_THAT_LEAVES = 0.1
 
 
@@ -268,7 +268,7 @@ class PaperBeamSearch:
         step, is_finished = 0, False
         while not is_finished:
             step += 1
-            # the host waits for the device once in a step: here
+            # the CPU waits for the device once in each step: here
             done = self._advance(*self._next_scores(step), step).tolist()
             is_finished = all(done)
             self._leave(done, is_finished)
@@ -467,7 +467,7 @@ def greedy_search(
     sentences = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(sentences, dtype=torch.bool)
     suppression = Suppression.of(logits_processor)
-    # of the sentences that are still searched, in the memory of the host
+    # for the sentences that are still searched, in CPU memory
     done = [False] * num_sentences
     while not all(done):
         logits = decoding.step(ids[sentences, None, :length])[:, 0]  # [B, V]
@@ -492,7 +492,7 @@ def greedy_search(
 
 
 def is_worth_leaving(done: Sequence[bool]) -> bool:
-    """Return whether so many sentences are finished that the others should go on without them.
+    """Return whether enough sentences are finished to remove them from the batch.
 
     Args:
         done: Whether each sentence of the batch is finished.

@@ -1,4 +1,4 @@
-"""Small models with sizes that are all different, for every test file."""
+"""Fixtures of all test files: small models, whose sizes all differ, and a clean process."""
 
 import contextlib
 import signal
@@ -18,7 +18,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.train.ending import SIGNALS
 
-# how long an example takes says how busy the machine is
+# the time of an example depends on the load of the machine
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
@@ -36,7 +36,7 @@ SMALL = {
 
 @pytest.fixture(autouse=True, scope="session")
 def own_cache(tmp_path_factory):
-    """Tokenize text anew, here and in processes that tests start: a cache would hide what fails."""
+    """Tokenize again in each session, also in subprocesses: a cache would hide failures."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
@@ -51,10 +51,10 @@ def seeded():
 
 @pytest.fixture(autouse=True)
 def same_threads():
-    """Refuse a test that leaves another number of threads; compiled code is made for one number.
+    """Refuse a test that changes the number of threads: compiled code is made for one number.
 
-    Where a library changes OpenMP's number behind torch, a compiled kernel writes past its buffers,
-    and the process ends in a test that did nothing wrong.
+    If a library changes the number of OpenMP without torch, a compiled kernel writes past its
+    buffers, and the process crashes in another test.
     """
     before = torch.get_num_threads()
     yield
@@ -63,21 +63,21 @@ def same_threads():
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    """The folder of a toy corpus."""
+    """Folder of a toy corpus."""
     return train_toys.write_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture
 def new_process():
-    """Forget the layout and precision of the first run in this process, which accelerate keeps."""
+    """Reset the process layout and precision that accelerate keeps from the first run."""
     AcceleratorState._reset_state(reset_partial_state=True)
     yield
-    # what serves several tests is made before the next of them is a new process
+    # fixtures of the next test may use accelerate before this fixture runs
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def default_signals():
-    """Let no signal be ignored that the parent ignores."""
+    """Restore the default handlers of signals that the parent ignores."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_DFL)
 
@@ -123,12 +123,12 @@ def start(begin):
 
 @pytest.fixture
 def small_model():
-    """A function from fields of the configuration to a small model in evaluation mode."""
+    """A function from configuration fields to a small model in evaluation mode."""
 
     def build(**fields):
         config = VanillaTransformerConfig(**{**SMALL, **fields})
         model = VanillaTransformerForConditionalGeneration(config).eval()
-        # biases begin at zero and norms at one: move them, or a wrong one would not show
+        # initial biases are 0 and norms 1, which would hide errors
         for parameter in model.parameters():
             parameter.data += 0.1 * torch.randn_like(parameter)
         return model

@@ -1,7 +1,7 @@
 """Write the digests of released code into the package: `make digests`.
 
-Those of the library's models are written for the installed version of transformers, beside those of
-other versions.
+Digests of the library's models are written for the installed version of transformers. Digests for
+other versions stay.
 """
 
 import pprint

@@ -38,7 +38,7 @@ def softmax(row):
 
 
 def attention(query, key, value, hidden=lambda q, k: False):
-    """Equation (1); `hidden(q, k)` is true where position q must not look at position k."""
+    """Equation (1); `hidden(q, k)` is true if position q must not attend to position k."""
     d_k = len(query[0])
     weights = []
     for q, row in enumerate(matmul(query, transpose(key))):
@@ -133,7 +133,7 @@ def encode(tokens, weights, num_layers, num_heads):
 
 
 def logits(source, target, weights, num_layers, num_heads):
-    """Figure 1, whole: scores of the token after each target token, [T][V]."""
+    """Figure 1: logits of the token after each target token, [T][V]."""
     memory = encode(source, weights, num_layers, num_heads)
     x = embed(target, weights)
     for i in range(num_layers):
@@ -163,9 +163,9 @@ def length_penalty(length, alpha):
 
 
 def exhaustive_search(next_log_probs, num_tokens, end_token, max_length, alpha):
-    """Every complete sentence of at most `max_length` tokens with its score, best first.
+    """Return every complete sentence of at most `max_length` tokens with its score, best first.
 
-    `next_log_probs(tokens)` gives the log-probability of each next token.
+    `next_log_probs(tokens)` returns the log-probability of each next token.
     """
     found, open_ones = [], [([], 0.0)]
     for length in range(1, max_length + 1):

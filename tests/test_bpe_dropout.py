@@ -1,4 +1,4 @@
-"""Words spelled in many ways, Provilkov et al. 2020."""
+"""BPE-dropout, Provilkov et al. 2020."""
 
 import collections
 import itertools
@@ -36,7 +36,7 @@ def spelled(tokenizer, text, dropout, seed=0):
 
 
 @given(text=st.text(max_size=40) | st.sampled_from(SENTENCES))
-def test_without_chance_a_text_is_spelled_as_the_tokenizer_spells_it(tokenizer, text):
+def test_without_dropout_the_tokens_are_the_tokenizers(tokenizer, text):
     assert spelled(tokenizer, text, 0.0) == tokenizer(text).input_ids
 
 
@@ -45,7 +45,7 @@ def test_without_chance_a_text_is_spelled_as_the_tokenizer_spells_it(tokenizer, 
     dropout=st.floats(0, 1),
     seed=st.integers(),
 )
-def test_however_it_is_spelled_a_text_decodes_to_the_same(tokenizer, text, dropout, seed):
+def test_every_segmentation_decodes_to_the_text(tokenizer, text, dropout, seed):
     ids = spelled(tokenizer, text, dropout, seed)
     plain = tokenizer(text).input_ids
     assert tokenizer.decode(ids) == tokenizer.decode(plain)
@@ -59,9 +59,9 @@ def test_without_merges_a_text_is_its_bytes(tokenizer):
 
 
 def chances(pieces, ranks, dropout):
-    """How likely each spelling is, by going through all that can happen."""
+    """Return the probability of each segmentation, by enumeration."""
     places = [place for place, pair in enumerate(itertools.pairwise(pieces)) if pair in ranks]
-    # the most urgent one that is left: all before it are left out
+    # the first merge that is kept: all before it are skipped
     places.sort(key=lambda place: (ranks[pieces[place], pieces[place + 1]], place))
     total = collections.Counter({tuple(pieces): dropout ** len(places)})
     for left_out, place in enumerate(places):
@@ -73,7 +73,7 @@ def chances(pieces, ranks, dropout):
 
 
 @pytest.mark.parametrize("dropout", [0.1, 0.5])
-def test_each_spelling_is_as_likely_as_the_rule_makes_it(tokenizer, dropout):
+def test_each_segmentation_has_the_probability_of_the_rule(tokenizer, dropout):
     merges = [("a", "b"), ("c", "a"), ("ab", "c"), ("ca", "ab"), ("b", "c")]
     vocab = dict(tokenizer.get_vocab())
     for left, right in merges:
@@ -94,7 +94,7 @@ def test_each_spelling_is_as_likely_as_the_rule_makes_it(tokenizer, dropout):
         assert abs(seen[spelling] - draws * share) < 5 * spread + 1
 
 
-def test_symbols_and_tokens_that_a_user_added_stay_whole():
+def test_symbols_and_added_tokens_stay_whole():
     tokenizer = learn_vocabulary(SENTENCES, 310, symbols=["(S", "(NP"], progress=False)
     tokenizer.add_tokens(["<2de>"], special_tokens=True)
     ids = spelled(tokenizer, "<2de> (S (NP lower", 1.0)
@@ -121,14 +121,14 @@ def test_a_tokenizer_without_merges_is_refused():
         ({"bpe_dropout": 0.1, "streaming": True}, "bpe_dropout must be 0 where text is streamed"),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused(settings, message):
+def test_an_invalid_setting_is_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         load_config("demo", settings)
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    """Training data of a run with three spellings, and the steps it makes of them."""
+    """Training data of a run with three segmentations of each pair, and its steps."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=40)
     other = train_toys.write_corpus(tmp_path / "other", pairs=20, seed=8)
@@ -149,7 +149,7 @@ def run(tmp_path, monkeypatch):
 
 
 def seen_in(steps, epoch):
-    """The sources and targets that an epoch sees, as tokens."""
+    """Return the tokens of sources and targets of an epoch."""
     seen = []
     for index in range(epoch * steps.steps_per_epoch, (epoch + 1) * steps.steps_per_epoch):
         for batch in steps[index].batches:
@@ -159,7 +159,7 @@ def seen_in(steps, epoch):
     return sorted(seen)
 
 
-def test_every_epoch_sees_every_pair_once_in_the_next_spelling(run):
+def test_every_epoch_has_every_pair_once_with_another_segmentation(run):
     config, tokenizer, data, steps = run
     epochs = [seen_in(steps, epoch) for epoch in range(4)]
     assert epochs[0] == epochs[3]
@@ -184,7 +184,7 @@ def test_every_epoch_sees_every_pair_once_in_the_next_spelling(run):
         assert sorted(map(tokenizer.decode, epoch)) == sorted(lines)
 
 
-def test_what_is_watched_and_measured_is_spelled_plainly(run):
+def test_validation_and_evaluation_use_no_dropout(run):
     _, tokenizer, data, _ = run
     for number, pair in enumerate(data.texts.validation["translation"]):
         ids = data.validation[np.array([number])]
@@ -192,7 +192,7 @@ def test_what_is_watched_and_measured_is_spelled_plainly(run):
         assert ids["labels"][0].tolist() == tokenizer(pair["de"]).input_ids
 
 
-def test_a_pairs_spelling_depends_on_seed_and_number_alone(run):
+def test_a_segmentation_depends_on_seed_and_number_only(run):
     _, tokenizer, data, _ = run
     rows = data.texts.train[0]
 
@@ -209,7 +209,7 @@ def test_a_pairs_spelling_depends_on_seed_and_number_alone(run):
 
 
 @pytest.mark.parametrize(("source", "target"), [(0.0, 0.4), (0.4, 0.0)])
-def test_one_side_alone_can_be_spelled_otherwise(tmp_path, source, target):
+def test_one_side_alone_can_have_dropout(tmp_path, source, target):
     corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=30)
     dropout = {"bpe_dropout": source, "bpe_dropout_target": target, "num_spellings": 1}
     config = train_toys.toy_config(corpus, tmp_path / "run", **dropout)

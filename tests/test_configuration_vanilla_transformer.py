@@ -1,4 +1,4 @@
-"""Section 3 and Table 3: the sizes, and what is refused."""
+"""Section 3 and Table 3: sizes, and refused settings."""
 
 import json
 
@@ -72,7 +72,7 @@ def test_d_model_is_an_alias_everywhere(tmp_path):
         ({"share_encoder_decoder_embeddings": False}, "source and target share"),
     ],
 )
-def test_a_field_the_library_would_swallow_is_refused(fields, message):
+def test_a_misspelt_field_is_refused(fields, message):
     with pytest.raises(ValueError, match=message):
         VanillaTransformerConfig(**fields)
 
@@ -101,12 +101,12 @@ def test_a_wrong_size_is_refused_by_name(fields, message):
         VanillaTransformerConfig(**fields)
 
 
-def test_an_odd_width_is_fine_without_sinusoids():
+def test_an_odd_width_is_allowed_without_sinusoids():
     config = VanillaTransformerConfig(d_model=15, d_k=4, d_v=4, position_encoding="learned")
     assert config.d_model == 15
 
 
-def test_keys_of_the_library_pass_and_survive(tmp_path):
+def test_keys_of_the_library_are_accepted_and_saved(tmp_path):
     config = VanillaTransformerConfig(
         auto_map={"AutoModel": "a.B"}, attn_implementation="eager", torch_dtype="bfloat16"
     )
@@ -120,7 +120,7 @@ def test_keys_of_the_library_pass_and_survive(tmp_path):
 
 @pytest.mark.parametrize("name", ["dtype", "torch_dtype"])
 @pytest.mark.parametrize("value", ["float13", "int8", "", "nn", 16])
-def test_a_dtype_that_no_weight_has_is_refused(name, value):
+def test_an_invalid_dtype_is_refused(name, value):
     with pytest.raises(ValueError, match="dtype must be a floating-point dtype of torch"):
         VanillaTransformerConfig(**{name: value})
     assert VanillaTransformerConfig(**{name: "bfloat16"}).dtype == torch.bfloat16

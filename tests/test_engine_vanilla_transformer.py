@@ -1,4 +1,4 @@
-"""The engine of the search: what it finds is what the model's own modules find."""
+"""The search engine finds the same translations as the model's own modules."""
 
 import copy
 import gc
@@ -20,7 +20,7 @@ GREEDY = {"num_beams": 1, "max_extra_tokens": 6}
 
 @pytest.fixture
 def lively_model(small_model):
-    """A function from fields to a model whose translations are various."""
+    """A function from configuration fields to a model whose translations differ."""
 
     def build(**fields):
         model = small_model(**{"hidden_size": 48, "dropout": 0.0, **fields})
@@ -94,7 +94,9 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("fields", MODELS, ids=str)
-def test_every_model_is_searched_alike(lively_model, source, searched, scores, fields):
+def test_engine_and_modules_find_the_same_in_every_model(
+    lively_model, source, searched, scores, fields
+):
     model = lively_model(**fields)
     for search in SEARCHES:
         expected = model.generate(**source, **search, engine="off")
@@ -127,12 +129,12 @@ def test_many_sentences_of_many_lengths_in_any_order(lively_model, searched, sea
     mask = (torch.arange(12) < lengths[:, None]).long()
     ids = torch.randint(3, 23, (40, 12)) * mask
     expected = model.generate(input_ids=ids, attention_mask=mask, **search, engine="off")
-    # some end by their end token, some at their bounds
+    # some end with the end token, some at their maximum length
     assert 0 < (expected == 2).any(dim=1).sum() < 40
     assert len(set((expected != 0).sum(dim=1).tolist())) > 3
     found = model.generate(ids, attention_mask=mask, **search)
     assert found.tolist() == expected.tolist()
-    # padding on the left is at other positions, for both
+    # padding on the left changes the positions, for engine and modules
     left, left_mask = ids.flip(1), mask.flip(1)
     expected = model.generate(input_ids=left, attention_mask=left_mask, **search, engine="off")
     assert model.generate(left, attention_mask=left_mask, **search).tolist() == expected.tolist()
@@ -140,10 +142,10 @@ def test_many_sentences_of_many_lengths_in_any_order(lively_model, searched, sea
 
 
 @pytest.mark.parametrize("search", [GREEDY, PAPER])
-def test_sentences_leave_the_engine_when_some_are_done(lively_model, source, monkeypatch, search):
+def test_finished_sentences_leave_the_engine(lively_model, source, monkeypatch, search):
     rows = []
     model = lively_model()
-    # the engine is built, and probed, before anything is counted
+    # build and probe the engine before the count
     model.generate(**source, **search)
     read = engine.EngineDecoding._read
 
@@ -153,14 +155,14 @@ def test_sentences_leave_the_engine_when_some_are_done(lively_model, source, mon
 
     monkeypatch.setattr(engine.EngineDecoding, "_read", counting)
     model.generate(**source, **search)
-    # all beams are one at first
+    # the beams of a sentence are equal at first
     assert rows[0] == 4
     assert rows[1] == 4 * search["num_beams"]
     assert rows[1:] == sorted(rows[1:], reverse=True)
     assert rows[-1] < rows[1]
 
 
-def test_what_the_encoder_gave_is_taken(lively_model, source, searched):
+def test_given_encoder_outputs_are_used(lively_model, source, searched):
     model = lively_model()
     encoded = model.get_encoder()(**source)
     given = {"encoder_outputs": encoded, "attention_mask": source["attention_mask"]}
@@ -249,7 +251,7 @@ CHANGES = [
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_changed_weights_are_seen(lively_model, source, searched, scores, change):
+def test_changed_weights_are_packed_again(lively_model, source, searched, scores, change):
     model = lively_model()
     model.generate(**source, **PAPER)
     change(model)
@@ -261,14 +263,14 @@ def test_changed_weights_are_seen(lively_model, source, searched, scores, change
     assert (before - after).abs().max() > 1e-3
 
 
-def test_weights_that_stay_are_packed_once(lively_model, source, searched):
+def test_unchanged_weights_are_packed_once(lively_model, source, searched):
     model = lively_model()
     for search in (PAPER, GREEDY, PAPER):
         model.generate(**source, **search)
     assert searched[0] is searched[1] is searched[2]
 
 
-def test_packed_weights_go_with_the_model_and_with_its_training(lively_model, source, searched):
+def test_packed_weights_are_freed_with_the_model_and_in_training(lively_model, source, searched):
     model = lively_model()
     model.generate(**source, **PAPER)
     packed = weakref.ref(searched.pop())
@@ -335,7 +337,7 @@ OBSTACLES = [
 ]
 
 
-def test_a_model_made_for_inference_alone_is_searched(lively_model, source, searched):
+def test_a_model_made_in_inference_mode_is_searched(lively_model, source, searched):
     with torch.inference_mode():
         model = copy.deepcopy(lively_model())
         expected = model.generate(**source, **PAPER, engine="off")
@@ -343,7 +345,7 @@ def test_a_model_made_for_inference_alone_is_searched(lively_model, source, sear
     assert searched
 
 
-def test_another_default_type_is_no_hindrance(lively_model, source, searched):
+def test_another_default_dtype_changes_nothing(lively_model, source, searched):
     model = lively_model()
     expected = model.generate(**source, **PAPER, engine="off")
     kernels.packing_library.cache_clear()
@@ -357,7 +359,7 @@ def test_another_default_type_is_no_hindrance(lively_model, source, searched):
     assert searched
 
 
-def test_a_suppressed_token_may_be_as_likely_as_can_be(lively_model, source, searched):
+def test_a_suppressed_token_may_have_probability_1(lively_model, source, searched):
     model = lively_model(output_bias=True)
     with torch.no_grad():
         model.lm_head.bias[2] = 95.0
@@ -368,7 +370,9 @@ def test_a_suppressed_token_may_be_as_likely_as_can_be(lively_model, source, sea
 
 
 @pytest.mark.parametrize("search", [PAPER, GREEDY])
-def test_what_is_no_token_cannot_be_suppressed(lively_model, source, searched, search):
+def test_suppressed_ids_outside_of_the_vocabulary_are_ignored(
+    lively_model, source, searched, search
+):
     model = lively_model(output_bias=True)
     last = model.config.vocab_size - 1
     with torch.no_grad():
@@ -384,8 +388,8 @@ def test_what_is_no_token_cannot_be_suppressed(lively_model, source, searched, s
 
 @pytest.fixture
 def told(monkeypatch):
-    """Warnings of `generate`, which says each reason once in a process."""
-    generation.tell_once.cache_clear()
+    """Warnings of `generate`, which come once for each reason in a process."""
+    generation.warn_once.cache_clear()
     messages = []
     monkeypatch.setattr(
         generation.logger, "warning", lambda text, *args: messages.append(text % args)
@@ -394,7 +398,7 @@ def told(monkeypatch):
 
 
 @pytest.mark.parametrize(("change", "message"), OBSTACLES)
-def test_what_only_modules_can_do_is_left_to_them(
+def test_the_modules_do_what_the_engine_cannot(
     lively_model, source, searched, told, change, message
 ):
     model = lively_model()
@@ -421,7 +425,7 @@ def test_what_only_modules_can_do_is_left_to_them(
         ({"decoder_attention_mask": torch.ones(4, 1)}, "decoder_attention_mask is given"),
     ],
 )
-def test_settings_that_only_modules_know_are_left_to_them(
+def test_the_modules_search_with_settings_that_the_engine_lacks(
     lively_model, source, searched, told, settings, message
 ):
     model = lively_model()
@@ -430,11 +434,11 @@ def test_settings_that_only_modules_know_are_left_to_them(
         with pytest.raises(ValueError, match=f"needs the search engine, .*: {message}"):
             model.generate(**source, **{**PAPER, **settings}, **setting)
     assert not searched
-    # a setting is the user's choice, of which nothing need be said
+    # no warning: the setting is the choice of the user
     assert not told
 
 
-def test_autocast_is_left_to_the_modules(lively_model, source, searched):
+def test_the_modules_run_under_autocast(lively_model, source, searched):
     model = lively_model()
     with torch.autocast("cpu", dtype=torch.bfloat16):
         model.generate(**source, **PAPER)
@@ -451,7 +455,7 @@ def test_autocast_is_left_to_the_modules(lively_model, source, searched):
         (GREEDY, lambda model: {"assistant_model": copy.deepcopy(model)}, "assisted generation"),
     ],
 )
-def test_whole_numbers_are_refused_to_what_does_not_search_alone(
+def test_int8_is_refused_where_the_engine_cannot_search(
     lively_model, source, search, more, message
 ):
     model = lively_model()
@@ -460,7 +464,7 @@ def test_whole_numbers_are_refused_to_what_does_not_search_alone(
         model.generate(**one, **search, **more(model), int8=True)
 
 
-def test_outputs_once_asked_for_do_not_slow_what_comes_after(lively_model, source, searched):
+def test_recorded_outputs_do_not_turn_the_engine_off(lively_model, source, searched):
     model = lively_model()
     model.set_attn_implementation("eager")
     asked = {"return_dict_in_generate": True, "output_attentions": True}
@@ -471,7 +475,7 @@ def test_outputs_once_asked_for_do_not_slow_what_comes_after(lively_model, sourc
 
 
 @pytest.mark.parametrize("fields", [{}, {"norm_first": True, "output_bias": True}])
-def test_whole_numbers_are_near(lively_model, source, searched, scores, fields):
+def test_int8_is_close_to_float32(lively_model, source, searched, scores, fields):
     model = lively_model(**fields, vocab_size=5003)
     search = {**PAPER, "min_new_tokens": 6, "max_new_tokens": 6}
     model.generate(**source, **search)
@@ -483,7 +487,7 @@ def test_whole_numbers_are_near(lively_model, source, searched, scores, fields):
         assert isinstance(product, engine.Int8Product)
 
 
-def test_whole_numbers_are_a_setting_that_is_kept(lively_model, source, searched, tmp_path):
+def test_the_setting_int8_is_saved(lively_model, source, searched, tmp_path):
     model = lively_model()
     generation.set_paper_search(model)
     model.generation_config.int8 = True
@@ -496,7 +500,7 @@ def test_whole_numbers_are_a_setting_that_is_kept(lively_model, source, searched
     assert kinds == [engine.Int8Product, engine.Int8Product, engine.FloatProduct]
 
 
-def test_whole_numbers_are_asked_for_by_true_or_false(lively_model, source):
+def test_int8_must_be_true_or_false(lively_model, source):
     with pytest.raises(ValueError, match="int8 must be True or False, got 'yes'"):
         lively_model().generate(**source, **PAPER, int8="yes")
 
@@ -505,7 +509,7 @@ def test_whole_numbers_are_asked_for_by_true_or_false(lively_model, source):
 def test_scores_of_long_texts_are_made_in_parts(lively_model, source, scores, search, monkeypatch):
     model = lively_model()
     expected = model.generate(**source, **search)
-    # of four sentences, three heads and seven source tokens three rows at a time, then one
+    # four sentences, three heads and seven source tokens: three rows at a time, then one
     monkeypatch.setattr(engine, "MOST_SCORES", 4 * 3 * 7 * 3)
     assert torch.equal(model.generate(**source, **search), expected)
     monkeypatch.setattr(engine, "MOST_SCORES", 1)
@@ -519,7 +523,7 @@ def test_another_thread_may_have_made_a_shorter_table_of_positions(lively_model,
     make, expected = stack.encoding, stack.positions(30)
 
     class Interrupted:
-        """An encoding during which another thread stores what it has made."""
+        """An encoding during which another thread stores its own table."""
 
         config = make.config
 
@@ -533,7 +537,7 @@ def test_another_thread_may_have_made_a_shorter_table_of_positions(lively_model,
     assert torch.equal(stack.positions(30), expected)
 
 
-def test_gradients_that_may_begin_at_the_embeddings_do_no_harm(lively_model, source, searched):
+def test_gradients_of_the_embeddings_do_not_turn_the_engine_off(lively_model, source, searched):
     model = lively_model()
     expected = model.generate(**source, **PAPER)
     model.enable_input_require_grads()
@@ -553,7 +557,7 @@ def test_the_search_keeps_its_scores_in_single_precision(lively_model, source, k
     assert torch.equal(found, expected)
 
 
-def test_an_engine_goes_with_the_weights_it_was_made_of(lively_model, source):
+def test_an_engine_is_freed_with_its_weights(lively_model, source):
     model = lively_model()
     model.generate(**source, **PAPER)
     made = weakref.ref(engine.engine_for(model)[0])

@@ -1,4 +1,4 @@
-"""Section 6.1: the paper's search against exhaustive search, and against itself."""
+"""Section 6.1: the paper's search against exhaustive search and invariances."""
 
 import copy
 import math
@@ -27,7 +27,7 @@ PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}
 
 @pytest.fixture
 def model(small_model):
-    """A model whose translations are various and end at various lengths."""
+    """A model whose translations differ in tokens and lengths."""
     model = small_model(hidden_size=48, vocab_size=23, dropout=0.0)
     for name, parameter in model.named_parameters():
         if "_proj.weight" in name:
@@ -108,7 +108,7 @@ def test_a_score_is_the_log_probability_over_the_penalty(model, source):
     )
 
 
-def test_a_batch_of_one_and_of_64_in_any_order_find_the_same(model):
+def test_batch_size_and_order_do_not_change_a_translation(model):
     generator = torch.Generator().manual_seed(5)
     lengths = torch.randint(2, 12, (64,), generator=generator)
     ids = torch.randint(3, 23, (64, 12), generator=generator)
@@ -133,21 +133,21 @@ def test_finished_sentences_leave_the_batch(model, source, monkeypatch):
         return forward(self, *args, **kwargs)
 
     monkeypatch.setattr(type(model), "forward", counting)
-    # the engine has a test of its own
+    # the engine has its own test
     model.generate(**source, **PAPER, engine="off")
     assert rows[0] == 16
     assert rows == sorted(rows, reverse=True)
     assert rows[-1] < 16
 
 
-def test_no_sentence_is_longer_than_its_source_allows(model, source):
+def test_the_source_length_bounds_every_translation(model, source):
     never_ending = {"suppress_tokens": [2], "bad_words_ids": [[0]]}
     lengths = source["attention_mask"].sum(dim=1).tolist()
     modes = [{"num_beams": 4, "length_penalty_alpha": 0.6}, {"num_beams": 1}, {"num_beams": 3}]
     modes += [{"do_sample": True}, {"do_sample": True, "num_beams": 2}]
     for mode in modes:
         out = model.generate(**source, **mode, **never_ending, max_extra_tokens=3)
-        # the library's beam search pads with the end token where the padding token is 0
+        # the library's beam search pads with the end token if the padding token is 0
         new_tokens = [sum(token not in (0, 2) for token in row[1:]) for row in out.tolist()]
         assert new_tokens == [n + 3 for n in lengths], mode
 
@@ -158,7 +158,7 @@ def test_an_explicit_length_bounds_every_sentence(model, source):
 
 
 class Hasten(LogitsProcessor):
-    """Makes going on the less likely the longer a hypothesis is."""
+    """Processor that makes further tokens less likely with the length of a hypothesis."""
 
     def __call__(self, input_ids, scores):
         hastened = scores - 0.3 * input_ids.shape[1]
@@ -166,7 +166,7 @@ class Hasten(LogitsProcessor):
         return hastened
 
 
-def test_stopping_early_loses_nothing(model, source, monkeypatch):
+def test_early_stopping_does_not_change_the_result(model, source, monkeypatch):
     settings = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_new_tokens": 30}
     settings["logits_processor"] = [Hasten()]
     steps = []
@@ -184,7 +184,7 @@ def test_stopping_early_loses_nothing(model, source, monkeypatch):
 
 
 class Plant(LogitsProcessor):
-    """Gives the tokens of each step log-probabilities; the last step's stay."""
+    """Processor that sets the log-probabilities of each step; those of the last step stay."""
 
     def __init__(self, *steps):
         self.steps = steps
@@ -198,10 +198,10 @@ class Plant(LogitsProcessor):
 
 
 @pytest.mark.parametrize(("alpha", "log_prob", "length"), [(2.0, -1.5, 8), (-0.7, -0.8, 2)])
-def test_the_search_waits_for_what_the_penalty_can_still_make_the_best(
+def test_the_search_continues_while_the_penalty_can_change_the_best(
     model, source, alpha, log_prob, length
 ):
-    # only at its end, or at once, is the longer one worth more than the end token alone
+    # the longer hypothesis scores higher than the end token alone only when it is complete
     assert log_prob / equations.length_penalty(length, alpha) > -1.0
     assert log_prob / equations.length_penalty(2 if length > 2 else 30, alpha) < -1.0
     planted = Plant({2: -1.0, 5: log_prob}, *[{5: 0.0}] * (length - 2), {2: 0.0})
@@ -210,7 +210,7 @@ def test_the_search_waits_for_what_the_penalty_can_still_make_the_best(
     assert without_padding(found) == [[1, *[5] * (length - 1), 2]] * 4
 
 
-def test_hypotheses_go_on_beside_as_many_as_end_tokens_can_end(model, source):
+def test_enough_hypotheses_stay_open_beside_those_that_end(model, source):
     planted = Plant({5: -1.0, 6: -1.0}, {2: -1.0, 3: -1.0, 7: -2.0}, *[{7: 0.0}] * 2, {2: 0.0})
     settings = {"num_beams": 2, "length_penalty_alpha": 2.0, "max_new_tokens": 9}
     found = model.generate(**source, **settings, eos_token_id=[2, 3], logits_processor=[planted])
@@ -218,7 +218,7 @@ def test_hypotheses_go_on_beside_as_many_as_end_tokens_can_end(model, source):
         assert row[2:] == [7, 7, 7, 2]
 
 
-def test_a_streamer_is_given_each_token_of_the_translation(model, source):
+def test_a_streamer_receives_each_token(model, source):
     class Streamer:
         tokens = []
         is_ended = False
@@ -236,7 +236,7 @@ def test_a_streamer_is_given_each_token_of_the_translation(model, source):
     assert len(streamer.tokens) > 2
 
 
-def test_greedy_search_needs_no_token_that_ends_or_pads(model, source):
+def test_greedy_search_needs_no_end_or_padding_token(model, source):
     settings = {"num_beams": 1, "max_new_tokens": 5}
     expected = model.generate(**source, **settings, suppress_tokens=[2])
     model.generation_config.eos_token_id = model.generation_config.pad_token_id = None
@@ -256,7 +256,7 @@ def test_caches_and_kernels_find_the_same(model, source, cache, attention):
 
 
 class Collector:
-    """A streamer that keeps what it is given."""
+    """A streamer that keeps the tokens it receives."""
 
     def __init__(self):
         self.tokens = []
@@ -306,20 +306,20 @@ def test_every_search_finds_the_same_with_any_cache_and_without(model, source, m
     assert len({tuple(row) for row in plain}) >= min(3, len(plain))
     assert tokens(cache=empty()) == plain
     assert tokens(past_key_values=empty()) == plain
-    # the library's assisted decoding needs a cache, and before 5.24 one that grows
+    # assisted decoding of the library needs a cache, before 5.24 a growing one
     if mode != "assisted":
         assert tokens(use_cache=False) == plain
         assert tokens(cache_implementation="static") == plain
 
 
 @pytest.mark.parametrize("search", [PAPER, {**PAPER, "num_beams": 1}])
-def test_int8_begins_as_float32_does(model, source, search):
+def test_half_of_the_first_tokens_in_int8_are_those_in_float32(model, source, search):
     exact = model.generate(**source, **search, engine="required")
     rounded = model.generate(**source, **search, int8=True, engine="required")
     assert (exact[:, 1] == rounded[:, 1]).float().mean() >= 0.5
 
 
-def test_none_overrides_what_the_model_itself_would_do(model, source):
+def test_none_overrides_a_setting_of_the_model(model, source):
     free = model.generate(**source, **PAPER)
     model.generation_config.suppress_tokens = [int(free[0, 1])]
     model.generation_config.length_penalty_alpha = 0.6
@@ -346,7 +346,7 @@ def test_a_static_cache_holds_heads_of_two_widths(small_model, source):
 @pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}])
 def test_a_static_cache_is_compiled_once_and_whole(model, source, search):
     compiled = CompileConfig(backend="eager", mode=None, fullgraph=True)
-    # by itself the library compiles on a GPU only
+    # by default the library compiles on a GPU only
     compiled._compile_all_devices = True
     settings = {**search, "cache_implementation": "static", "compile_config": compiled}
     expected = model.generate(**source, **search)
@@ -379,7 +379,7 @@ def test_n_best_lists_are_sorted_and_begin_with_the_best(model, source, num_retu
 
 
 class Forbid(LogitsProcessor):
-    """Forbids each sentence a token of its own, told by its row."""
+    """Processor that forbids another token in each sentence, by the index of its row."""
 
     def __init__(self, tokens):
         self.tokens = tokens
@@ -391,7 +391,7 @@ class Forbid(LogitsProcessor):
         return scores
 
 
-def test_a_processor_sees_every_sentence_in_its_place(model, source):
+def test_a_processor_sees_every_sentence_in_its_row(model, source):
     plain = without_padding(model.generate(**source, **PAPER))
     forbidden = [row[1] for row in plain]
     out = without_padding(
@@ -408,7 +408,7 @@ def test_a_processor_sees_every_sentence_in_its_place(model, source):
         assert without_padding(alone)[0] == out[row]
 
 
-def test_a_prefix_function_is_asked_about_the_right_sentence(model, source):
+def test_a_prefix_function_gets_the_index_of_the_sentence(model, source):
     asked = set()
 
     def allowed(sentence, ids):
@@ -421,13 +421,13 @@ def test_a_prefix_function_is_asked_about_the_right_sentence(model, source):
         assert set(row[1:]) <= {3 + sentence, 2}
 
 
-def test_a_prefix_function_is_shown_real_hypotheses_only(model, source):
+def test_a_prefix_function_gets_only_real_hypotheses(model, source):
     lengths = set()
 
     def allowed(sentence, ids):
         assert int(ids[0]) == 1
         lengths.add(len(ids))
-        # each sentence ends at a length of its own
+        # each sentence ends at another length
         return [2] if len(ids) > 2 * sentence + 1 else [3 + sentence]
 
     out = model.generate(**source, **PAPER, prefix_allowed_tokens_fn=allowed)
@@ -477,7 +477,7 @@ def test_a_stopping_criterion_ends_a_hypothesis(model, source):
 
 
 @pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 1, "use_cache": False}])
-def test_a_criterion_of_the_librarys_kind_stands_in_place_of_its_own(model, source, search):
+def test_a_given_criterion_replaces_the_librarys_of_the_same_class(model, source, search):
     for length in (4, 12):
         out = model.generate(
             **source,
@@ -547,7 +547,7 @@ def test_a_search_that_was_set_on_a_new_model_is_kept(model, source, tmp_path):
     assert again.generate(**source).tolist() == expected.tolist()
 
 
-def test_a_length_the_trainer_leaves_behind_cuts_nothing(model):
+def test_a_length_that_the_trainer_has_set_does_not_cut(model):
     source = torch.randint(3, 23, (2, 30))
     set_paper_search(model)
     never_ending = {"suppress_tokens": [2]}
@@ -585,19 +585,19 @@ def test_settings_that_contradict_are_refused(model, source, settings, message):
         ([[]], r"at least one sentence of one token, got \[1, 0\]"),
     ],
 )
-def test_a_source_no_model_could_read_is_refused(model, ids, message):
+def test_an_invalid_source_is_refused(model, ids, message):
     with pytest.raises(ValueError, match=message):
         model.generate(torch.tensor(ids, dtype=torch.long))
 
 
-def test_a_prompt_no_model_could_read_is_refused(model, source):
+def test_an_invalid_prompt_is_refused(model, source):
     prompt = torch.tensor([[1, 23]]).expand(4, -1)
     for mode in (PAPER, {"num_beams": 1}):
         with pytest.raises(ValueError, match=r"decoder_input_ids must be .* size 23, got 23"):
             model.generate(**source, **mode, decoder_input_ids=prompt)
 
 
-def test_learned_positions_say_when_they_end(small_model):
+def test_too_many_tokens_for_learned_positions_are_refused(small_model):
     model = small_model(position_encoding="learned", max_position_embeddings=9)
     with pytest.raises(ValueError, match="at most 9 tokens, the number of learned positions, got"):
         model.generate(torch.full((1, 10), 5), max_new_tokens=2)
@@ -621,7 +621,7 @@ def test_greedy_and_assisted_decoding_agree(model, source):
     )
     assisted = model.generate(**one, max_new_tokens=9, assistant_model=assistant)
     assert assisted.tolist() == greedy.tolist()
-    # it guesses from the same source
+    # the assistant reads the same source
     assert [ids.tolist() for ids in read] == [one["input_ids"].tolist()]
     with pytest.raises(ValueError, match="takes one sentence at a time, got a batch of 4"):
         model.generate(**source, max_new_tokens=9, assistant_model=assistant)
@@ -649,7 +649,7 @@ def test_greedy_and_assisted_decoding_agree(model, source):
         ("forced_eos_token_id", [10**6]),
     ],
 )
-def test_a_setting_that_no_search_can_have_is_named(small_model, name, values):
+def test_a_setting_out_of_range_is_refused(small_model, name, values):
     source = torch.tensor([[5, 6, 2]])
     for value in values:
         with pytest.raises(ValueError, match=f"{name}`? must be"):
@@ -665,7 +665,7 @@ def test_a_setting_that_no_search_can_have_is_named(small_model, name, values):
         (torch.tensor([[5, 23]]), "input_ids must be at least 0 and below the vocabulary size 23"),
     ],
 )
-def test_what_are_no_token_ids_is_refused(small_model, ids, message):
+def test_inputs_that_are_not_token_ids_are_refused(small_model, ids, message):
     with pytest.raises(ValueError, match=message):
         small_model().eval().generate(ids)
 

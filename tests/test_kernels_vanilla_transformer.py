@@ -12,7 +12,7 @@ from vanilla_transformer import kernels_vanilla_transformer as kernels
 
 
 @given(st.integers(1, 5), st.integers(1, 12), st.integers(4090, 4300), st.integers(0, 999))
-def test_the_largest_are_those_of_a_full_search(rows, count, size, seed):
+def test_the_largest_are_those_of_topk(rows, count, size, seed):
     scores = torch.randn(rows, size, generator=torch.Generator().manual_seed(seed))
     expected = scores.topk(count, dim=1)
     values, places = kernels.largest(scores, count)
@@ -21,7 +21,7 @@ def test_the_largest_are_those_of_a_full_search(rows, count, size, seed):
 
 
 @pytest.mark.parametrize("shift", [0.0, 50.0, 500.0, -500.0])
-def test_a_sum_of_exponentials_stands_any_size(shift):
+def test_a_sum_of_exponentials_does_not_overflow(shift):
     logits = torch.randn(3, 50) + shift
     expected = logits.logsumexp(dim=1, keepdim=True)
     highest = logits.amax(dim=1, keepdim=True)
@@ -34,7 +34,7 @@ def test_exponentials_are_those_of_the_math_module():
     found = kernels.exp_(numbers)
     assert found is numbers
     expected = torch.tensor([math.exp(exponent) for exponent in exponents])
-    # of a power of e that is 60, a rounding is 60 / 2^24 of the result
+    # a rounding error of an exponent of 60 changes the result by a factor of 60 / 2^24
     torch.testing.assert_close(found, expected, rtol=8e-6, atol=1e-38)
 
 
@@ -58,7 +58,7 @@ def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_
 @pytest.mark.skipif(
     not torch.backends.mkl.is_available(), reason="this torch has no kernels for packed weights"
 )
-def test_packed_weights_that_serve_one_number_of_rows_only_are_not_used(monkeypatch):
+def test_a_library_that_is_right_for_one_number_of_rows_is_not_used(monkeypatch):
     right = kernels.mkl_product
 
     def right_for_those_packed_for(x, *weights, **named):
@@ -84,13 +84,13 @@ def test_packed_weights_that_serve_one_number_of_rows_only_are_not_used(monkeypa
         (False, set(), None),
     ],
 )
-def test_the_library_that_packs_is_there_and_right(monkeypatch, is_intel, there, chosen):
+def test_the_packing_library_is_available_and_correct(monkeypatch, is_intel, there, chosen):
     monkeypatch.setattr(kernels, "is_intel", lambda: is_intel)
     monkeypatch.setattr(kernels, "_multiplies", there.__contains__)
     assert kernels.packing_library.__wrapped__() == chosen
 
 
-def test_another_version_of_torch_without_its_kernels_multiplies_too(monkeypatch):
+def test_a_torch_without_these_kernels_multiplies_too(monkeypatch):
     def gone(*_, **__):
         raise AttributeError("no such operator")
 
@@ -101,13 +101,13 @@ def test_another_version_of_torch_without_its_kernels_multiplies_too(monkeypatch
 
 @pytest.mark.parametrize("num_rows", [1, 4, 80])
 @pytest.mark.parametrize("then_relu", [False, True])
-def test_a_product_in_whole_numbers_is_that_of_what_is_rounded(num_rows, then_relu, monkeypatch):
+def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_relu, monkeypatch):
     layers = [torch.nn.Linear(30, outputs) for outputs in (20, 7)]
     x = torch.randn(num_rows, 30)
     with torch.no_grad():
         plain = torch.cat([layer(x) for layer in layers], dim=1)
     product = kernels.Int8Product(layers, then_relu)
-    # the levels of x as torch chooses them, those of each output's weights by hand
+    # x is rounded as torch does it, the weights of each output by hand
     scale, zero = torch._choose_qparams_per_tensor(x, product.in_seven_bits)
     rounded = scale * ((x / scale).round() + zero).clamp(0, 255).sub(zero)
     expected = []

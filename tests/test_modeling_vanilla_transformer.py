@@ -1,4 +1,4 @@
-"""Sections 3.1 to 3.5: the model against the equations, torch's own, and its own invariances."""
+"""Sections 3.1 to 3.5: the model against the equations, torch's Transformer and invariances."""
 
 import copy
 import math
@@ -50,7 +50,7 @@ def test_attention_is_equation_1():
     close(weights.sum(dim=-1), torch.ones(5))
 
 
-def test_a_masked_key_is_as_good_as_absent():
+def test_a_masked_key_has_the_effect_of_an_absent_one():
     query, key, value = torch.randn(5, 4), torch.randn(7, 4), torch.randn(7, 6)
     only_first_three = torch.tensor([0.0, 0, 0, LOW, LOW, LOW, LOW])
     context, _ = scaled_dot_product_attention(query, key, value, only_first_three)
@@ -75,7 +75,7 @@ def test_the_sinusoids_are_section_3_5():
     assert sinusoidal_encoding(40, 6).dtype == torch.float32
 
 
-def test_the_sinusoids_stay_exact_far_out():
+def test_the_sinusoids_are_exact_at_large_positions():
     far = torch.tensor(equations.positional_encoding(123_456, 8))
     close(sinusoidal_encoding(123_457, 8)[-1], far)
 
@@ -119,7 +119,7 @@ def test_torchs_own_transformer_gives_the_same_states(batch, norm_first):
     for parameter in theirs.parameters():
         parameter.data += 0.1 * torch.randn_like(parameter)
     if not norm_first:
-        # it adds a norm after each stack, which the paper does not have
+        # torch adds a norm after each stack, which the paper does not have
         theirs.encoder.norm = theirs.decoder.norm = None
     model = from_torch(theirs, torch.randn(23, 12))
     assert model.config.norm_first == norm_first
@@ -204,7 +204,7 @@ CACHED = [
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
 @pytest.mark.parametrize("options", CACHED)
-def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options, name):
+def test_decoding_with_and_without_a_cache_gives_the_same_logits(small_model, batch, options, name):
     model = small_model(**options)
     target = batch["decoder_input_ids"]
     with torch.no_grad():
@@ -224,7 +224,7 @@ def test_decoding_with_a_cache_is_decoding_without(small_model, batch, options, 
     assert cache.get_seq_length() == 5
 
 
-def test_a_cache_of_the_target_alone_does_as_well(small_model, batch):
+def test_a_cache_of_the_target_alone_gives_the_same_logits(small_model, batch):
     model = small_model()
     memory = {"attention_mask": batch["attention_mask"]}
     cache = DynamicCache(config=model.config)
@@ -238,7 +238,7 @@ def test_a_cache_of_the_target_alone_does_as_well(small_model, batch):
     assert cache.get_seq_length() == 5
 
 
-def test_a_step_of_training_keeps_no_cache(small_model, batch):
+def test_training_makes_no_cache(small_model, batch):
     model = small_model()
     assert CACHE_NAME in model(**batch, use_cache=True)
     assert CACHE_NAME not in model.train()(**batch, use_cache=True)
@@ -272,12 +272,12 @@ def test_an_argument_that_would_be_ignored_is_refused(small_model, batch, attent
         call(**{name: None})
 
 
-def test_an_unknown_argument_is_answered_with_the_closest_name(small_model, batch):
+def test_the_error_of_an_unknown_argument_names_the_closest_one(small_model, batch):
     with pytest.raises(TypeError, match=r"'input_embeds'.* Did you mean 'inputs_embeds'\?"):
         small_model()(**batch, input_embeds=torch.ones(4, 7, 12))
 
 
-def test_an_attention_function_reads_arguments_of_its_own(small_model, batch):
+def test_an_attention_function_may_have_arguments_of_its_own(small_model, batch):
     def scaled(module, query, key, value, attention_mask, temperature=1.0, **kwargs):
         return eager_attention(module, query / temperature, key, value, attention_mask)
 
@@ -324,7 +324,7 @@ def test_an_offset_moves_every_position(small_model):
     close(moved.model.encoder.positions(zeros)[:, :4], plain.model.encoder.positions(zeros)[:, 2:])
 
 
-def test_embeddings_in_place_of_ids_are_scaled_alike(small_model, batch):
+def test_given_embeddings_are_scaled_like_those_of_ids(small_model, batch):
     model = small_model()
     table = model.get_input_embeddings()
     with torch.no_grad():
@@ -350,9 +350,9 @@ def test_a_target_that_is_missing_or_given_twice_is_named(small_model, batch):
 
 @pytest.mark.parametrize("attention", ["sdpa", "flex_attention"])
 @pytest.mark.parametrize("options", [{}, {"d_k": 4, "d_v": 8}])
-def test_every_attention_is_the_papers(small_model, batch, attention, options):
+def test_every_attention_function_computes_equation_1(small_model, batch, attention, options):
     if attention == "flex_attention":
-        # torch's flex attention on a CPU wants heads of a power of two
+        # torch's flex attention on a CPU needs a power of 2 as width of a head
         options = {"d_k": 16, "d_v": 16, **{name: 2 * size for name, size in options.items()}}
     model = small_model(**options)
     model.set_attn_implementation("eager")
@@ -383,7 +383,7 @@ def test_states_and_all_three_attentions_are_recorded(small_model, batch):
     assert out.cross_attentions[-1].masked_select(padding).abs().max() == 0
 
 
-def test_the_loss_is_the_mean_over_labels_that_count(small_model, batch):
+def test_the_loss_is_the_mean_over_labels_that_are_not_ignored(small_model, batch):
     model = small_model()
     labels = torch.tensor([[5, 6, 2, -100], [8, 2, -100, -100], [9, 9, 9, 2], [7, 7, 2, -100]])
     source = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
@@ -451,7 +451,7 @@ def is_one_matrix(model):
     return len({table.data_ptr() for table in tables(model)}) == 1
 
 
-def test_source_target_and_output_are_one_matrix_whatever_happens(small_model, tmp_path):
+def test_source_target_and_output_stay_one_matrix(small_model, tmp_path):
     model = small_model()
     assert is_one_matrix(model)
     model.save_pretrained(tmp_path)
@@ -471,7 +471,7 @@ def test_source_target_and_output_are_one_matrix_whatever_happens(small_model, t
     assert is_one_matrix(model)
 
 
-def test_untied_tables_are_three_and_all_are_resized(small_model, tmp_path):
+def test_all_three_untied_tables_are_resized(small_model, tmp_path):
     model = small_model(tie_word_embeddings=False)
     assert len({table.data_ptr() for table in tables(model)}) == 3
     before = [table.clone() for table in tables(model)]
@@ -537,7 +537,7 @@ def test_dropout_is_where_section_5_4_puts_it(small_model, batch):
         first, second = model(**batch).logits, model(**batch).logits
     assert not torch.allclose(first, second)
     assert not torch.allclose(first, calm)
-    # each layer once for each sub-layer, and each stack on embedding plus position
+    # once for each sub-layer of a layer, and once for embedding plus position of each stack
     calls = []
     for module in model.modules():
         if isinstance(module, nn.Dropout) and module.p == 0.5:
@@ -549,9 +549,7 @@ def test_dropout_is_where_section_5_4_puts_it(small_model, batch):
 
 @pytest.mark.parametrize("field", ["attention_dropout", "activation_dropout"])
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_papers_absent_dropouts_act_where_they_are_asked_for(
-    small_model, batch, field, attention
-):
+def test_dropouts_that_the_paper_lacks_are_options(small_model, batch, field, attention):
     model = small_model(dropout=0.0, **{field: 0.5})
     model.set_attn_implementation(attention)
     with torch.no_grad():
@@ -594,7 +592,7 @@ def test_checkpointed_gradients_are_the_gradients(small_model, batch, reentrant)
     model.enable_input_require_grads()
     computed.clear()
     close(gradients(), plain)
-    # what is not kept is computed once more
+    # without the stored activations each layer is computed twice
     assert len(computed) == 2 * len(layers)
 
 

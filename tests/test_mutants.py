@@ -1,4 +1,4 @@
-"""A changed model is searched as it is: no mutant of section 3 is computed by the search engine.
+"""A changed model is searched with its change: the search engine runs no mutant of section 3.
 
 Each mutant first changes the logits of the model's own modules. Then `generate`, the pipeline,
 `translate` and `evaluate` must find what these modules find, and an engine that is required must be
@@ -43,7 +43,7 @@ pytestmark = pytest.mark.usefixtures("new_process")
 ROOT = Path(vanilla_transformer.__file__).parent
 SEARCHES = [{"num_beams": 1}, {"num_beams": 4}]
 
-# an edit of each line of section 3: what stands there, what is written instead
+# an edit of each line of section 3: the line, and its replacement
 EDITS = {
     "scores, eq. (1)": ("query @ key.transpose(-2, -1) / math.sqrt(d_k)", "0.3 * query @ key.mT"),
     "weights, eq. (1)": (
@@ -140,7 +140,7 @@ def edited_module(folder, old, new, name="modeling_vanilla_transformer"):
 
 
 def of_class(model, kind):
-    """The same weights in a model of another class."""
+    """Return a model of another class with the same weights."""
     other = kind(model.config).eval()
     other.load_state_dict(model.state_dict())
     other.generation_config = model.generation_config
@@ -169,7 +169,7 @@ def greedily(model, tokenizer, text, length):
 
 
 def check_losses(model, tokenizer):
-    """Hold the losses of training and of validation to the logits of the modules."""
+    """Compare the losses of training and of validation with those from the modules' logits."""
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     inputs = {**inputs, "decoder_input_ids": inputs["input_ids"]}
     labels = inputs["input_ids"].roll(-1, dims=1)
@@ -187,17 +187,17 @@ def check_losses(model, tokenizer):
 
 
 def check(model, tokenizer, run, plain, monkeypatch, named):
-    """Hold every way to translate, and the losses, to the modules of a mutant."""
-    # the mutation does something
+    """Compare every way to translate, and the losses, with the modules of a mutant."""
+    # the mutation changes the logits
     assert (logits(model, tokenizer) - logits(plain, tokenizer)).abs().max() > 1e-3
     check_losses(model, tokenizer)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
-    generation.tell_once.cache_clear()
+    generation.warn_once.cache_clear()
     told = []
     with monkeypatch.context() as patch:
         patch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
         for search in SEARCHES:
-            # outputs of every step are recorded by the modules only
+            # only the modules record the outputs of each step
             expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
             assert model.generate(**inputs, **search).tolist() == expected.tolist()
             with pytest.raises(ValueError, match="engine='required' needs the search engine"):
@@ -225,12 +225,12 @@ def check(model, tokenizer, run, plain, monkeypatch, named):
 
 
 @pytest.mark.parametrize("edit", EDITS)
-def test_an_edited_line_is_what_is_searched(edit, tokenizer, run, tmp_path, monkeypatch):
+def test_an_edited_line_is_searched_with_the_edit(edit, tokenizer, run, tmp_path, monkeypatch):
     plain = make_model(tokenizer)
     module = edited_module(tmp_path, *EDITS[edit])
     model = of_class(plain, module.VanillaTransformerForConditionalGeneration)
     if "eq. (1)" in edit:
-        # the library's kernel stands in for equation (1) otherwise
+        # otherwise a kernel of the library computes equation (1)
         model.set_attn_implementation("eager")
     check(model, tokenizer, run, plain, monkeypatch, "differs from the released code")
 
@@ -244,7 +244,7 @@ def test_a_probe_alone_would_not_find_all(tokenizer, tmp_path):
 
 def test_an_edit_that_computes_the_same_finds_the_engine(tokenizer, tmp_path):
     edits = [
-        ('"""Transform each position.', '"""Do something else.'),
+        ('"""Transform each position,', '"""Do something else,'),
         ("# CODEPATH: the paper normalizes", "# another comment\n        # CODEPATH:"),
         ("def forward(self, x: Tensor) -> Tensor:", "def forward(self, x):"),
         ("gain = self.config.initializer_gain", "gain = 3 * self.config.initializer_gain"),
@@ -360,7 +360,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_changed_model_is_what_is_searched(change, tokenizer, run, monkeypatch):
+def test_a_changed_model_is_searched_with_the_change(change, tokenizer, run, monkeypatch):
     model = make_model(tokenizer)
     change(model)
     named = CHANGES[change].split(" is of the class ")[-1]
@@ -393,7 +393,7 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     model = make_model(tokenizer, decoder_layers=2)
     before = logits(model, tokenizer)
     change(model)
-    generation.tell_of_cache.cache_clear()
+    generation.warn_of_cache.cache_clear()
     told = []
     monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
     assert "cache indices" in obstacle(model)
@@ -465,7 +465,7 @@ UNPADDED = {
 
 
 @pytest.mark.parametrize("change", UNPADDED, ids=lambda change: change.__name__)
-def test_a_change_that_padding_hides_is_what_is_searched(change, tokenizer):
+def test_a_change_that_padding_hides_is_searched(change, tokenizer):
     """One sentence, without padding, after an engine of the model before the change."""
     model = make_model(tokenizer, output_bias=True)
     inputs = tokenizer(TEXTS[2], return_tensors="pt")
@@ -543,13 +543,13 @@ def pad_the_embedding(model):
         add_hook,
     ],
 )
-def test_a_change_around_the_layers_is_what_is_trained(change, tokenizer):
+def test_a_change_around_the_layers_is_trained(change, tokenizer):
     model = make_model(tokenizer)
     accelerator = Accelerator(cpu=True)
     assert takes_fused_loss(accelerator, model)
     change(model)
     check_losses(model, tokenizer)
-    # changes of layers alone are called as they are
+    # layers are called as modules: their changes need no other loss
     assert takes_fused_loss(accelerator, model) == (change in (plain_weight, add_hook))
 
 
@@ -572,7 +572,7 @@ def test_a_loss_with_a_replaced_function_of_torch_is_that_of_the_modules(
     check_losses(model, tokenizer)
 
 
-def test_only_a_released_model_is_exchanged_for_training(tokenizer):
+def test_only_a_released_model_gets_faster_modules_for_training(tokenizer):
     for change in (add_hook, replace_linear, patch_forward):
         model = make_model(tokenizer, dropout=0.3)
         change(model)
@@ -643,11 +643,11 @@ PATCHES = {
 
 
 @pytest.mark.parametrize("patch", PATCHES)
-def test_a_patched_class_is_what_is_searched(patch, tokenizer, monkeypatch):
+def test_a_patched_class_is_searched_with_the_patch(patch, tokenizer, monkeypatch):
     model = make_model(tokenizer)
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
     before = logits(model, tokenizer)
-    # there is an engine already, of the code before
+    # an engine of the code before the patch exists
     model.generate(**inputs, engine="required")
     with monkeypatch.context() as patching:
         patching.setattr(*PATCHES[patch])
@@ -660,7 +660,7 @@ def test_a_patched_class_is_what_is_searched(patch, tokenizer, monkeypatch):
     model.generate(**inputs, engine="required")
 
 
-def test_a_search_that_the_library_was_taught_is_what_runs(tokenizer, monkeypatch):
+def test_a_patched_search_of_the_library_runs(tokenizer, monkeypatch):
     def always(self, input_ids, *args, **kwargs):
         return torch.cat((input_ids, torch.full_like(input_ids, 77)), dim=1)
 
@@ -741,9 +741,7 @@ class MyHead(VanillaTransformerForConditionalGeneration):
 
 
 @pytest.mark.parametrize("kind", ["MyModel", "MyHead"])
-def test_a_subclass_in_a_file_of_the_users_is_what_is_searched(
-    kind, tokenizer, run, tmp_path, monkeypatch
-):
+def test_a_subclass_in_a_users_file_is_searched(kind, tokenizer, run, tmp_path, monkeypatch):
     (tmp_path / "my_file.py").write_text(USERS_FILE, encoding="utf-8")
     spec = importlib.util.spec_from_file_location("my_file", tmp_path / "my_file.py")
     my_file = importlib.util.module_from_spec(spec)
@@ -754,7 +752,7 @@ def test_a_subclass_in_a_file_of_the_users_is_what_is_searched(
     check(model, tokenizer, run, plain, monkeypatch, "which is not one of this release")
 
 
-def test_a_copy_that_nobody_edited_finds_the_engine(tokenizer, tmp_path):
+def test_an_unedited_copy_finds_the_engine(tokenizer, tmp_path):
     module = edited_module(tmp_path, "FeedForward", "FeedForward")
     model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
     assert type(model) is not modeling.VanillaTransformerForConditionalGeneration

@@ -1,4 +1,4 @@
-"""Text in, text out: what a translation pipeline promises around the model's own search."""
+"""The translation pipeline: text in, text out, around the model's own search."""
 
 import copy
 import itertools
@@ -52,7 +52,7 @@ def translate(model, tokenizer) -> TranslationPipeline:
 
 
 def alone(model, tokenizer, text: str, **search) -> list[str]:
-    """What the model's own search finds for one text."""
+    """Translate one text with the model's own search."""
     ids = model.generate(**tokenizer(text, return_tensors="pt"), **search)
     return tokenizer.batch_decode(ids, skip_special_tokens=True)
 
@@ -61,7 +61,7 @@ def texts_of(results: list[dict[str, str]]) -> list[str]:
     return [result["translation_text"] for result in results]
 
 
-def test_a_text_gives_what_the_model_finds_for_it(translate, model, tokenizer):
+def test_the_translation_of_a_text_is_the_models(translate, model, tokenizer):
     found = alone(model, tokenizer, TEXTS[0])
     assert found[0]
     assert translate(TEXTS[0]) == [{"translation_text": found[0]}]
@@ -77,7 +77,7 @@ def test_a_list_keeps_its_order_however_it_is_batched(translate, model, tokenize
     assert texts_of(translate(tuple(reversed(TEXTS)), **batching)) == expected[::-1]
 
 
-def test_texts_of_like_length_are_searched_together(translate, model, monkeypatch):
+def test_texts_of_similar_length_are_searched_together(translate, model, monkeypatch):
     shapes = []
     generate = type(model).generate
 
@@ -131,7 +131,7 @@ def test_datasets_stream_too(translate):
         assert list(results) == expected
 
 
-def test_nothing_is_translated_by_nothing(translate):
+def test_an_empty_text_has_an_empty_translation(translate):
     assert translate("") == [{"translation_text": ""}]
     assert translate(" \n") == [{"translation_text": ""}]
     results = translate(["", TEXTS[0], ""])
@@ -148,7 +148,7 @@ def test_several_translations_of_each_text_come_as_lists(translate, model, token
     assert texts_of(translate(TEXTS[1], num_return_sequences=3)) == texts_of(results[0])
 
 
-def test_how_many_translations_there_are_may_stand_in_the_model(tokenizer):
+def test_the_model_may_set_the_number_of_translations(tokenizer):
     model = make_model(tokenizer)
     model.generation_config.num_return_sequences = 2
     translate = TranslationPipeline(model, tokenizer, device="cpu")
@@ -172,7 +172,7 @@ def test_how_many_translations_there_are_may_stand_in_the_model(tokenizer):
         {"num_beams": 1, "return_dict_in_generate": True, "output_scores": True},
     ],
 )
-def test_settings_of_the_search_reach_it(translate, model, tokenizer, search):
+def test_settings_reach_the_search(translate, model, tokenizer, search):
     plain = {name: value for name, value in search.items() if name != "return_dict_in_generate"}
     plain.pop("output_scores", None)
     expected = [alone(model, tokenizer, text, **plain)[0] for text in TEXTS]
@@ -213,25 +213,25 @@ def test_a_misspelt_setting_is_refused(translate):
 
 
 def test_half_a_character_is_refused(translate):
-    with pytest.raises(ValueError, match=r"half of one .* at place 5: 'dogs \\ud83d'"):
+    with pytest.raises(ValueError, match=r"half of one .* at index 5: 'dogs \\ud83d'"):
         translate(["dogs", "dogs \ud83d"])
 
 
 @pytest.mark.parametrize("inputs", [None, 5, b"bytes", {"en": "text"}])
-def test_what_is_no_text_is_refused_by_its_type(translate, inputs):
+def test_an_input_that_is_not_a_text_is_refused_by_type(translate, inputs):
     with pytest.raises(TypeError, match=f"must be a string.*got {type(inputs).__name__}"):
         translate(inputs)
 
 
 @pytest.mark.parametrize("wrong", [None, 5, ["nested"], {"en": "text"}])
-def test_what_is_no_text_among_texts_is_refused_by_its_type(translate, wrong):
+def test_a_list_item_that_is_not_a_text_is_refused_by_type(translate, wrong):
     with pytest.raises(TypeError, match=f"must be a string, got {type(wrong).__name__}"):
         translate(["text", wrong])
     with pytest.raises(TypeError, match=f"must be a string, got {type(wrong).__name__}"):
         next(translate(iter([wrong])))
 
 
-def test_a_text_longer_than_learned_positions_is_refused_and_said_so(tokenizer):
+def test_a_text_longer_than_the_learned_positions_is_refused(tokenizer):
     model = make_model(tokenizer, position_encoding="learned", max_position_embeddings=8)
     translate = TranslationPipeline(model, tokenizer, device="cpu")
     text = "dogs " * 20
@@ -261,7 +261,7 @@ def test_the_tokenizer_of_another_model_is_refused(tokenizer, options, message):
         TranslationPipeline(model, tokenizer, device="cpu")
 
 
-def test_a_tokenizer_may_call_its_end_token_something_else(tokenizer):
+def test_a_tokenizer_may_have_no_eos_token(tokenizer):
     other = copy.deepcopy(tokenizer)
     other.eos_token = None
     assert TranslationPipeline(make_model(tokenizer), other, device="cpu")("dogs")
@@ -282,7 +282,7 @@ def test_a_model_that_cannot_translate_is_refused(tokenizer, model):
         TranslationPipeline(model)
 
 
-def test_a_model_in_training_translates_without_dropout_and_trains_on(tokenizer):
+def test_a_model_in_training_mode_translates_without_dropout_and_stays_in_it(tokenizer):
     model = make_model(tokenizer, dropout=0.5)
     translate = TranslationPipeline(model, tokenizer, device="cpu")
     expected = translate(TEXTS)
@@ -307,7 +307,7 @@ def test_a_tokenizer_that_pads_on_the_left_changes_no_translation(translate, mod
     assert left.padding_side == "left"
 
 
-def test_the_library_builds_it_under_the_name_it_had_removed(model, tokenizer, translate, tmp_path):
+def test_the_library_builds_it_under_the_removed_name(model, tokenizer, translate, tmp_path):
     built = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
     assert type(built) is TranslationPipeline
     model.save_pretrained(tmp_path)
@@ -360,7 +360,7 @@ def test_threads_that_translate_with_one_model_leave_it_in_the_mode_it_had(small
             time.sleep(seconds)
             modes.append(model.training)
 
-    # each begins before the one before it has ended
+    # each thread begins before the previous one has ended
     threads = [Thread(target=enter, args=(seconds,)) for seconds in (0.2, 0.1, 0.3)]
     for thread in threads:
         thread.start()
@@ -377,5 +377,5 @@ def test_the_number_of_translations_must_be_a_whole_number(translate, count):
         translate("dogs", num_return_sequences=count)
 
 
-def test_no_number_of_translations_leaves_it_to_the_model(translate):
+def test_without_a_number_of_translations_that_of_the_model_counts(translate):
     assert translate("dogs", num_return_sequences=None) == translate("dogs")

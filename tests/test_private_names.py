@@ -1,7 +1,7 @@
 """Every private name of a library that the package calls or overrides, in one place.
 
-A private name may go with any version. The bound of `setup.cfg` keeps versions out that nobody has
-tried; these tests say in a sentence what an untried version no longer has.
+A new version of a library may remove a private name. The bounds of `setup.cfg` exclude untested
+versions; these tests list the names that an untested version lacks.
 """
 
 import ast
@@ -21,10 +21,10 @@ import vanilla_transformer
 ROOT = Path(vanilla_transformer.__file__).parent
 PARTS = ("conversion", "export", "paper", "space", "tokenization", "train")
 OPTIONAL = ("ctranslate2", "deepspeed")
-# where a name is: a class or a module of the library, by its address
+# private names by the full name of the class or module that has them
 PRIVATE_NAMES = {
     "transformers.generation.utils.GenerationMixin": (
-        # overridden: the loops of `generate`, in whose place the search of this package runs
+        # overridden: the loops of `generate`, which the search of this package replaces
         "_beam_search",
         "_sample",
         # called: steps of these loops
@@ -123,7 +123,7 @@ def test_the_installed_libraries_have_each_private_name():
 
 
 def found(address: str) -> Any:
-    """Return a class or a module; None for one that this machine cannot have."""
+    """Return a class or a module, or None if this machine cannot have it."""
     if address.startswith("torch.ops.mkl") and not torch.backends.mkl.is_available():
         return None
     parts = address.split(".")
@@ -158,7 +158,7 @@ def trees() -> Iterator[ast.AST]:
 
 
 def names_in_code() -> tuple[set[str], set[str]]:
-    """Return the private names that the package reads of others, and those that it makes."""
+    """Return the private names that the package reads from libraries, and those it defines."""
     read, made = set(), set()
     for node in (node for tree in trees() for node in ast.walk(tree)):
         match node:

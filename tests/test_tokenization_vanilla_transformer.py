@@ -1,4 +1,4 @@
-"""The tokenizer of section 5.1: what it promises about any text, and that the promise is saved."""
+"""The tokenizer of section 5.1: its properties for any text, also after saving and loading."""
 
 import copy
 import inspect
@@ -23,7 +23,7 @@ from vanilla_transformer import VanillaTransformerConfig, VanillaTransformerToke
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 
 SPECIAL_TOKENS = ["<pad>", "<s>", "</s>", "<unk>"]
-# literal special tokens occur more often than any other word: no merge may spell them all the same
+# literal special tokens are the most frequent words, and still no merges may make them
 CORPUS = [
     "The small cat sleeps. Die kleine Katze schläft.",
     "the cat of the house isn't the cat </s> <s> <pad> <unk>",
@@ -115,7 +115,7 @@ def test_special_tokens_come_first_and_in_order(tokenizer):
         assert made.convert_ids_to_tokens(named) == SPECIAL_TOKENS
 
 
-def test_a_tokenizer_that_has_learned_nothing_spells_bytes():
+def test_an_untrained_tokenizer_encodes_bytes():
     tokenizer = VanillaTransformerTokenizer()
     assert len(tokenizer) == len(SPECIAL_TOKENS) + 256
     assert len(tokenizer.tokenize("für")) == len(" für".encode())
@@ -142,12 +142,12 @@ def test_a_literal_special_token_is_text(tokenizer, reloaded, token):
         assert back(reloaded, text) == text
 
 
-def test_whoever_wants_special_tokens_found_in_texts_says_so(folder):
+def test_an_option_finds_special_tokens_in_texts(folder):
     tokenizer = VanillaTransformerTokenizer.from_pretrained(folder, split_special_tokens=False)
     assert tokenizer("the</s>")["input_ids"][-2:] == [2, 2]
 
 
-def test_targets_become_labels_that_end(tokenizer):
+def test_labels_end_with_the_end_token(tokenizer):
     batch = tokenizer(["the cat"], text_target=["die Katze"])
     assert list(batch) == ["input_ids", "attention_mask", "labels"]
     assert batch["labels"] == tokenizer(["die Katze"])["input_ids"]
@@ -226,7 +226,7 @@ def with_added(folder):
 
 
 @pytest.mark.parametrize("way", COPIES)
-def test_a_copy_of_a_tokenizer_reads_and_writes_what_it_does(way, with_added):
+def test_a_copy_of_a_tokenizer_encodes_and_decodes_the_same(way, with_added):
     text = "<2de> <s> In Zürich</s> the<pad>"
     ids = with_added(text)["input_ids"]
     made = COPIES[way](with_added)
@@ -291,7 +291,7 @@ def test_a_token_that_is_the_symbol_of_a_byte_is_refused(folder):
     tokenizer = VanillaTransformerTokenizer.from_pretrained(folder)
     with pytest.raises(ValueError, match="token 'é' cannot be added"):
         tokenizer.add_tokens(["é"])
-    # the names of special tokens are the caller's own
+    # the caller may choose the names of special tokens
     vocab = tokenizer.get_vocab()
     vocab["«pad»"] = vocab.pop("<pad>")
     named = VanillaTransformerTokenizer(vocab, [], pad_token="«pad»")
@@ -299,7 +299,7 @@ def test_a_token_that_is_the_symbol_of_a_byte_is_refused(folder):
     assert named.decode(named("香 é")["input_ids"], skip_special_tokens=True) == "香 é"
 
 
-def test_other_readers_find_and_leave_out_a_special_token_of_the_user(with_added, tmp_path):
+def test_other_classes_find_and_skip_an_added_special_token(with_added, tmp_path):
     with_added.save_pretrained(tmp_path / "prefixed", filename_prefix="x")
     with_added.save_pretrained(tmp_path)
     text = "<2de> the cat in Zürich"
@@ -310,13 +310,13 @@ def test_other_readers_find_and_leave_out_a_special_token_of_the_user(with_added
     assert file.encode(text).ids == plain(text)["input_ids"] == ours(text)["input_ids"] == ids
     for decode in (file.decode, *(one.decode for one in (plain, ours))):
         assert decode(ids, skip_special_tokens=True) == "the cat in Zürich"
-    # this class still takes the text of the named ones for text
+    # this class still encodes the names of the named ones as text
     assert ours("the </s>")["input_ids"] == with_added("the </s>")["input_ids"]
     found = VanillaTransformerTokenizer.from_pretrained(tmp_path, split_special_tokens=False)
     assert found("the</s>")["input_ids"][-2:] == [2, 2]
 
 
-def test_a_special_token_that_was_replaced_stays_text(folder, tmp_path):
+def test_a_replaced_special_token_is_text(folder, tmp_path):
     VanillaTransformerTokenizer.from_pretrained(folder, eos_token="[E]").save_pretrained(tmp_path)
     tokenizer = VanillaTransformerTokenizer.from_pretrained(tmp_path)
     for text in ("a </s>", "a [E]"):
@@ -372,7 +372,7 @@ def test_a_text_with_symbols_comes_back_too(with_symbols, text):
     assert back(with_symbols, nfc(text)) == nfc(text)
 
 
-def test_text_without_symbols_has_the_tokens_it_would_have_without_them(with_symbols):
+def test_symbols_do_not_change_the_tokens_of_other_text(with_symbols):
     plain = learn_vocabulary(CORPUS, 320 - len(SYMBOLS), progress=False)
     for text in CORPUS[:3]:
         assert with_symbols(text)["input_ids"] == plain(text)["input_ids"]
@@ -388,14 +388,14 @@ def test_symbols_are_saved(with_symbols, tmp_path):
     assert VanillaTransformerTokenizer.from_pretrained(tmp_path).symbols == SYMBOLS
 
 
-def test_all_that_a_tokenizer_is_made_with_is_saved(tokenizer):
+def test_all_arguments_of_a_tokenizer_are_saved(tokenizer):
     parameters = inspect.signature(VanillaTransformerTokenizer.__init__).parameters
     settings = set(parameters) - {"self", "vocab", "merges", "kwargs"}
     assert "symbols" in settings
     assert settings <= set(tokenizer.init_kwargs)
 
 
-def test_symbols_that_cannot_be_are_refused(tokenizer):
+def test_invalid_symbols_are_refused(tokenizer):
     with pytest.raises(ValueError, match="symbols must be words without a space, got 'a b'"):
         VanillaTransformerTokenizer(symbols=["a b"])
     with pytest.raises(ValueError, match=r"at least 262, for .* and 2 symbols, got 261"):

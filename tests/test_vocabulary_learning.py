@@ -1,4 +1,4 @@
-"""How the vocabulary of section 5.1 is learned: from any corpus, in bounded memory, repeatably."""
+"""Learning the vocabulary of section 5.1: any corpus, bounded memory, reproducible."""
 
 import hashlib
 import os
@@ -24,7 +24,7 @@ def learned(texts=SENTENCES, vocab_size=320, **kwargs) -> str:
 
 
 class Counted(str):
-    """A sentence that knows how many of its kind are alive."""
+    """A sentence; the class counts the sentences in memory."""
 
     alive = 0
     most_alive = 0
@@ -75,9 +75,9 @@ def test_the_same_corpus_and_seed_give_the_same_vocabulary_in_any_process():
     assert learned(max_sentences=50, seed=4) != here
 
 
-def test_no_more_sentences_are_held_than_asked_for():
+def test_memory_holds_no_more_sentences_than_the_sample():
     learned((Counted(sentence) for sentence in SENTENCES), max_sentences=7)
-    # the one just read, and its predecessor that the loop still holds
+    # also the sentence just read, and the previous one, which the loop still holds
     assert 7 <= Counted.most_alive <= 7 + 2
 
 
@@ -86,7 +86,7 @@ def test_every_sentence_has_the_same_chance():
     counts = Counter(sentence for seed in range(draws) for sentence in _sample("abcdef", 2, seed))
     assert sum(counts.values()) == 2 * draws
     for sentence in "abcdef":
-        # four standard deviations of a third
+        # four standard deviations around a third
         assert counts[sentence] / draws == pytest.approx(1 / 3, abs=4 * (2 / 9 / draws) ** 0.5)
 
 
@@ -95,7 +95,7 @@ def test_a_corpus_smaller_than_the_sample_is_used_whole():
     assert learned(max_sentences=len(SENTENCES)) == learned()
 
 
-def test_a_vocabulary_that_text_cannot_fill_is_smaller_and_says_so(caplog):
+def test_too_little_text_gives_a_smaller_vocabulary_and_a_warning(caplog):
     tokenizer = learn_vocabulary(["abc abc xyz"], 5000, progress=False)
     assert tokenizer.tokenize("abc xyz") == ["Ġabc", "Ġ", "x", "y", "z"]  # xyz occurs once
     assert f"has {len(tokenizer)} tokens, not the 5000 asked for" in caplog.text
@@ -129,6 +129,6 @@ def test_progress_is_shown_on_stderr_or_not_at_all(capfd):
         ({"train": ROWS}, {}, "one split of a dataset, got one dict"),
     ],
 )
-def test_what_cannot_be_learned_from_is_refused_by_name(texts, kwargs, message):
+def test_invalid_arguments_are_refused_by_name(texts, kwargs, message):
     with pytest.raises(ValueError, match=message):
         learned(texts, **kwargs)

@@ -1,4 +1,4 @@
-"""A small model that nobody trained, whose translations are readable."""
+"""A small untrained model whose translations are readable."""
 
 import torch
 from transformers import GenerationConfig
@@ -19,14 +19,14 @@ TEXTS = [
 
 
 def make_tokenizer() -> VanillaTransformerTokenizer:
-    """The tokenizer of those texts."""
+    """Return a tokenizer that was trained on the texts."""
     return VanillaTransformerTokenizer().train_new_from_iterator(TEXTS * 20, vocab_size=290)
 
 
 def make_model(
     tokenizer: VanillaTransformerTokenizer, **options
 ) -> VanillaTransformerForConditionalGeneration:
-    """A model whose translations are readable and differ, with the paper's search."""
+    """Return a model with the paper's search, whose translations are readable and differ."""
     sizes = {
         "d_model": 24,
         "encoder_layers": 2,
@@ -39,7 +39,7 @@ def make_model(
     torch.manual_seed(0)
     config = VanillaTransformerConfig(**{"vocab_size": len(tokenizer), **sizes, **options})
     model = VanillaTransformerForConditionalGeneration(config).eval()
-    # a seed whose best translations neither end at once nor depend on one setting only
+    # a seed with which translations are not empty, and each setting of the search changes them
     torch.manual_seed(13)
     torch.nn.init.normal_(model.get_input_embeddings().weight, std=1.0)
     model.generation_config = GenerationConfig(

@@ -1,1 +1,1 @@
-"""Learns the shared vocabulary and holds the tokenizer that uses it."""
+"""The tokenizer, and the learning of its shared vocabulary."""

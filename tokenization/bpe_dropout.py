@@ -1,4 +1,4 @@
-"""Words spelled in many ways: BPE that leaves merges out at random, Provilkov et al. 2020."""
+"""BPE-dropout: BPE that skips merges at random, Provilkov et al. 2020."""
 
 import itertools
 import json
@@ -11,16 +11,16 @@ from .tokenization_vanilla_transformer import symbol_token
 
 
 class BpeDropout:
-    """Spells what a tokenizer has read anew, each time by another choice of its merges.
+    """Segmentation of tokenized sentences with a random part of the merges.
 
-    The library's own `dropout` of BPE takes its chances from where no seed reaches.
+    The `dropout` of the tokenizers library draws its random numbers without a seed.
 
     Args:
-        tokenizer: A fast one, with a BPE model.
-        dropout: Chance that a merge is left out, each time that it could be made.
+        tokenizer: Fast tokenizer with a BPE model.
+        dropout: Probability of skipping a merge each time that it is possible.
 
     Raises:
-        ValueError: If its model is no BPE, or marks the pieces inside or at the end of a word.
+        ValueError: If the model is not BPE, or marks the pieces inside or at the end of a word.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
@@ -38,14 +38,14 @@ class BpeDropout:
         self._made = {"".join(pair) for pair in self._ranks} - symbols
 
     def __call__(self, encoding: Encoding, chance: random.Random) -> list[int]:
-        """Spell a sentence anew.
+        """Segment a sentence.
 
         Args:
-            encoding: The sentence as the tokenizer has read it.
-            chance: Where the chances come from.
+            encoding: Sentence, encoded by the tokenizer.
+            chance: Random number generator.
 
         Returns:
-            Its tokens; symbols, added tokens and the end token as they were.
+            Token ids; those of symbols, added tokens and the end token do not change.
         """
         ids = []
         words = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
@@ -56,23 +56,23 @@ class BpeDropout:
         return ids
 
     def spell(self, word: str, chance: random.Random) -> list[int]:
-        """Join the characters of a word, of the merges that are left always the most urgent.
+        """Segment a word: merge its characters, always with the first of the remaining merges.
 
         Args:
-            word: In the spelling of the vocabulary.
-            chance: Where the chances come from.
+            word: Word in byte-level spelling.
+            chance: Random number generator.
 
         Returns:
-            Its tokens.
+            Token ids.
         """
         pieces = list(word)
         while True:
             merges = [
-                (self._ranks[pair], place)
-                for place, pair in enumerate(itertools.pairwise(pieces))
+                (self._ranks[pair], position)
+                for position, pair in enumerate(itertools.pairwise(pieces))
                 if pair in self._ranks and chance.random() >= self.dropout
             ]
             if not merges:
                 return [self._ids[piece] for piece in pieces]
-            _, place = min(merges)
-            pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
+            _, position = min(merges)
+            pieces[position : position + 2] = ["".join(pieces[position : position + 2])]

@@ -1,4 +1,4 @@
-"""Learns the vocabulary that source and target share. Section 5.1."""
+"""Learning of the vocabulary that source and target share. Section 5.1."""
 
 import hashlib
 import json
@@ -15,14 +15,14 @@ logger = logging.getLogger(__name__)
 
 
 def refuse_small_vocabulary(vocab_size: int, num_symbols: int = 0) -> None:
-    """Refuse a vocabulary that has no room for what each has.
+    """Refuse a vocabulary that is too small for the tokens that every vocabulary has.
 
     Args:
         vocab_size: Number of tokens.
-        num_symbols: Words among them that are to be one token each.
+        num_symbols: Number of symbols, words that are one token each.
 
     Raises:
-        ValueError: If it is too small; says what fits.
+        ValueError: If the vocabulary is too small. The message names the smallest size.
     """
     smallest = len(VanillaTransformerTokenizer()) + num_symbols
     if vocab_size < smallest:
@@ -43,26 +43,26 @@ def learn_vocabulary(
 ) -> VanillaTransformerTokenizer:
     """Learn one BPE vocabulary from sentences of both languages. Section 5.1.
 
-    Reads the texts once and keeps a uniform sample of at most `max_sentences`, so that memory is
-    bounded by the sample, not by the corpus. Counting every word would need no sample, but the
-    number of distinct words never stops growing with the corpus. The same texts, seed and sizes
-    give the same vocabulary, bit for bit.
+    The texts are read once. A uniform sample of at most `max_sentences` is kept, so that memory
+    depends on the sample, not on the corpus. Word counts would need no sample, but the number of
+    distinct words grows with the corpus without end. The same texts, seed and sizes give the same
+    vocabulary, bit for bit.
 
     Args:
-        texts: Sentences, or rows such as those of a translation dataset, {"de": ..., "en": ...}, of
-            which every language is used. Anything that can be iterated over, a stream too.
-        vocab_size: Number of tokens, the special tokens and the single bytes among them.
-        symbols: Words that are to be one token each, whatever the texts; part of `vocab_size`.
-        max_sentences: Most sentences to learn from.
-        seed: Of the sample.
-        progress: Whether to show progress bars on stderr.
+        texts: Iterable of sentences, or of rows of a translation dataset, {"de": ..., "en": ...},
+            of which every language is used. A stream is possible.
+        vocab_size: Number of tokens, with the special tokens and the single bytes.
+        symbols: Words that become one token each, whatever the texts; they count in `vocab_size`.
+        max_sentences: Maximum number of sentences to learn from.
+        seed: Seed of the sample.
+        progress: Show progress bars on stderr.
 
     Returns:
-        The tokenizer. It has fewer tokens than asked for, with a warning, where the sentences have
-        no more pairs of tokens that occur twice.
+        The tokenizer. It has fewer tokens than asked for, with a warning, if no further pair of
+        tokens occurs twice.
 
     Raises:
-        ValueError: When a size is too small, a text is no string, or there is no text.
+        ValueError: If a size is too small, a text is not a string, or there is no text.
     """
     if isinstance(texts, str | Mapping):
         raise ValueError(
@@ -77,8 +77,8 @@ def learn_vocabulary(
     sample = _sample(sentences, max_sentences, seed)
     if not sample:
         raise ValueError("texts must hold at least one sentence, got none.")
-    # the trainer's own progress bar would write to stdout; counting is most of its work. A pair
-    # seen once says nothing about the language
+    # the progress bar of the trainer would write to stdout. Counting the words takes most of the
+    # time. A pair that occurs once says nothing about the language
     tokenizer = tokenizer.train_new_from_iterator(
         tqdm(sample, "count words", unit=" sentences", disable=not progress),
         vocab_size - len(symbols),
@@ -102,7 +102,7 @@ def _with_symbols(
     learned = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     vocab = dict(learned["vocab"])
     for symbol in symbols:
-        # a symbol may be a word of the texts too
+        # a symbol may also be a word of the texts
         vocab.setdefault(symbol_token(symbol), len(vocab))
     merges = [tuple(pair) for pair in learned["merges"]]
     return VanillaTransformerTokenizer(vocab, merges, symbols=list(symbols))
@@ -122,16 +122,16 @@ def _sentences(rows: Iterable[str | Mapping]) -> Iterator[str]:
 
 
 def _sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
-    # reservoir sampling: of the first n sentences, each is kept with the chance size / n
+    # reservoir sampling: each of the first n sentences is kept with probability size / n
     generator = random.Random(seed)
     sample = []
     for index, sentence in enumerate(sentences):
         if index < size:
             sample.append(sentence)
         else:
-            place = generator.randrange(index + 1)
-            if place < size:
-                sample[place] = sentence
+            position = generator.randrange(index + 1)
+            if position < size:
+                sample[position] = sentence
     return sample
 
 

@@ -15,34 +15,34 @@ from transformers import TokenizersBackend
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 BYTE_SYMBOLS = frozenset(pre_tokenizers.ByteLevel.alphabet())
-# how ByteLevel parts a text
+# the pattern by which ByteLevel splits a text
 WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 
 
 class VanillaTransformerTokenizer(TokenizersBackend):
-    """One vocabulary for both languages, in which every text has a spelling. Section 5.1.
+    """Tokenizer with one byte-level BPE vocabulary for both languages. Section 5.1.
 
-    Decoding what was encoded gives the text back up to Unicode's NFC, every space, line break and
-    control character in place. A word has the same tokens at the start of a text as after a space.
-    The end token follows every text. Special tokens are no part of a language: their literal text
-    inside a text is spelled out like any other, unless `split_special_tokens` is off.
+    Every text can be encoded. Decoding returns the text in Unicode's NFC, with every space, line
+    break and control character. A word has the same tokens at the start of a text and after a
+    space. The end token follows every text. The name of a special token inside a text is encoded
+    like other text, unless `split_special_tokens` is off.
 
-    Without arguments it knows the single bytes only; `train_new_from_iterator` learns a vocabulary.
+    Without arguments the vocabulary has only single bytes; `train_new_from_iterator` learns one.
 
     Args:
-        vocab: Id of every token, the special tokens and the byte alphabet among them.
-        merges: Pairs of tokens to join, most urgent first.
-        pad_token: Fills up a batch.
-        bos_token: What the decoder starts from.
-        eos_token: Ends every text.
-        unk_token: Never made from a text; there because the library asks for its id.
-        split_special_tokens: Whether the text of a special token inside a text is only text.
-        symbols: Words of a formal language, each of which is one token wherever it stands between
-            spaces: the brackets of a linearized tree. Decoded like any other word.
-        **kwargs: As for every tokenizer of the library.
+        vocab: Id of every token, with the special tokens and the byte alphabet.
+        merges: Pairs of tokens to merge, in order of priority.
+        pad_token: Padding token.
+        bos_token: First input of the decoder.
+        eos_token: End token.
+        unk_token: Unknown token, which no text contains; the library needs its id.
+        split_special_tokens: Encode the name of a special token inside a text like other text.
+        symbols: Words of a formal language, such as the brackets of a linearized tree. Each is one
+            token wherever it stands between spaces, and is decoded like other words.
+        **kwargs: Arguments of every tokenizer of the library.
 
     Raises:
-        ValueError: When the vocabulary is absent, or lacks a special token, a byte or a symbol.
+        ValueError: If the vocabulary is missing, or lacks a special token, a byte or a symbol.
     """
 
     vocab_files_names = {"tokenizer_file": "tokenizer.json"}
@@ -71,17 +71,17 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 token: index
                 for index, token in enumerate((*SPECIAL_TOKENS, *alphabet, *symbol_tokens))
             }
-        # no merge makes a symbol: it is found whole
+        # no merge makes a symbol: the vocabulary is searched for it first
         self._tokenizer = Tokenizer(
             BPE(vocab=vocab, merges=merges or [], ignore_merges=bool(symbols))
         )
-        # the pre-tokenizer puts a space before a text that has none, so the normalizer doubles the
-        # one that is there: the decoder can then always take one away
+        # the pre-tokenizer puts a space before a text that begins without one, and the normalizer
+        # doubles a space that is there: the decoder can then always remove one
         self._tokenizer.normalizer = normalizers.Sequence(
             [normalizers.NFC(), normalizers.Replace(Regex(r"\A "), "  ")]
         )
-        # ByteLevel's own add_prefix_space would also put one after every token that a user adds;
-        # its pattern parts letters from punctuation, so no merge can ever spell a special token
+        # add_prefix_space of ByteLevel would also put a space after every token that a user adds.
+        # its pattern separates letters from punctuation, so that no merges make a special token
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
@@ -90,7 +90,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             ]
         )
         self._set_decoder()
-        # makes the post-processor, which is what the library saves of it
+        # the library saves the post-processor that this makes, not the setting
         kwargs.setdefault("add_eos_token", True)
         super().__init__(
             pad_token=pad_token,
@@ -103,7 +103,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         )
         self.symbols = list(symbols or [])
         # the library would give a missing token the next free id, outside the model's embedding;
-        # a name of the caller's own is taken as the wish for just that
+        # with another name than the default, this is what the caller wants
         known = self._tokenizer.get_vocab(with_added_tokens=False).keys()
         known |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
         named = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
@@ -131,10 +131,10 @@ class VanillaTransformerTokenizer(TokenizersBackend):
     def _add_tokens(
         self, new_tokens: list[str] | list[AddedToken], special_tokens: bool = False
     ) -> int:
-        # split_special_tokens hides all special tokens of the backend from the text. Right for the
-        # named ones; but one that a user adds (a language tag) is meant to be found there, so the
-        # backend takes it for an ordinary token and only this class knows that it is special. It is
-        # looked for in the normalized text: else the text behind it would count as a start of text.
+        # with split_special_tokens the backend finds no special token in a text. This is right for
+        # the named ones, but one that a user adds (a language tag) must be found. So the backend
+        # has it as an ordinary token, and only this class knows that it is special. The backend
+        # looks for it in the normalized text: otherwise the text after it would be a start of text
         named = {*SPECIAL_TOKENS, *map(str, self._special_tokens_map.values())}
         tokens = []
         for token in new_tokens:
@@ -143,7 +143,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             tokens.append(AddedToken(**state | {"special": is_named, "normalized": not is_named}))
             if special_tokens and not is_named and str(token) not in self.extra_special_tokens:
                 self._extra_special_tokens.append(tokens[-1])
-        # a saved tokenizer is taken as it is
+        # tokens of a saved tokenizer are not checked
         if hasattr(self, "symbols"):
             self._refuse_byte_symbols([token for token in tokens if str(token) not in named])
         num_added = self._tokenizer.add_tokens(tokens)
@@ -161,7 +161,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 )
 
     def _set_decoder(self):
-        # ByteLevel would take a token that a user has added, Zürich, for the symbols of bytes
+        # ByteLevel would decode a token that a user has added, such as Zürich, as symbols of bytes
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
         added = {
             unicodedata.normalize("NFC", str(token))
@@ -178,15 +178,15 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
-        # the backend does not keep it in its own state
+        # the state of the backend does not contain this setting
         self._tokenizer.encode_special_tokens = self.split_special_tokens
 
     def backend_for_others(self) -> Tokenizer:
-        """Return the backend for readers that do not know this class.
+        """Return the backend for programs that do not know this class.
 
         Returns:
-            A copy whose special tokens are all marked as such, those that a user has added too:
-            `decode` then leaves them out.
+            A copy in which all special tokens are marked as special, also those that a user has
+            added, so that `decode` can skip them.
         """
         content = json.loads(self._tokenizer.to_str())
         special = {str(token) for token in self._extra_special_tokens}
@@ -219,16 +219,16 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
 
 def symbol_token(symbol: str) -> str:
-    """The token of a symbol.
+    """Return the token of a symbol.
 
     Args:
-        symbol: A word without a space.
+        symbol: Word without a space.
 
     Returns:
-        Its token, in byte-level spelling.
+        Token in byte-level spelling.
 
     Raises:
-        ValueError: If it is no word.
+        ValueError: If the symbol is not a word.
     """
     if not isinstance(symbol, str) or not re.fullmatch(r"\S+", symbol):
         raise ValueError(f"symbols must be words without a space, got {symbol!r}.")
@@ -242,14 +242,14 @@ def _byte_symbols(text: str) -> str:
 
 
 def _is_of_byte_symbols(token: str) -> bool:
-    """Return whether the symbols of a token are those of other bytes than its own."""
+    """Return whether the characters of a token could be the symbols of other bytes."""
     return not token.isascii() and BYTE_SYMBOLS.issuperset(token)
 
 
 def _parts_before_bytes(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:
     if not symbols:
         return []
-    # every word has a space before it, the first one too
+    # every word has a space before it, also the first
     whole = f" (?:{'|'.join(map(re.escape, symbols))})(?=\\s|\\z)"
     return [pre_tokenizers.Split(Regex(f"{whole}|{WORDS}"), "isolated")]
 
