@@ -56,7 +56,9 @@ def test_the_demo_translates_what_it_has_not_seen_and_so_does_ctranslate2(tmp_pa
 
 def test_a_training_that_fails_is_not_evaluated(tmp_path, capfd):
     (tmp_path / "a_file").write_text("in the way")
-    with pytest.raises(ValueError, match="training must end well to be evaluated, got exit 1"):
+    with pytest.raises(
+        ValueError, match="training must succeed to be evaluated, got exit status 1"
+    ):
         run_demo(str(tmp_path / "a_file"))
     errors = [line for line in capfd.readouterr().err.splitlines() if "rror" in line]
     assert errors == [f"error: output_dir must be a folder, got the file {tmp_path / 'a_file'}."]

@@ -449,11 +449,14 @@ def _run(command, hub, home, token=TOKEN) -> str:
     [
         ({"target_lang": "fr"}, "train.fr must exist beside"),
         ({"dataset": "nowhere/nothing"}, "got 'nowhere/nothing': no such folder"),
-        ({"max_length": 1}, "train must have a pair that is fit to be used"),
+        ({"max_length": 1}, "train must have a pair that can be used"),
         ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),
         ({"bleu_tokenizer": "14a"}, "bleu_tokenizer must be one of"),
         ({"learning_rat": 0.1}, "learning_rat"),
-        ({"resume_from_checkpoint": "last"}, "resume_from_checkpoint needs a whole checkpoint in "),
+        (
+            {"resume_from_checkpoint": "last"},
+            "resume_from_checkpoint needs a complete checkpoint in ",
+        ),
         ({"push_to_hub": True}, "hub_model_id must be user/name with push_to_hub, got None."),
     ],
 )
@@ -511,7 +514,7 @@ def test_validation_beyond_the_learned_positions_is_refused(save_base, corpus, t
         to.write("ant\n")
     settings = {"max_steps": 1, "max_length": 60, "do_eval": True}
     assert main(flags(base, longer, tmp_path / "run", **settings)) == 1
-    assert "validation must have at most 64 tokens a sentence" in capsys.readouterr().err
+    assert "validation must have at most 64 tokens per sentence" in capsys.readouterr().err
     tuned(base, corpus, tmp_path / "fits", **settings)
 
 

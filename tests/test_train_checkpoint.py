@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and their average. Section 6.1."""
+"""Checkpoints: complete or absent."""
 
 import json
 import os
@@ -23,6 +23,7 @@ from vanilla_transformer.train.run_folder.checkpoint import (
     refuse_not_finite,
     regular_checkpoints,
     save_checkpoint,
+    write_state,
 )
 
 
@@ -42,7 +43,8 @@ def save(folder, step, seed=0, keep=5, is_stop=False):
     model = make_model(seed)
     optimizer = make_optimizer(model)
     weights, state = dict(model.named_parameters()), optimizer.state_dict()
-    save_checkpoint(folder, step, model, weights, state, {"note": "x"}, keep, is_stop=is_stop)
+    notes = {"note": "x", "seconds": 0.0}
+    save_checkpoint(folder, step, model, weights, state, notes, keep, is_stop=is_stop)
     return model, optimizer
 
 
@@ -91,17 +93,8 @@ def test_a_checkpoint_of_a_stop_counts_where_the_run_ends_with_it(tmp_path):
     assert read_state(tmp_path / "step-7")["note"] == "x"
 
 
-def test_a_checkpoint_of_an_earlier_version_is_a_regular_one(tmp_path):
-    save(tmp_path, 4)
-    state = read_state(tmp_path / "step-4")
-    del state["is_stop"]
-    (tmp_path / "step-4/state.json").write_text(json.dumps(state))
-    save(tmp_path, 5, is_stop=True)
-    assert names(regular_checkpoints(tmp_path)) == ["step-4"]
-
-
 class Killed(BaseException):
-    """What a test throws in place of a SIGKILL."""
+    """Exception that a test raises in place of a SIGKILL."""
 
 
 @pytest.mark.parametrize("writes", range(7))
@@ -126,7 +119,7 @@ def test_a_save_that_was_killed_leaves_the_last_checkpoint(tmp_path, monkeypatch
     assert left < 0, "it was not killed"
     monkeypatch.undo()
     save(tmp_path, 6)
-    assert not list(tmp_path.glob(".*")), "what was unfinished is still there"
+    assert not list(tmp_path.glob(".*")), "the unfinished checkpoint is still there"
 
 
 def test_a_removal_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
@@ -234,7 +227,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ValueError, match="weights must fit the model"):
         load_weights(make_model(hidden_size=4), read_weights(tmp_path / "step-1"))
-    with pytest.raises(ValueError, match="got without"):
+    with pytest.raises(ValueError, match="got missing"):
         load_weights(make_model(), {})
 
 
@@ -265,7 +258,7 @@ def test_a_number_that_was_changed_in_a_state_is_noticed(tmp_path):
     assert newest_intact(tmp_path) == (None, [(tmp_path / "step-4", "state.json")])
 
 
-def test_a_checkpoint_that_made_regular_keeps_its_checksums(tmp_path):
+def test_a_checkpoint_that_is_made_regular_keeps_its_checksums(tmp_path):
     save(tmp_path, 7, is_stop=True)
     make_regular(tmp_path / "step-7")
     assert newest_intact(tmp_path) == (tmp_path / "step-7", [])
@@ -319,10 +312,7 @@ def test_weights_that_are_not_finite_are_refused_by_name(value):
 def test_a_state_that_is_not_as_it_was_saved_makes_no_checkpoint(changes, tmp_path):
     save(tmp_path, 3)
     path = tmp_path / "step-3" / "state.json"
-    state = {**json.loads(path.read_text()), **changes}
-    # as an earlier version saved it, without a checksum of itself
-    del state["state_sha256"]
-    path.write_text(json.dumps(state))
+    write_state(path.parent, {**json.loads(path.read_text()), **changes})
     with pytest.raises(ValueError, match=f"{path}: {next(iter(changes))}"):
         read_state(tmp_path / "step-3")
     assert not checkpoints(tmp_path)

@@ -78,12 +78,16 @@ def write_pair(folder, english, german):
 @pytest.mark.parametrize(
     ("english", "german", "message"),
     [
-        (b"a\nb\nc\n", b"a\nb\n", "train.de must have as many lines, got 3 and 2"),
-        (b"a\nb", b"a\nb\n\n", "train.de must have as many lines, got 2 and 3"),
+        (b"a\nb\nc\n", b"a\nb\n", "train.de must have the same number of lines, got 3 and 2"),
+        (b"a\nb", b"a\nb\n\n", "train.de must have the same number of lines, got 2 and 3"),
         (b"", b"", "at least one line, got none"),
         ("a\nb".encode("utf-16"), b"a\nb", "train.en must be UTF-8, got UTF-16"),
         (b"a\nb", b"\xfe\xff\0a", "train.de must be UTF-8"),
-        (gzip.compress(b"a\nb"), b"a\nb", "train.en must be text, or be called .gz, got a gzip"),
+        (
+            gzip.compress(b"a\nb"),
+            b"a\nb",
+            "train.en must be text, or have the suffix .gz, got a gzip",
+        ),
     ],
 )
 def test_files_that_do_not_fit_are_refused(english, german, message, tmp_path):
@@ -210,7 +214,7 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path):
         ("nothing.jsonl", "dataset must be a file that exists, got"),
         (
             "notes.txt",
-            "must be a file of records .*, or what two files of text have before .en and",
+            "must be a file of records .*, or the prefix of two text files, before .en and",
         ),
     ):
         with pytest.raises(ValueError, match=sentence):

@@ -134,8 +134,8 @@ def test_a_run_without_validation_text_says_so(tmp_path, caplog):
     folder = write_texts(tmp_path / "texts", train=["a", "b"], valid=["c"])
     _, data = prepared(config_of(tmp_path, folder))
     assert data.facts["validation_sha256"] == "none"
-    assert f"{folder} has no split 'validation': the loss on text that is not" in caplog.text
-    assert "Rename valid.de and valid.en to validation.* to be told." in caplog.text
+    assert f"{folder} has no split 'validation': there is no validation loss" in caplog.text
+    assert "Rename valid.de and valid.en to validation.* to use them." in caplog.text
 
 
 def test_text_without_configurations_has_none(corpora, tmp_path):

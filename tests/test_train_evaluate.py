@@ -176,7 +176,7 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path):
         evaluate(str(run), split="tets")
     with pytest.raises(
         ValueError,
-        match=r"run must be a run folder, or dataset be given",
+        match=r"run must be a run folder, or dataset must be given",
     ):
         evaluate(str(tmp_path))
     with pytest.raises(ValueError, match=r"run must be a run folder, got .*: no such folder"):
@@ -285,7 +285,7 @@ def check_that_two_processes_do_what_one_does(folder, out):
 def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("hypotheses"))
-    message = "kept translations of the same sentences, got .* without them under validation: eval"
+    message = "saved translations of the same sentences, got .* without them under validation: eval"
     with pytest.raises(ValueError, match=message):
         evaluate(str(run), split="validation", against=str(other))
     before = evaluate(str(other), split="validation", num_beams=1, max_extra_tokens=2)
@@ -310,7 +310,7 @@ def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_pa
     }
     # the same names, other sentences
     (other / "hypotheses/validation.source.txt").write_text("ant\n" * 11)
-    with pytest.raises(ValueError, match="kept translations of the same sentences"):
+    with pytest.raises(ValueError, match="saved translations of the same sentences"):
         evaluate(str(run), split="validation", against=str(other))
 
 
@@ -398,7 +398,7 @@ def test_it_is_said_which_search_of_another_run_is_compared(run, tmp_path):
         scores = evaluate(str(run), num_beams=1, against=str(other))
         assert f"against {key} of {other}, paired bootstrap" in score_table(scores)
         card = (run / "README.md").read_text(encoding="utf-8")
-        assert f"test-num_beams1 beside {key} of {other}, by paired bootstrap" in card
+        assert f"test-num_beams1 against {key} of {other}, paired bootstrap" in card
         evaluate(str(other), num_beams=1)
 
 

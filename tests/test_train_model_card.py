@@ -53,19 +53,19 @@ def test_a_card_names_sizes_steps_average_and_losses(run):
     text = card(run).text
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for fact in (
-        "trained from nothing for 12 steps on `corpus`. Its weights are the mean of 2 checkpoints, "
+        "trained from scratch for 12 steps on `corpus`. Its weights are the mean of 2 checkpoints, "
         "of steps 8, 12.",
         "| parameters | 12,440, embeddings included |",
-        "| layers | 1 of the encoder, 2 of the decoder |",
+        "| layers | 1 in the encoder, 2 in the decoder |",
         "| d_model, d_ff, heads | 16, 24, 2 |",
-        "| vocabulary | 290 tokens, of both languages |",
-        "| batch | about 300 source and 300 target tokens a step |",
-        "| rate | section 5.3, 5 warm-up steps, times 2 |",
+        "| vocabulary | 290 tokens, shared by both languages |",
+        "| batch | about 300 source and 300 target tokens per step |",
+        "| learning rate | section 5.3, 5 warm-up steps, times 2 |",
         f"| steps | 12, {metrics[-2]['epoch']:.1f} epochs |",
-        f"| loss | {metrics[-2]['loss']:.3f} in training, smoothed; "
-        f"{metrics[-1]['validation_loss']:.3f} in validation, a perplexity of "
+        f"| loss | {metrics[-2]['loss']:.3f} training, smoothed; "
+        f"{metrics[-1]['validation_loss']:.3f} validation, perplexity "
         f"{metrics[-1]['validation_perplexity']:.2f} |",
-        "![Loss over the steps](pictures/loss.png)",
+        "![Loss against steps](pictures/loss.png)",
         "at most 50 tokens more than the source",
     ):
         assert fact in text
@@ -109,7 +109,7 @@ def test_a_card_has_the_last_loss_there_was(run, tmp_path):
     lines.append({"step": 99, "validation_loss": None, "validation_perplexity": None})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-    assert f"| loss | {expected:.3f} in training, smoothed |" in card(folder).text
+    assert f"| loss | {expected:.3f} training, smoothed |" in card(folder).text
 
 
 def test_a_card_holds_the_recipe_that_trains_the_same(run, tmp_path):
@@ -171,13 +171,13 @@ def test_scores_of_other_weights_are_not_the_models(run, tmp_path):
     evaluate(str(run), num_beams=1, against=str(run))
     before = card(run).text
     assert "| test | 7 |" in before
-    assert "test-num_beams1 beside test of " in before
+    assert "test-num_beams1 against test of " in before
     assert "The first sentences of test; " in before
     average_run(run, num_checkpoints=1)
     found = ModelCard.load(run / "README.md")
     assert found.data.eval_results is None
     assert f"| test, of other weights: {own} | 7 |" in found.text
-    assert "test-num_beams1, of other weights, beside test of " in found.text
+    assert "test-num_beams1, of other weights, against test of " in found.text
     assert "The first sentences of test, by other weights; " in found.text
     average_run(run)
     assert "| test | 7 |" in card(run).text
@@ -240,7 +240,7 @@ def test_a_run_of_many_starts_shows_the_first(run):
     environment.write_text(before + before.replace("first_step: 1", "first_step: 5"))
     text = card(run).text
     environment.write_text(before)
-    assert "The first of 2 starts; `environment.txt` has all." in text
+    assert "The first of 2 starts; `environment.txt` contains all." in text
     assert text.count("first_step:") == 1
     assert " starts; " not in card(run).text
 

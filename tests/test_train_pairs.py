@@ -15,15 +15,15 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.data import pairs as pairing
 from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.data.pairs import (
-    NO_TEXT,
+    GARBLED,
     VERDICTS,
     counts_of,
     drop_untrainable,
     encode_pairs,
     encode_table,
-    judge,
+    filter_pairs,
     prepare_pairs,
-    refuse_useless,
+    refuse_unusable,
 )
 
 
@@ -99,7 +99,7 @@ def encoded(pairs, split="train"):
 
 
 def verdicts(pairs, max_length=50, **rules):
-    return [VERDICTS[place] for place in judge(encoded(pairs), max_length, **rules)[2]]
+    return [VERDICTS[place] for place in filter_pairs(encoded(pairs), max_length, **rules)[2]]
 
 
 GOOD = ("a cat", "eine Katze")
@@ -149,7 +149,7 @@ def test_words_in_capitals_are_not_taken_for_garbled_text():
     assert {"Ã", "Â", "À", "Ô", "Ă"} & endings >= {"Ã", "À", "Ă"}
     words += ["Â", "Ã", "ALEMÃ", "XÃ", "PÂ", "S\xc2", "NÃO", "Ă"]
     texts += [f"{before}{word}{after}" for word in words for after in AFTER for before in ("", "«")]
-    wrong = [text for text in texts if NO_TEXT.search(text)]
+    wrong = [text for text in texts if GARBLED.search(text)]
     assert not wrong
 
 
@@ -158,7 +158,7 @@ def test_garbled_sentences_are_found_in_small_letters_and_mostly_in_capitals():
         # some bytes are nothing in Windows-1252
         garbled = [text.encode().decode("cp1252", errors="replace") for text in texts]
         whole = [text for text in garbled if "\ufffd" not in text]
-        return sum(bool(NO_TEXT.search(text)) for text in whole), len(whole)
+        return sum(bool(GARBLED.search(text)) for text in whole), len(whole)
 
     words = {word.strip(".,;:!?") for sentence in SENTENCES[:6] for word in sentence.split()}
     words = [word for word in words if word.isalpha() and not word.isascii()]
@@ -173,8 +173,8 @@ def test_garbled_sentences_are_found_in_small_letters_and_mostly_in_capitals():
     ["Où ?", "N° 5", "Nº 7", "¿Qué?", "20 °C", "siehe § 3", "Il va à Paris", "à", "Óscar", "œuvre"],
 )
 def test_a_single_garbled_symbol_is_found(text):
-    assert not NO_TEXT.search(text)
-    assert NO_TEXT.search(text.encode().decode("cp1252"))
+    assert not GARBLED.search(text)
+    assert GARBLED.search(text.encode().decode("cp1252"))
 
 
 @pytest.mark.parametrize(
@@ -226,9 +226,9 @@ def test_repeats_are_found_in_parts_and_in_chunks_as_well(monkeypatch):
     random = np.random.default_rng(3)
     pairs = [(f"cat {i}", f"Katze {j}") for i, j in random.integers(0, 20, (500, 2))]
     rows = encoded(pairs)
-    whole = judge(rows, 50, drop_duplicates=True)
+    whole = filter_pairs(rows, 50, drop_duplicates=True)
     monkeypatch.setattr(pairing, "CHUNK", 13)
-    in_parts = judge(rows, 50, drop_duplicates=True)
+    in_parts = filter_pairs(rows, 50, drop_duplicates=True)
     assert (whole == in_parts).all()
     assert counts_of(whole[2])["kept"] == len(set(pairs))
     assert counts_of(whole[2])["duplicate"] > 0
@@ -242,9 +242,12 @@ def test_where_a_side_ends_tells_pairs_apart():
 def test_every_pair_is_counted_once_and_every_reason_said():
     pairs = [GOOD, GOOD, ("", "x"), ("a " * 60, "b"), ("\ufffd", "c"), ("aaaaaaaaa", "b")]
     rows = encoded(pairs)
-    counts = counts_of(judge(rows, 50, max_length_ratio=3.0, drop_duplicates=True)[2])
+    counts = counts_of(filter_pairs(rows, 50, max_length_ratio=3.0, drop_duplicates=True)[2])
     assert counts == dict.fromkeys(VERDICTS, 1)
-    assert counts_of(judge(encoded([GOOD]), 50)[2]) == {**dict.fromkeys(VERDICTS, 0), "kept": 1}
+    assert counts_of(filter_pairs(encoded([GOOD]), 50)[2]) == {
+        **dict.fromkeys(VERDICTS, 0),
+        "kept": 1,
+    }
 
 
 def test_untrainable_pairs_are_left_out_of_what_is_fine_tuned_on(caplog):
@@ -266,7 +269,7 @@ def test_untrainable_pairs_are_left_out_of_what_is_fine_tuned_on(caplog):
 )
 def test_text_of_which_too_little_is_left_is_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
-        refuse_useless(counts_of(judge(encoded(pairs), 50)[2]), "news")
+        refuse_unusable(counts_of(filter_pairs(encoded(pairs), 50)[2]), "news")
 
 
 def test_pairs_are_taken_by_their_numbers_out_of_any_parts():
@@ -303,10 +306,10 @@ def test_pairs_are_judged_once_for_the_same_rules(corpus, monkeypatch):
     texts = load_translations(str(corpus), None, "en", "de")["train"]
     rows = [encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")]
     first = prepare_pairs(rows, 41)
-    assert isinstance(first.judged, np.memmap)
+    assert isinstance(first.filtered, np.memmap)
     calls = collections.Counter()
-    real = pairing.judge
-    monkeypatch.setattr(pairing, "judge", lambda *a: calls.update(judged=1) or real(*a))
-    assert (prepare_pairs(rows, 41).judged == first.judged).all()
-    assert calls["judged"] == 0
+    real = pairing.filter_pairs
+    monkeypatch.setattr(pairing, "filter_pairs", lambda *a: calls.update(filtered=1) or real(*a))
+    assert (prepare_pairs(rows, 41).filtered == first.filtered).all()
+    assert calls["filtered"] == 0
     assert len(prepare_pairs(rows, 7).kept()) < len(first.kept())

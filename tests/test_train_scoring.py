@@ -81,7 +81,7 @@ def test_japanese_and_korean_have_their_words_where_what_they_need_is_installed(
 def test_a_tokenizer_that_finds_no_words_is_told(caplog):
     scores = score_translations(NEARLY, CHINESE, "13a", "zh")
     assert "|tok:13a|" in scores["bleu_signature"]
-    assert "takes whole sentences of zh for words: give --bleu_tokenizer zh" in caplog.text
+    assert "treats whole sentences in zh as words: use --bleu_tokenizer zh" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -261,7 +261,9 @@ def comet(tmp_path, monkeypatch):
 def test_comet_judges_each_sentence_once():
     sources, references = ["a\u2028b", "c"], ["aaaa", "cc\r\ncc"]
     assert comet_score(sources, ["aaaa", "cc"], references) == pytest.approx((1 + 2 / 5) / 2)
-    with pytest.raises(ValueError, match="must end well, got exit 1: Model 'none' not supported"):
+    with pytest.raises(
+        ValueError, match="must succeed, got exit status 1: Model 'none' not supported"
+    ):
         comet_score(["a"], ["b"], ["c"], "none")
 
 

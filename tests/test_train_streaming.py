@@ -234,16 +234,16 @@ def test_a_later_block_of_which_nothing_is_left_is_counted_and_passed_over():
 def test_text_that_cannot_be_streamed_is_refused():
     with pytest.raises(ValueError, match="at least one pair to stream, got none"):
         steps_of([numbered([0])])
-    with pytest.raises(ValueError, match="first block of the text to train on must have a pair"):
+    with pytest.raises(ValueError, match="first block of the training text must have a pair"):
         steps_of([numbered([50])], rules={"max_length": 2})
-    with pytest.raises(ValueError, match=r"longest sentence, of .* tokens, got 3"):
+    with pytest.raises(ValueError, match=r"the tokens of the longest sentence, got 3"):
         steps_of([numbered([50])], tokens_per_step=3)
 
 
 def test_a_stream_is_resumed_with_its_own_text_only():
     position = steps_of([numbered([500])])[30].position
     assert position["block"] > 0
-    with pytest.raises(ValueError, match="resumed with its own text, with the SHA-256"):
+    with pytest.raises(ValueError, match="resumed with the same text, got block"):
         steps_of([numbered([500], first=1)], position=position)
     with pytest.raises(ValueError, match="must not be before"):
         steps_of([numbered([500])], position=position)[3]
@@ -325,5 +325,5 @@ def test_the_facts_of_a_streamed_run_are_noted(tmp_path):
     assert len(data.facts.pop("validation_sha256")) == 64
     assert data.facts == {
         "dataset_commit": "none",
-        "cleaning": "as it is read, in metrics.jsonl",
+        "cleaning": "counted in metrics.jsonl",
     }

@@ -168,7 +168,7 @@ def test_a_line_with_too_many_tokens_is_refused_by_number(
     # the lines before it have their answers
     assert out.count("\n") == place
     assert f"{path} line {place + 1} must have at most 20 tokens, got " in said
-    assert "split it into sentences" in said
+    assert "split the line into sentences" in said
 
 
 def test_a_model_with_fewer_positions_says_its_own_limit(run, tmp_path):
