@@ -1,6 +1,5 @@
 """The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
 
-import json
 import math
 import os
 import shutil

@@ -57,7 +57,7 @@ def score_translations(
     """
     if len(translations) != len(references) or not references:
         raise ValueError(
-            "each of one or more references must have one translation, "
+            "references must be at least one, with one translation for each, "
             f"got {len(translations)} translations for {len(references)} references."
         )
     own_tokenizer = bleu_tokenizer_of(target_lang)

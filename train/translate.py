@@ -90,8 +90,8 @@ def translate_lines(
             raise
         beams = search.get("num_beams", model.generation_config.num_beams)
         raise MemoryError(
-            f"memory must hold a batch of sentences with {beams:,} beams each, got out of memory: "
-            "use a smaller num_beams."
+            f"memory must hold a batch of sentences with {beams:,} beams each, but is full: use a "
+            "smaller num_beams."
         ) from error
 
 
