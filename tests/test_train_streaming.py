@@ -108,11 +108,11 @@ def test_a_stream_resumes_at_any_position(sizes):
     places, read = [], []
     for table in stream.tables():
         read.append(texts(table))
-        places.append(json.loads(json.dumps(stream.place)))
+        places.append(json.loads(json.dumps(stream.position)))
         if len(read) > 20:
             break
     for index, place in enumerate(places[:-4]):
-        other = Stream(numbered(sizes), seed=1, number=0, place=place).tables()
+        other = Stream(numbered(sizes), seed=1, number=0, position=place).tables()
         assert [texts(next(other)) for _ in range(4)] == read[index + 1 : index + 5]
 
 
@@ -278,8 +278,8 @@ def test_text_files_and_tables_are_streamed_alike(tmp_path):
         rows = datasets.Dataset.from_list([{"translation": pair} for pair in whole[part::2]])
         (tmp_path / "tables").mkdir(exist_ok=True)
         rows.to_parquet(tmp_path / f"tables/train-0000{part}-of-00002.parquet")
-    for place, num_shards in ((corpus, 1), (tmp_path / "tables", 2)):
-        rows = load_translations(str(place), None, "en", "de", streaming=True)["train"]
+    for folder, num_shards in ((corpus, 1), (tmp_path / "tables", 2)):
+        rows = load_translations(str(folder), None, "en", "de", streaming=True)["train"]
         assert isinstance(rows, datasets.IterableDataset)
         assert rows.num_shards == num_shards
         tables = iter(Stream(rows, 1, 0).tables().__next__, None)

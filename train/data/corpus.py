@@ -471,10 +471,10 @@ def _read_text_files(
             _text_pairs, features=features, gen_kwargs=arguments
         )
 
-    def write(place: Path):
+    def write(path: Path):
         schema = features.arrow_schema
         pairs = _text_pairs(**arguments)
-        with pa.OSFile(str(place), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 

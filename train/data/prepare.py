@@ -171,7 +171,7 @@ def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterat
             stream = Stream(rows, seed, number)
             # a pass ends with None: a small corpus is read once
             for table in iter(stream.tables().__next__, None):
-                first = stream.place["pairs"] - len(table)
+                first = stream.position["pairs"] - len(table)
                 if first >= VOCABULARY_PAIRS * weight / sum(weights):
                     break
                 sides = texts_of(table, languages, "train", first + 1, repair=True)

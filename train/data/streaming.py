@@ -36,7 +36,7 @@ class Stream:
         rows: Pairs of the corpus.
         seed: Seed of the run; seed and `number` determine the order of the files in each pass.
         number: Index of the corpus in the run.
-        place: Position to start from, `place` of another stream; by default the beginning.
+        position: Position to start from, `position` of another stream; by default the beginning.
         read_pairs: Number of pairs to read at once.
     """
 
@@ -45,7 +45,7 @@ class Stream:
         rows: datasets.IterableDataset,
         seed: int,
         number: int,
-        place: dict[str, Any] | None = None,
+        position: dict[str, Any] | None = None,
         read_pairs: int = READ_PAIRS,
     ):
         self.rows = rows
@@ -53,7 +53,7 @@ class Stream:
         self.number = number
         self.read_pairs = read_pairs
         # position after the last read, in JSON types; "pairs" counts the pairs of all passes
-        self.place = place or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
+        self.position = position or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
 
     def tables(self) -> Iterator[pa.Table | None]:
         """Read tables of pairs without an end.
@@ -65,39 +65,39 @@ class Stream:
             ValueError: If a whole pass has no pairs.
         """
         while True:
-            begun = self.place
+            begun = self.position
             a_pass = begun["pass"]
             random = np.random.default_rng([self.seed, 3, self.number, a_pass])
             order = random.permutation(self.rows.num_shards).tolist()
             for shard in range(begun["shard"], len(order)):
                 rows = self.rows.shard(len(order), order[shard]).with_format("arrow")
-                if self.place["state"] is not None:
-                    rows.load_state_dict(self.place["state"])
+                if self.position["state"] is not None:
+                    rows.load_state_dict(self.position["state"])
                 for table in rows.iter(self.read_pairs):
-                    self.place = {
+                    self.position = {
                         "pass": a_pass,
                         "shard": shard,
                         "state": rows.state_dict(),
-                        "pairs": self.place["pairs"] + len(table),
+                        "pairs": self.position["pairs"] + len(table),
                     }
                     yield table
-                self.place = {**self.place, "shard": shard + 1, "state": None}
-            if starts_a_pass(begun) and self.place["pairs"] == begun["pairs"]:
+                self.position = {**self.position, "shard": shard + 1, "state": None}
+            if starts_a_pass(begun) and self.position["pairs"] == begun["pairs"]:
                 raise ValueError("a corpus must have at least one pair to stream, got none.")
-            self.place = {**self.place, "pass": a_pass + 1, "shard": 0}
+            self.position = {**self.position, "pass": a_pass + 1, "shard": 0}
             yield None
 
 
-def starts_a_pass(place: dict[str, Any]) -> bool:
+def starts_a_pass(position: dict[str, Any]) -> bool:
     """Return whether a position is the beginning of a pass.
 
     Args:
-        place: Position of a stream.
+        position: Position of a stream.
 
     Returns:
         True if nothing of the pass has been read.
     """
-    return place["shard"] == 0 and place["state"] is None
+    return position["shard"] == 0 and position["state"] is None
 
 
 class StreamedSteps(torch.utils.data.Dataset):
@@ -159,7 +159,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         self._start = position or {
             "block": 0,
             "first_step": 0,
-            "places": [Stream(rows, seed, number).place for number, rows in enumerate(corpora)],
+            "places": [Stream(rows, seed, number).position for number, rows in enumerate(corpora)],
             "counts": {},
         }
         # unusable text is refused here. Forked workers inherit the block, but they must reopen the
@@ -237,16 +237,16 @@ class StreamedSteps(torch.utils.data.Dataset):
     def _read(self, share: float):
         """Read the following block until this share of it is read."""
         if self._tables is None:
-            places = self._places if any(self._parts) else self._following["places"]
+            positions = self._positions if any(self._parts) else self._following["places"]
             # reading more at once than the share of a corpus would leave none for the next block
             self._streams = [
-                Stream(rows, self.seed, number, place, max(1, min(READ_PAIRS, int(share))))
-                for number, (rows, place, share) in enumerate(
-                    zip(self.corpora, places, self._shares, strict=True)
+                Stream(rows, self.seed, number, position, max(1, min(READ_PAIRS, int(share))))
+                for number, (rows, position, share) in enumerate(
+                    zip(self.corpora, positions, self._shares, strict=True)
                 )
             ]
             self._tables = [stream.tables() for stream in self._streams]
-        for stream, tables, parts, place, own_share in zip(
+        for stream, tables, parts, position, own_share in zip(
             self._streams,
             self._tables,
             self._parts,
@@ -256,13 +256,13 @@ class StreamedSteps(torch.utils.data.Dataset):
         ):
             # counted from the beginning: surplus pairs of a block are deducted from the next
             end = (self._following["block"] + 1) * own_share
-            while not self._is_whole and stream.place["pairs"] < place["pairs"] + share * (
-                end - place["pairs"]
+            while not self._is_whole and stream.position["pairs"] < position["pairs"] + share * (
+                end - position["pairs"]
             ):
-                first = stream.place["pairs"]
+                first = stream.position["pairs"]
                 table = next(tables)
                 if table is None:
-                    self._is_whole = len(self.corpora) == 1 and starts_a_pass(place)
+                    self._is_whole = len(self.corpora) == 1 and starts_a_pass(position)
                     continue
                 try:
                     tokens = encode_table(table, [first], "train", self.tokenizer, self.languages)
@@ -272,7 +272,7 @@ class StreamedSteps(torch.utils.data.Dataset):
                         "are read."
                     ) from error
                 parts.append(tokens)
-        self._places = [stream.place for stream in self._streams]
+        self._positions = [stream.position for stream in self._streams]
 
     def _plan(self):
         """Plan a block from the pairs that were read."""
@@ -312,6 +312,6 @@ class StreamedSteps(torch.utils.data.Dataset):
         self._following = {
             "block": self._position["block"] + 1,
             "first_step": self._position["first_step"] + num_steps,
-            "places": self._places,
+            "places": self._positions,
             "counts": dict(Counter(self._position["counts"]) + Counter(counts)),
         }

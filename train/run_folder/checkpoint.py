@@ -54,13 +54,13 @@ WINDOW = mapping(
     {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
     others=NOTHING,
 )
-PLACE = mapping({"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING})
+STREAM_POSITION = mapping({"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING})
 POSITION = mapping(
     {
         "block": whole(0),
         "first_step": whole(0),
         "counts": COUNTS,
-        "places": list_of(PLACE, least=1),
+        "places": list_of(STREAM_POSITION, least=1),
         "block_counts": COUNTS,
         "text_sha256": TEXT,
     }
