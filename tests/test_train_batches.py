@@ -134,12 +134,8 @@ def test_a_corpus_can_be_smaller_than_a_step(sentences):
     assert all(len(group) for step in steps for group in step)
 
 
-def test_sentences_that_cannot_be_batched_are_refused():
+def test_fewer_sentences_than_processes_are_refused():
     sizes = np.array([5, 40]), np.array([5, 6])
-    with pytest.raises(ValueError, match="3 steps must have at least one sentence each, got 2"):
-        plan_steps(*sizes, 3, 1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="at least 40, the tokens of the longest sentence, got 30"):
-        split_step([np.array([0, 1])], *sizes, 30, 1)
     with pytest.raises(ValueError, match="at least one sentence for each process, got 2 for 4"):
         split_step([np.array([0, 1])], *sizes, 100, 4)
 

@@ -41,22 +41,15 @@ def plan_steps(
     Args:
         source_lengths: Number of tokens of each source, [sentences].
         target_lengths: Number of tokens of each target, [sentences].
-        num_steps: Number of steps, which get about the same number of tokens.
+        num_steps: Number of steps, which get about the same number of tokens; at most one for each
+            sentence.
         length_groups_per_step: Number of groups in a step, if there are enough sentences.
         random: Generator that decides the order.
 
     Returns:
         Groups of each step, each an array of sentence indices.
-
-    Raises:
-        ValueError: If there are fewer sentences than steps.
     """
     sentences = len(source_lengths)
-    if sentences < num_steps:
-        raise ValueError(
-            f"{num_steps} steps must have at least one sentence each, got {sentences} sentences: "
-            "raise tokens_per_step."
-        )
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step
     # the longer side limits a micro-batch; equal shares leave no small last step
@@ -130,33 +123,25 @@ def split_step(
         source_lengths: Number of tokens of each source, [sentences].
         target_lengths: Number of tokens of each target, [sentences].
         tokens_per_micro_batch: Maximum number of source tokens, and of target tokens, in a
-            micro-batch, padding included.
+            micro-batch, padding included; at least the length of the longest sentence.
         num_processes: Number of processes that share the step.
 
     Returns:
         Micro-batches of each process, each an array of sentence indices.
 
     Raises:
-        ValueError: If a sentence does not fit, or there are fewer sentences than processes.
+        ValueError: If there are fewer sentences than processes.
     """
 
-    def longest(part: np.ndarray) -> int:
-        # only this part: a block has hundreds of times as many sentences as a step
-        return int(max(source_lengths[part].max(), target_lengths[part].max()))
-
     def padded(part: np.ndarray) -> int:
-        return len(part) * longest(part)
+        # only this part: a block has hundreds of times as many sentences as a step
+        return len(part) * int(max(source_lengths[part].max(), target_lengths[part].max()))
 
     parts = []
     for group in groups:
         pieces = max(1, -(-padded(group) // tokens_per_micro_batch) - 1)
         while any(padded(part) > tokens_per_micro_batch for part in np.array_split(group, pieces)):
             pieces += 1
-            if pieces > len(group):
-                raise ValueError(
-                    f"tokens_per_micro_batch must be at least {longest(group)}, the tokens of the "
-                    f"longest sentence, got {tokens_per_micro_batch}."
-                )
         parts += np.array_split(group, pieces)
     while len(parts) % num_processes:
         largest = max(
@@ -327,9 +312,9 @@ def epoch_order(
             continue
         first = epoch * share
         while first < (epoch + 1) * share:
-            a_pass, start = divmod(first, len(numbers))
+            pass_number, start = divmod(first, len(numbers))
             order = numbers.copy()
-            np.random.default_rng([seed, 2, corpus, a_pass]).shuffle(order)
+            np.random.default_rng([seed, 2, corpus, pass_number]).shuffle(order)
             drawn.append(order[start : start + (epoch + 1) * share - first])
             first += len(drawn[-1])
     order = np.concatenate(drawn)

@@ -65,26 +65,26 @@ class Stream:
             ValueError: If a whole pass has no pairs.
         """
         while True:
-            begun = self.position
-            a_pass = begun["pass"]
-            random = np.random.default_rng([self.seed, 3, self.number, a_pass])
+            start = self.position
+            pass_number = start["pass"]
+            random = np.random.default_rng([self.seed, 3, self.number, pass_number])
             order = random.permutation(self.rows.num_shards).tolist()
-            for shard in range(begun["shard"], len(order)):
+            for shard in range(start["shard"], len(order)):
                 rows = self.rows.shard(len(order), order[shard]).with_format("arrow")
                 if self.position["state"] is not None:
                     rows.load_state_dict(self.position["state"])
                 for table in rows.iter(self.read_pairs):
                     self.position = {
-                        "pass": a_pass,
+                        "pass": pass_number,
                         "shard": shard,
                         "state": rows.state_dict(),
                         "pairs": self.position["pairs"] + len(table),
                     }
                     yield table
                 self.position = {**self.position, "shard": shard + 1, "state": None}
-            if starts_a_pass(begun) and self.position["pairs"] == begun["pairs"]:
+            if starts_a_pass(start) and self.position["pairs"] == start["pairs"]:
                 raise ValueError("a corpus must have at least one pair to stream, got none.")
-            self.position = {**self.position, "pass": a_pass + 1, "shard": 0}
+            self.position = {**self.position, "pass": pass_number + 1, "shard": 0}
             yield None
 
 

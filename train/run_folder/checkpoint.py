@@ -54,7 +54,9 @@ WINDOW = mapping(
     {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
     others=NOTHING,
 )
-STREAM_POSITION = mapping({"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING})
+STREAM_POSITION = mapping(
+    {"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING}
+)
 POSITION = mapping(
     {
         "block": whole(0),
