@@ -529,7 +529,8 @@ def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{folder / name} must be as it was saved, and is damaged: {error}. {DAMAGED}."
+            f"{folder / name} must be as it was saved, and is damaged: {error}. "
+            f"{DAMAGED.capitalize()}."
         ) from error
 
 
