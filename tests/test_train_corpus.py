@@ -299,7 +299,7 @@ def test_the_hash_of_a_text_does_not_depend_on_its_storage(corpus, tmp_path):
 @pytest.mark.parametrize("dataset", ["demo", "a folder"])
 def test_a_revision_of_a_local_dataset_is_refused(dataset, corpus):
     dataset = str(corpus) if dataset == "a folder" else dataset
-    with pytest.raises(ValueError, match=r"revision must be null, .* got 'v1'"):
+    with pytest.raises(ValueError, match=r"revision must be null because .* got 'v1'"):
         load_translations(dataset, None, "en", "de", "v1")
 
 

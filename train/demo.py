@@ -40,7 +40,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     # the default of the launcher is one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
     environment[STARTER] = str(os.getpid())
-    status = _run_to_its_end(launch, environment)
+    status = _run_and_forward_signals(launch, environment)
     if status:
         raise ValueError(f"training must succeed to be evaluated, got exit status {status}.")
     scores = evaluate(folder)
@@ -53,7 +53,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     )
 
 
-def _run_to_its_end(launch: list[str], environment: dict[str, str]) -> int:
+def _run_and_forward_signals(launch: list[str], environment: dict[str, str]) -> int:
     """Run the training, and forward signals that ask this command to end."""
     with noticing_requests(is_told=False) as requests, requests.deferred():
         launcher = subprocess.Popen(launch, env=environment)

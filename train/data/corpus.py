@@ -411,7 +411,7 @@ def _count_lines(path: Path) -> int:
     with opened(path) as file:
         while part := file.read(MAX_LINE_BYTES):
             if count == begun == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise ValueError(f"{path} must be UTF-8, got the byte order mark of UTF-16.")
+                raise ValueError(f"{path} must be UTF-8, got UTF-16 by its byte order mark.")
             if count == begun == 0 and part.startswith(GZIP):
                 raise ValueError(f"{path} must be text, or have the suffix .gz, got a gzip file.")
             last = part[-1:]
