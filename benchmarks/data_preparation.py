@@ -16,7 +16,7 @@ from ..paper.study import Section
 from ..train.config import TrainConfig
 from ..train.data.batches import Collator, TrainingSteps, split_step
 from ..train.data.corpus import text_hash
-from ..train.data.pairs import Pairs, encode_pairs, judge, prepare_pairs
+from ..train.data.pairs import Pairs, encode_pairs, filter_pairs, prepare_pairs
 from ..train.data.prepare import load_texts, make_steps, prepare_data
 from ..train.vocabulary import prepare_tokenizer
 from .contest import memory
@@ -94,7 +94,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
     with table.timing("cleaning", pairs):
         prepared = prepare_pairs(parts, *rules, config.drop_duplicates)
     with table.timing("cleaning with repeats", pairs):
-        judge(prepared.rows, *rules, drop_duplicates=True)
+        filter_pairs(prepared.rows, *rules, drop_duplicates=True)
     data = prepare_data(config, texts, tokenizer)
     table.add("counts", data.facts["cleaning"].rsplit(": ")[-1])
     collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
@@ -137,7 +137,7 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         kept = pairs.kept()
         for first in range(0, count, MILLION):
             size = min(MILLION, count - first)
-            judged[:, first : first + size] = pairs.judged[:, random.choice(kept, size)]
+            judged[:, first : first + size] = pairs.filtered[:, random.choice(kept, size)]
         judged.flush()
         del judged
         # reset the peak memory of the process

@@ -165,10 +165,10 @@ def test_every_epoch_has_every_pair_once_with_another_segmentation(run):
     assert epochs[0] == epochs[3]
     assert len({tuple(epoch) for epoch in epochs[:3]}) == 3
 
-    verdicts = data.pairs.judged[2].reshape(3, -1)
+    verdicts = data.pairs.verdicts.reshape(3, -1)
     assert (verdicts == verdicts[0]).all()
     kept = np.flatnonzero(verdicts[0] == 0)
-    longest = data.pairs.judged[:2].max(axis=0).reshape(3, -1).max(axis=0)
+    longest = data.pairs.filtered[:2].max(axis=0).reshape(3, -1).max(axis=0)
     assert 0 < len(kept) < 60
     assert longest[kept].max() <= config.max_length
     assert steps.fingerprint()["pairs"] == len(kept)

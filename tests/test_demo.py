@@ -1,4 +1,4 @@
-"""`make demo`, whole: the slow test of this project, and its failure."""
+"""`make demo`, from beginning to end, and its error if training fails."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from vanilla_transformer.train.demo import run_demo
 
 
 def demo(folder):
-    """Run the demo in a folder, or go on with it."""
+    """Run the demo in a folder, or resume it."""
     return subprocess.run(
         [Path(sys.executable).with_name("vanilla-transformer"), "demo"],
         cwd=folder,
@@ -27,7 +27,7 @@ def demo(folder):
 
 
 @pytest.mark.slow
-def test_the_demo_translates_what_it_has_not_seen_and_so_does_ctranslate2(tmp_path):
+def test_the_demo_translates_unseen_sentences_and_ctranslate2_agrees(tmp_path):
     done = demo(tmp_path)
     run = tmp_path / "runs" / "demo"
     scores = json.loads((run / "scores.json").read_text())["test"]
@@ -36,12 +36,12 @@ def test_the_demo_translates_what_it_has_not_seen_and_so_does_ctranslate2(tmp_pa
     assert scores["bleu_signature"] in done.stdout
     for name in ("README.md", "pictures/loss.png", "pictures/attention.png", "metrics.jsonl"):
         assert (run / name).stat().st_size > 500
-    # what is finished is only evaluated again
+    # a finished run is only evaluated again
     metrics = (run / "metrics.jsonl").read_text()
     again = demo(tmp_path)
     assert (run / "metrics.jsonl").read_text() == metrics
     assert again.stdout.split("data  ")[0] == done.stdout.split("data  ")[0]
-    # the same search in the other engine writes the same
+    # the same search in CTranslate2 finds the same translations
     exported = tmp_path / "exported"
     assert main(["export", "ctranslate2", str(run), str(exported)]) == 0
     sources, ours = (
@@ -56,7 +56,9 @@ def test_the_demo_translates_what_it_has_not_seen_and_so_does_ctranslate2(tmp_pa
 
 def test_a_training_that_fails_is_not_evaluated(tmp_path, capfd):
     (tmp_path / "a_file").write_text("in the way")
-    with pytest.raises(ValueError, match="training must end well to be evaluated, got exit 1"):
+    with pytest.raises(
+        ValueError, match="training must succeed to be evaluated, got exit status 1"
+    ):
         run_demo(str(tmp_path / "a_file"))
     errors = [line for line in capfd.readouterr().err.splitlines() if "rror" in line]
     assert errors == [f"error: output_dir must be a folder, got the file {tmp_path / 'a_file'}."]

@@ -1,4 +1,4 @@
-"""The demo's corpus: CLDR in two languages, every English sentence with its one translation."""
+"""The corpus of the demo: CLDR in two languages, one translation for each English sentence."""
 
 import hashlib
 import os
@@ -64,7 +64,7 @@ def test_another_seed_gives_other_sentences():
     assert first[:] != second[:]
 
 
-def test_the_splits_have_the_sizes_asked_for():
+def test_the_splits_have_the_given_sizes():
     corpus = build_demo_corpus(**SIZES)
     assert {name: len(split) for name, split in corpus.items()} == SIZES
 
@@ -83,7 +83,7 @@ def test_no_sentence_occurs_twice(corpus, language):
 
 
 def test_every_english_sentence_has_one_translation():
-    # as drawn, before repetitions are taken out: those would hide a second translation
+    # before duplicates are removed, which would hide a second translation
     rng, translations = Random(3), {}
     for _ in range(60_000):
         source, target = demo_corpus._draw(rng)
@@ -110,7 +110,7 @@ def test_every_template_makes_many_sentences():
     for english, german in demo_corpus._TEMPLATES:
         slots = re.findall(r"{(\w+)}", english)
         assert sorted(slots) == sorted(re.findall(r"{(\w+)}", german))
-        # a template that soon runs out of new sentences would be rare in training
+        # a template with few different sentences would be rare in training
         drawn = set()
         for _ in range(500):
             filled = {}
@@ -133,13 +133,13 @@ def test_sources_can_be_typed_on_any_keyboard(corpus):
 
 
 @pytest.mark.parametrize("language", ["en", "de"])
-def test_spaces_stand_singly_and_only_between_words(corpus, language):
+def test_spaces_are_single_and_only_between_words(corpus, language):
     for text in sentences(corpus["train"], language):
         assert text == text.strip()
         assert not re.search(r"\s\s|\s[,.:?]|[{}]", text)
 
 
-def test_two_different_slots_of_one_kind_never_hold_the_same():
+def test_two_slots_of_one_kind_never_have_the_same_value():
     rng = Random(0)
     filled = {"weekday": ("Monday", "Montag")}
     drawn = {demo_corpus._fill("weekday2", filled, rng) for _ in range(200)}
@@ -192,19 +192,19 @@ def test_two_different_slots_of_one_kind_never_hold_the_same():
         ("thing_object", "the desk", "den Schreibtisch"),
     ],
 )
-def test_german_says_what_english_says(slot, english, german):
+def test_the_german_value_translates_the_english_value(slot, english, german):
     assert pairs_of(slot)[english] == german
 
 
-def test_no_piece_is_ambiguous():
+def test_every_english_value_has_one_german_value():
     slots = demo_corpus._slots()
     assert len(slots) > 40
     for slot, pairs in slots.items():
         assert len(pairs) == len(set(pairs)) == len(dict(pairs)), slot
 
 
-def test_countries_named_with_an_article_in_german_take_one():
-    # what CLDR calls "Vereinigte Staaten" is inflected by hand: keep both in step
+def test_plural_countries_are_inflected_from_their_cldr_names():
+    # the inflected forms of "Vereinigte Staaten" are written by hand
     for code, (to, origin) in demo_corpus._COUNTRIES_PLURAL.items():
         name = Locale("de").territories[code]
         stem = name.split()[-1]
@@ -220,7 +220,7 @@ def test_lists_follow_the_pattern_of_their_language():
     assert re.fullmatch(r"\w+, \w+ oder \w+", longest[1])
 
 
-def test_german_word_order_is_not_english_word_order(corpus):
+def test_german_word_order_differs_from_english_word_order(corpus):
     pairs = {pair["en"]: pair["de"] for pair in corpus["train"]["translation"]}
     source = next(en for en in pairs if re.fullmatch(r"(\w+) says that the train .+", en))
     assert pairs[source].endswith(" Uhr abfährt.")
@@ -234,7 +234,7 @@ def test_an_empty_split_is_refused(split):
         build_demo_corpus(**{**SIZES, split: 0})
 
 
-def test_a_corpus_larger_than_there_is_says_how_large_there_is(monkeypatch):
+def test_sizes_that_are_too_large_are_refused_with_the_maximum(monkeypatch):
     monkeypatch.setattr(demo_corpus, "_MAX_DRAWS", 2000)
     distinct = len(list(demo_corpus._distinct_pairs(0)))
     assert 1500 < distinct <= 2000
@@ -242,7 +242,7 @@ def test_a_corpus_larger_than_there_is_says_how_large_there_is(monkeypatch):
         build_demo_corpus(seed=0, train=5000, validation=1, test=1)
 
 
-def test_a_smaller_corpus_learns_from_the_same_first_sentences():
+def test_a_smaller_training_split_has_the_same_first_sentences():
     corpus = build_demo_corpus(seed=4, **SIZES)
     expected = list(islice(demo_corpus._distinct_pairs(4), SIZES["train"]))
     assert [(p["en"], p["de"]) for p in corpus["train"]["translation"]] == expected

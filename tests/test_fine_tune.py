@@ -1,4 +1,4 @@
-"""Fine-tuning with the library's trainer: what it trains, scores, saves and publishes."""
+"""Fine-tuning with the library's trainer: training, scores, saved files and publishing."""
 
 import json
 import os
@@ -53,7 +53,7 @@ def tokenizer(translations):
 
 @pytest.fixture(scope="module")
 def save_base(tokenizer, tmp_path_factory):
-    """A function from fields of the configuration to the folder of a model with a search."""
+    """Function that saves a model with the given fields of the configuration."""
 
     def save(**fields) -> Path:
         config = VanillaTransformerConfig(
@@ -129,8 +129,8 @@ def sides(translations, split):
 
 @pytest.fixture(scope="module")
 def learned(base, corpus, tmp_path_factory):
-    """A model that was trained for some epochs, and evaluated in batches of three in between."""
-    # the fixture comes before the one that makes each test a new process
+    """Model that was trained for some epochs, with an evaluation in batches of three."""
+    # this fixture runs before the one that resets the state for each test
     AcceleratorState._reset_state(reset_partial_state=True)
     return tuned(
         base,
@@ -148,7 +148,9 @@ def learned(base, corpus, tmp_path_factory):
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("lora_rank", [0, 2])
-def test_four_small_batches_are_one_step_of_the_whole(base, corpus, tmp_path, smoothing, lora_rank):
+def test_four_small_batches_are_the_same_step_as_one_large_batch(
+    base, corpus, tmp_path, smoothing, lora_rank
+):
     settings = {
         "lora_rank": lora_rank,
         "label_smoothing_factor": smoothing,
@@ -185,12 +187,12 @@ def assert_scored_as_by_hand(folder, translations):
 def test_the_scores_are_those_of_the_pipeline(learned, translations):
     assert_scored_as_by_hand(learned, translations)
     scores = scores_of(learned)
-    # a text this small may have no four words in a row right, but some letters are
+    # BLEU can be 0 on so little text, chrF cannot
     assert scores["eval_chrf"] > 0
     assert "tok:13a" in scores["eval_bleu_signature"]
 
 
-def test_no_translation_of_an_evaluation_is_cut_at_the_length_of_the_library(
+def test_an_evaluation_ignores_the_default_length_of_the_library(
     base, corpus, translations, tokenizer, tmp_path
 ):
     settings = {"max_steps": 2, "eval_strategy": "steps", "eval_steps": 1}
@@ -202,7 +204,7 @@ def test_no_translation_of_an_evaluation_is_cut_at_the_length_of_the_library(
         per_device_eval_batch_size=3,
         **settings,
     )
-    # it has not learned to end a sentence, in whatever batch
+    # the model has not learned to end a sentence
     model, _ = load_run(folder)
     for text in sides(translations, "validation")[0]:
         inputs = tokenizer(text, return_tensors="pt")
@@ -211,14 +213,14 @@ def test_no_translation_of_an_evaluation_is_cut_at_the_length_of_the_library(
     assert_scored_as_by_hand(folder, translations)
 
 
-def test_the_result_keeps_the_search_it_began_with(base, learned):
+def test_the_result_keeps_the_search_of_the_base_model(base, learned):
     expected = GenerationConfig.from_pretrained(base).to_dict()
     assert SEARCH.items() <= expected.items()
     for folder in (learned, learned / "checkpoint-150"):
         assert GenerationConfig.from_pretrained(folder).to_dict() == expected
 
 
-def test_a_model_without_a_search_gets_the_papers(base, corpus, tmp_path):
+def test_a_model_without_a_search_gets_that_of_the_paper(base, corpus, tmp_path):
     bare = shutil.copytree(base, tmp_path / "bare")
     (bare / "generation_config.json").unlink()
     folder = tuned(bare, corpus, tmp_path / "run", max_steps=1)
@@ -227,7 +229,7 @@ def test_a_model_without_a_search_gets_the_papers(base, corpus, tmp_path):
     assert search.max_extra_tokens == 50
 
 
-def test_the_result_loads_as_any_model_and_says_how_good_it_is(learned):
+def test_the_result_loads_as_any_model_and_its_card_has_the_scores(learned):
     model = AutoModelForSeq2SeqLM.from_pretrained(learned)
     tokenizer = AutoTokenizer.from_pretrained(learned)
     assert type(model) is VanillaTransformerForConditionalGeneration
@@ -241,19 +243,19 @@ def test_the_result_loads_as_any_model_and_says_how_good_it_is(learned):
 def test_a_card_names_no_path(base, corpus, learned):
     card = (learned / "README.md").read_text()
     assert f"`{base.name}`, fine-tuned for 150 steps on `{corpus.name}`" in card
-    # but for the line that loads the model, and which publishing changes
+    # except the line that loads the model, which publishing changes
     others = [line for line in card.splitlines() if "pipeline(" not in line]
     assert not any(str(path.parent) in line for path in (base, corpus, learned) for line in others)
 
 
-def test_a_resumed_run_ends_with_the_weights_of_one_never_stopped(save_base, corpus, tmp_path):
+def test_a_resumed_run_ends_with_the_weights_of_an_uninterrupted_one(save_base, corpus, tmp_path):
     base = save_base(dropout=0.3)
     settings = {"max_steps": 7, "save_steps": 4, "learning_rate": 1e-2}
     whole = tuned(base, corpus, tmp_path / "whole", **settings)
     resumed = tmp_path / "resumed"
     # an epoch has three steps: this one stopped within the second
     shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-4")
-    # one that a full disk or a kill has cut short
+    # a checkpoint that a full disk or a kill left incomplete
     shutil.copytree(whole / "checkpoint-4", resumed / "checkpoint-6")
     (resumed / "checkpoint-6" / "trainer_state.json").unlink()
     tuned(base, corpus, resumed, resume_from_checkpoint="last", **settings)
@@ -302,9 +304,7 @@ def test_a_tokenizer_that_pads_on_the_left_trains_the_same(base, corpus, tmp_pat
     assert AutoTokenizer.from_pretrained(tmp_path / "a").padding_side == "left"
 
 
-def test_adapters_are_all_that_lora_trains_and_peft_loads_them(
-    base, corpus, translations, tmp_path
-):
+def test_lora_trains_only_adapters_and_peft_loads_them(base, corpus, translations, tmp_path):
     from peft import PeftModel
 
     folder = tuned(
@@ -346,7 +346,7 @@ def test_adapters_are_merged_in_the_precision_they_were_trained_in(base, corpus,
     train_toys.assert_same_bits(whole, rounded)
 
 
-def test_adapters_go_on_where_they_stopped(base, corpus, tmp_path):
+def test_adapters_can_be_resumed(base, corpus, tmp_path):
     settings = {"max_steps": 5, "save_steps": 4, "learning_rate": 1e-2, "lora_rank": 2}
     whole = tuned(base, corpus, tmp_path / "whole", **settings)
     resumed = tmp_path / "resumed"
@@ -356,7 +356,7 @@ def test_adapters_go_on_where_they_stopped(base, corpus, tmp_path):
 
 
 def launched(*arguments):
-    # the name of the flag is that of a GPU, but it is how accelerate starts several processes
+    # despite its name, this flag starts several processes on CPUs too
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--multi_gpu"]
     launch += ["--num_processes", "2", "--num_machines", "1", "--main_process_port", "0"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no", "-m", MODULE]
@@ -371,18 +371,18 @@ def launched(*arguments):
         ({"run": "no/such/run"}, "run must be"),
     ],
 )
-def test_two_processes_say_a_refusal_once(base, corpus, tmp_path, slip, sentence):
+def test_two_processes_print_an_error_once(base, corpus, tmp_path, slip, sentence):
     done = launched(*flags(**{"run": base, **slip}, corpus=corpus, output_dir=tmp_path / "run"))
     assert done.returncode == 1
     assert done.stderr.count(f"error: {sentence}") == 1, done.stderr
     assert not (tmp_path / "run").exists()
 
 
-def test_two_processes_do_what_one_does(base, corpus, tmp_path):
+def test_two_processes_train_the_same_as_one(base, corpus, tmp_path):
     settings = {
         "max_steps": 4,
         "label_smoothing_factor": 0.1,
-        # Adam would make much of the last bit of a gradient near zero
+        # Adam would amplify rounding in a gradient near zero
         "optim": "sgd",
         "learning_rate": 0.3,
         "max_grad_norm": 0,
@@ -390,7 +390,7 @@ def test_two_processes_do_what_one_does(base, corpus, tmp_path):
     }
     one = tuned(base, corpus, tmp_path / "one", per_device_train_batch_size=8, **settings)
     two = tmp_path / "two"
-    # eleven sentences, two a process: the last batch has one that was there before
+    # eleven sentences, two per process: the last batch repeats one
     small = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 2}
     done = launched(*flags(base, corpus, two, **settings, **small))
     assert done.returncode == 0, done.stderr
@@ -411,11 +411,11 @@ def test_from_the_hub_and_back_to_it(base, corpus, translations, tmp_path):
         published = {"push_to_hub": True, "hub_model_id": "user/tuned"}
         published |= {"hub_private_repo": True, "hub_revision": "next", "hub_token": TOKEN}
         arguments = flags("user/base", corpus, output_dir, **settings, **published)
-        # nobody is logged in here: the flag alone may write
+        # nobody is logged in here: only the flag gives permission
         _run([sys.executable, "-m", MODULE, *arguments], hub, tmp_path / "author", token=None)
         repository = hub.repositories["models", "user/tuned"]
         assert repository.private
-        # once, when it is done: the library's own pushes would follow each checkpoint
+        # published once, at the end: the library would push each checkpoint
         assert [len(list(repository.history(branch))) for branch in ("main", "next")] == [1, 2]
         code = f"""
 {WITHOUT_THE_PACKAGE}
@@ -449,15 +449,18 @@ def _run(command, hub, home, token=TOKEN) -> str:
     [
         ({"target_lang": "fr"}, "train.fr must exist beside"),
         ({"dataset": "nowhere/nothing"}, "got 'nowhere/nothing': no such folder"),
-        ({"max_length": 1}, "train must have a pair that is fit to be used"),
+        ({"max_length": 1}, "train must have a pair that can be used"),
         ({"lora_rank": -1}, "lora_rank must not be negative, got -1."),
         ({"bleu_tokenizer": "14a"}, "bleu_tokenizer must be one of"),
         ({"learning_rat": 0.1}, "learning_rat"),
-        ({"resume_from_checkpoint": "last"}, "resume_from_checkpoint needs a whole checkpoint in "),
+        (
+            {"resume_from_checkpoint": "last"},
+            "resume_from_checkpoint needs a complete checkpoint in ",
+        ),
         ({"push_to_hub": True}, "hub_model_id must be user/name with push_to_hub, got None."),
     ],
 )
-def test_a_setting_that_cannot_be_is_refused_in_one_sentence(
+def test_a_wrong_setting_is_refused_in_one_sentence(
     base, corpus, tmp_path, capsys, monkeypatch, settings, sentence
 ):
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
@@ -483,7 +486,7 @@ def test_a_corpus_without_validation_can_be_trained_on_but_not_evaluated(
     assert "must have a split 'validation', got train." in capsys.readouterr().err
 
 
-def test_a_folder_with_something_in_it_is_not_overwritten(base, corpus, learned, capsys):
+def test_a_folder_that_is_not_empty_is_not_overwritten(base, corpus, learned, capsys):
     assert main(flags(base, corpus, learned, max_steps=1)) == 1
     assert "output_dir must be empty" in capsys.readouterr().err
 
@@ -511,11 +514,11 @@ def test_validation_beyond_the_learned_positions_is_refused(save_base, corpus, t
         to.write("ant\n")
     settings = {"max_steps": 1, "max_length": 60, "do_eval": True}
     assert main(flags(base, longer, tmp_path / "run", **settings)) == 1
-    assert "validation must have at most 64 tokens a sentence" in capsys.readouterr().err
+    assert "validation must have at most 64 tokens per sentence" in capsys.readouterr().err
     tuned(base, corpus, tmp_path / "fits", **settings)
 
 
-def test_lora_without_peft_says_how_to_get_it(base, corpus, tmp_path, capsys, monkeypatch):
+def test_lora_without_peft_says_how_to_install_it(base, corpus, tmp_path, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     assert main(flags(base, corpus, tmp_path / "run", max_steps=1, lora_rank=2)) == 1
     assert "pip install peft" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
 
-import json
 import math
 import os
 import shutil
@@ -26,6 +25,7 @@ from vanilla_transformer.train.run_folder.checkpoint import (
     read_state,
     read_weights,
     save_checkpoint,
+    write_state,
 )
 
 
@@ -37,6 +37,7 @@ def save(folder: Path, step: int, keep_seconds: float | None = None, **state):
     model = make_model(seed=step)
     optimizer = torch.optim.Adam(model.parameters())
     weights, others = dict(model.named_parameters()), optimizer.state_dict()
+    state = {"seconds": 0.0, **state}
     save_checkpoint(folder, step, model, weights, others, state, keep=9, keep_seconds=keep_seconds)
     return model
 
@@ -97,7 +98,7 @@ def set_minutes(run: Path, minutes: dict[int, float]):
     for path in checkpoints(run / "checkpoints"):
         state = read_state(path)
         state["seconds"] = 60 * minutes[state["step"]]
-        (path / "state.json").write_text(json.dumps(state))
+        write_state(path, state)
 
 
 def test_the_checkpoints_of_the_last_minutes_are_averaged(corpus, tmp_path):

@@ -1,4 +1,4 @@
-"""Batches of about equal length. Section 5.1."""
+"""Batches of pairs of similar length. Section 5.1."""
 
 import collections
 import itertools
@@ -30,7 +30,7 @@ from vanilla_transformer.train.data.pairs import encode_pairs, lengths, prepare_
 
 
 def spread(pairs):
-    """Lengths of pairs, spread as in real text."""
+    """Return lengths of pairs, distributed as in real text."""
     random = np.random.default_rng(5)
     source = np.clip(random.lognormal(3.1, 0.6, pairs), 2, 200).astype(np.int64)
     target = np.clip(source * random.lognormal(0.05, 0.2, pairs), 2, 200).astype(np.int64)
@@ -55,11 +55,11 @@ def test_every_sentence_comes_once_an_epoch(sizes):
         assert len(steps) == len(planned(sizes))
 
 
-def test_a_step_has_about_the_tokens_asked_for_and_none_is_small(sizes):
+def test_every_step_has_about_tokens_per_step(sizes):
     steps = [np.concatenate(step) for step in planned(sizes)]
     for side in sizes:
         tokens = np.array([side[step].sum() for step in steps])
-        # a group may be over its share by one sentence
+        # a group can exceed its share by one sentence
         assert tokens.max() < 1.05 * 8000
         assert tokens.min() > 0.6 * 8000
         assert tokens.mean() > 0.85 * 8000
@@ -96,18 +96,18 @@ def test_at_least_97_of_100_positions_are_tokens():
     assert non_padding(spread(200_000), 25_000, 25_000) > 0.97
 
 
-def test_a_tenth_of_the_text_still_fills_95_of_100(sizes):
+def test_with_a_tenth_of_the_text_95_of_100_positions_are_tokens(sizes):
     assert non_padding(sizes, 8000, 2000) > 0.95
 
 
-def test_groups_are_alike_on_both_sides(sizes):
+def test_pairs_of_a_group_have_similar_lengths_on_both_sides(sizes):
     groups = [group for step in planned(sizes) for group in step]
     for side in sizes:
         within = np.mean([side[group].std() for group in groups])
         assert within < 0.15 * side.std()
 
 
-def test_the_order_is_another_in_each_epoch_and_for_each_seed_but_the_same_again(sizes):
+def test_the_order_depends_on_epoch_and_seed_and_is_reproducible(sizes):
     def first(**options):
         return np.sort(np.concatenate(planned(sizes, **options)[0])).tolist()
 
@@ -116,7 +116,7 @@ def test_the_order_is_another_in_each_epoch_and_for_each_seed_but_the_same_again
     assert first() != first(seed=2)
 
 
-def test_sentences_meet_new_neighbors_in_the_next_epoch(sizes):
+def test_sentences_share_a_step_with_other_sentences_in_the_next_epoch(sizes):
     steps = [[np.concatenate(step) for step in planned(sizes, epoch=epoch)] for epoch in (0, 1)]
     step_before = np.empty(20_000, dtype=int)
     for number, step in enumerate(steps[0]):
@@ -134,12 +134,8 @@ def test_a_corpus_can_be_smaller_than_a_step(sentences):
     assert all(len(group) for step in steps for group in step)
 
 
-def test_what_cannot_be_batched_is_refused():
+def test_fewer_sentences_than_processes_are_refused():
     sizes = np.array([5, 40]), np.array([5, 6])
-    with pytest.raises(ValueError, match="3 steps must have at least one sentence each, got 2"):
-        plan_steps(*sizes, 3, 1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="got 30 and one of 40 tokens"):
-        split_step([np.array([0, 1])], *sizes, 30, 1)
     with pytest.raises(ValueError, match="at least one sentence for each process, got 2 for 4"):
         split_step([np.array([0, 1])], *sizes, 100, 4)
 
@@ -190,7 +186,7 @@ def sentences(batches):
     )
 
 
-def test_the_order_of_a_seed_is_the_one_it_always_was(pairs):
+def test_the_order_of_a_seed_is_the_recorded_one(pairs):
     steps = steps_of(pairs, tokens_per_step=150)
     found = []
     for number in (0, steps.steps_per_epoch + 1):
@@ -205,7 +201,7 @@ def sources(pairs, numbers=None):
     return sorted(tuple(ids.tolist()) for ids in pairs[numbers]["input_ids"])
 
 
-def test_a_step_can_be_asked_for_in_any_order(pairs):
+def test_steps_can_be_read_in_any_order(pairs):
     forward, other = (steps_of(pairs, block_pairs=25) for _ in range(2))
     later = forward.steps_per_epoch + 2
     expected = [forward[index].batches for index in range(later + 1)]
@@ -229,7 +225,7 @@ def test_every_pair_comes_once_an_epoch_however_it_is_cut_into_blocks(pairs, blo
 
 
 @pytest.mark.parametrize("block_pairs", [1, 3, 7, 20])
-def test_a_step_of_one_sentence_finds_one_in_its_block(block_pairs):
+def test_every_step_gets_a_sentence_even_if_steps_have_only_one(block_pairs):
     lengths = np.full(40, 10)
     lengths[:2] = 5
     alike = SimpleNamespace(
@@ -245,10 +241,10 @@ def test_a_step_of_one_sentence_finds_one_in_its_block(block_pairs):
     assert sorted(np.concatenate(found).tolist()) == list(range(40))
 
 
-def test_a_block_is_no_more_than_its_pairs(pairs):
+def test_a_block_holds_only_its_own_pairs(pairs):
     steps = steps_of(pairs, block_pairs=25, tokens_per_step=150)
     steps[0]
-    # 90 pairs are four blocks, each in proportion to its steps
+    # 90 pairs are four blocks, whose pairs are in proportion to their steps
     assert len(steps._block.numbers) == 90 * len(steps._block.steps) // steps.steps_per_epoch < 25
     assert 1 < len(steps._block.steps) < steps.steps_per_epoch / 2
 
@@ -277,7 +273,7 @@ def test_all_processes_and_workers_together_see_the_same_steps(pairs, processes,
     assert found == count
 
 
-def test_steps_can_be_handed_to_a_process_that_starts_anew(pairs):
+def test_steps_can_be_pickled_for_a_spawned_process(pairs):
     steps = steps_of(pairs)
     expected = sentences(steps[1].batches)
     handed = pickle.loads(pickle.dumps(steps))
@@ -292,7 +288,7 @@ def test_evaluation_sees_each_pair_once_on_any_number_of_processes(pairs):
             list(evaluation_batches(pairs, Collator(0, 1, 260), 200, processes, index))
             for index in range(processes)
         ]
-        # processes with a part of the model each go through it together
+        # with a sharded model all processes need the same number of batches
         assert len({len(batches) for batches in each}) == 1
         counted = [batch["labels"] != IGNORED for batches in each for batch in batches]
         assert sum(int(labels.any(dim=1).sum()) for labels in counted) == len(pairs.rows)
@@ -300,11 +296,11 @@ def test_evaluation_sees_each_pair_once_on_any_number_of_processes(pairs):
 
 
 def test_a_pair_that_does_not_fit_into_a_step_is_refused(pairs):
-    with pytest.raises(ValueError, match=r"longest sentence, of .* tokens, got 20"):
+    with pytest.raises(ValueError, match=r"tokens of the longest sentence, got 20"):
         steps_of(pairs, tokens_per_step=20)
 
 
-def test_pairs_that_are_left_out_are_never_seen(corpus):
+def test_dropped_pairs_are_in_no_batch(corpus):
     few = prepare_pairs([encoded(corpus)], max_length=20)
     assert 0 < len(few.kept()) < len(few.rows)
     steps = steps_of(few)
@@ -335,13 +331,13 @@ def test_each_corpus_gives_its_share_pass_by_pass(sizes, data, seed):
             mine = epoch[np.isin(epoch, corpus)]
             assert len(mine) == share
             seen.update(mine.tolist())
-            # no pair is a pass ahead of another
+            # every pair is used once before a pair is used again
             counts = [seen[number] for number in corpus.tolist()]
             assert max(counts) - min(counts) <= 1
             assert sum(counts) // len(corpus) == min(counts)
 
 
-def test_a_mixed_epoch_has_the_shares_asked_for(corpus, tmp_path):
+def test_a_mixed_epoch_has_the_given_shares(corpus, tmp_path):
     other = train_toys.write_corpus(tmp_path / "other", pairs=30, seed=11)
     both = [encoded(corpus), encoded(other)]
     pairs = prepare_pairs(both, max_length=60)
@@ -349,7 +345,7 @@ def test_a_mixed_epoch_has_the_shares_asked_for(corpus, tmp_path):
     steps = steps_of(pairs, sizes=[90, 30], weights=[1.0, 3.0], block_pairs=50)
     seen = [s for index in range(steps.steps_per_epoch) for s in sentences(steps[index].batches)]
     assert len(seen) == 120
-    # 90 of 120 are of the other corpus, each of its 30 pairs three times
+    # 90 of 120 pairs are from the other corpus: each of its 30 pairs three times
     counts = collections.Counter(s for s in seen if s in own)
     assert set(counts) == own
     assert set(counts.values()) == {3}

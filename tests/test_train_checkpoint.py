@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there, and their average. Section 6.1."""
+"""Checkpoints: complete or absent."""
 
 import json
 import os
@@ -23,6 +23,7 @@ from vanilla_transformer.train.run_folder.checkpoint import (
     refuse_not_finite,
     regular_checkpoints,
     save_checkpoint,
+    write_state,
 )
 
 
@@ -42,7 +43,8 @@ def save(folder, step, seed=0, keep=5, is_stop=False):
     model = make_model(seed)
     optimizer = make_optimizer(model)
     weights, state = dict(model.named_parameters()), optimizer.state_dict()
-    save_checkpoint(folder, step, model, weights, state, {"note": "x"}, keep, is_stop=is_stop)
+    notes = {"note": "x", "seconds": 0.0}
+    save_checkpoint(folder, step, model, weights, state, notes, keep, is_stop=is_stop)
     return model, optimizer
 
 
@@ -70,7 +72,7 @@ def names(found):
     return [path.name for path in found]
 
 
-def test_a_checkpoint_of_a_stop_takes_no_others_place_and_goes_with_the_next(tmp_path):
+def test_a_checkpoint_of_a_stop_replaces_no_other_and_is_removed_with_the_next_save(tmp_path):
     save(tmp_path, 3, keep=2, is_stop=True)
     assert names(regular_checkpoints(tmp_path)) == ["step-3"]
     for step in (4, 8):
@@ -83,7 +85,7 @@ def test_a_checkpoint_of_a_stop_takes_no_others_place_and_goes_with_the_next(tmp
     assert names(checkpoints(tmp_path)) == ["step-8", "step-12"]
 
 
-def test_a_checkpoint_of_a_stop_counts_where_the_run_ends_with_it(tmp_path):
+def test_a_checkpoint_of_a_stop_becomes_regular_if_the_run_ends_with_it(tmp_path):
     save(tmp_path, 4)
     save(tmp_path, 7, is_stop=True)
     make_regular(tmp_path / "step-7")
@@ -91,21 +93,12 @@ def test_a_checkpoint_of_a_stop_counts_where_the_run_ends_with_it(tmp_path):
     assert read_state(tmp_path / "step-7")["note"] == "x"
 
 
-def test_a_checkpoint_of_an_earlier_version_is_a_regular_one(tmp_path):
-    save(tmp_path, 4)
-    state = read_state(tmp_path / "step-4")
-    del state["is_stop"]
-    (tmp_path / "step-4/state.json").write_text(json.dumps(state))
-    save(tmp_path, 5, is_stop=True)
-    assert names(regular_checkpoints(tmp_path)) == ["step-4"]
-
-
 class Killed(BaseException):
-    """What a test throws in place of a SIGKILL."""
+    """Exception that a test raises in place of a SIGKILL."""
 
 
 @pytest.mark.parametrize("writes", range(7))
-def test_a_save_that_was_killed_leaves_the_last_checkpoint(tmp_path, monkeypatch, writes):
+def test_a_killed_save_leaves_the_last_checkpoint_intact(tmp_path, monkeypatch, writes):
     save(tmp_path, 4)
     left = writes
 
@@ -126,10 +119,10 @@ def test_a_save_that_was_killed_leaves_the_last_checkpoint(tmp_path, monkeypatch
     assert left < 0, "it was not killed"
     monkeypatch.undo()
     save(tmp_path, 6)
-    assert not list(tmp_path.glob(".*")), "what was unfinished is still there"
+    assert not list(tmp_path.glob(".*")), "the unfinished checkpoint is still there"
 
 
-def test_a_removal_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypatch):
+def test_a_killed_removal_leaves_no_incomplete_checkpoint(tmp_path, monkeypatch):
     def killed_after_one_file(path, **options):
         (path / "optimizer.pt").unlink()
         raise Killed
@@ -147,7 +140,7 @@ def test_a_removal_that_was_killed_leaves_no_half_checkpoint(tmp_path, monkeypat
 def test_a_checkpoint_is_written_where_only_files_open_to_write_can_be_flushed(
     tmp_path, monkeypatch
 ):
-    """As on Windows: no descriptor of a folder, and no flush of one that only reads."""
+    """Windows has no descriptors of folders, and cannot flush a descriptor that only reads."""
     opened, flushed = {}, set()
 
     def open_as_windows(path, flags):
@@ -174,7 +167,7 @@ def test_a_checkpoint_is_written_where_only_files_open_to_write_can_be_flushed(
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "state.json"])
-def test_a_torn_checkpoint_is_passed_over(tmp_path, name):
+def test_an_incomplete_checkpoint_is_skipped(tmp_path, name):
     save(tmp_path, 4)
     save(tmp_path, 5)
     torn = tmp_path / "step-5" / name
@@ -184,7 +177,7 @@ def test_a_torn_checkpoint_is_passed_over(tmp_path, name):
     assert [path.name for path in checkpoints(tmp_path)] == ["step-4"]
 
 
-def test_a_copy_of_a_checkpoint_is_the_users_own(tmp_path):
+def test_a_users_copy_of_a_checkpoint_is_not_touched(tmp_path):
     save(tmp_path, 8, keep=2)
     shutil.copytree(tmp_path / "step-8", tmp_path / "step-8-keep")
     assert names(checkpoints(tmp_path)) == ["step-8"]
@@ -198,7 +191,7 @@ def full_disk(*args, **options):
 
 
 @pytest.mark.parametrize("writer", ["torch.save", "safetensors", "state"])
-def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, monkeypatch, writer):
+def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypatch, writer):
     save(tmp_path, 4)
     if writer == "torch.save":
         monkeypatch.setattr(torch, "save", full_disk)
@@ -219,7 +212,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_says_so(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt"])
-def test_a_file_damaged_in_its_place_is_named(tmp_path, name):
+def test_a_damaged_file_is_named(tmp_path, name):
     save(tmp_path, 1)
     checkpoint = tmp_path / "step-1"
     path = checkpoint / name
@@ -234,7 +227,7 @@ def test_weights_of_another_model_are_refused(tmp_path):
     save(tmp_path, 1)
     with pytest.raises(ValueError, match="weights must fit the model"):
         load_weights(make_model(hidden_size=4), read_weights(tmp_path / "step-1"))
-    with pytest.raises(ValueError, match="got without"):
+    with pytest.raises(ValueError, match="got missing"):
         load_weights(make_model(), {})
 
 
@@ -245,7 +238,7 @@ def flip_a_bit(path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "optimizer.pt", "state.json"])
-def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_taken(tmp_path, name):
+def test_a_flipped_bit_is_detected_and_the_checkpoint_before_is_used(tmp_path, name):
     save(tmp_path, 4)
     save(tmp_path, 5)
     assert newest_intact(tmp_path) == (tmp_path / "step-5", [])
@@ -256,7 +249,7 @@ def test_a_flipped_bit_is_noticed_and_the_checkpoint_before_is_taken(tmp_path, n
     assert newest_intact(tmp_path)[0] is None
 
 
-def test_a_number_that_was_changed_in_a_state_is_noticed(tmp_path):
+def test_a_changed_number_in_a_state_is_detected(tmp_path):
     save(tmp_path, 4)
     path = tmp_path / "step-4/state.json"
     path.write_text(path.read_text().replace('"step": 4', '"step": 7'))
@@ -265,7 +258,7 @@ def test_a_number_that_was_changed_in_a_state_is_noticed(tmp_path):
     assert newest_intact(tmp_path) == (None, [(tmp_path / "step-4", "state.json")])
 
 
-def test_a_checkpoint_that_made_regular_keeps_its_checksums(tmp_path):
+def test_a_checkpoint_that_is_made_regular_keeps_its_checksums(tmp_path):
     save(tmp_path, 7, is_stop=True)
     make_regular(tmp_path / "step-7")
     assert newest_intact(tmp_path) == (tmp_path / "step-7", [])
@@ -316,13 +309,10 @@ def test_weights_that_are_not_finite_are_refused_by_name(value):
         {"is_stop": 1},
     ],
 )
-def test_a_state_that_is_not_as_it_was_saved_makes_no_checkpoint(changes, tmp_path):
+def test_a_checkpoint_with_a_damaged_state_is_not_a_checkpoint(changes, tmp_path):
     save(tmp_path, 3)
     path = tmp_path / "step-3" / "state.json"
-    state = {**json.loads(path.read_text()), **changes}
-    # as an earlier version saved it, without a checksum of itself
-    del state["state_sha256"]
-    path.write_text(json.dumps(state))
+    write_state(path.parent, {**json.loads(path.read_text()), **changes})
     with pytest.raises(ValueError, match=f"{path}: {next(iter(changes))}"):
         read_state(tmp_path / "step-3")
     assert not checkpoints(tmp_path)

@@ -1,4 +1,4 @@
-"""Parallel text, as it is read. Section 5.1."""
+"""Loading of parallel text. Section 5.1."""
 
 import dataclasses
 import gzip
@@ -44,7 +44,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert len(load_translations(str(tmp_path), None, "en", "de")["train"]) == 6
 
 
-def test_a_file_that_was_only_read_is_the_same_file(tmp_path):
+def test_reading_a_file_does_not_invalidate_its_cache(tmp_path):
     train_toys.write_corpus(tmp_path, pairs=5)
     before = load_translations(str(tmp_path), None, "en", "de")["train"]
     for path in tmp_path.iterdir():
@@ -64,7 +64,7 @@ def test_a_local_dataset_of_the_translation_schema_loads(tmp_path):
         load_translations(str(tmp_path), None, "fr", "de")
 
 
-def test_a_folder_with_text_of_two_other_languages_is_refused_with_their_files(tmp_path):
+def test_a_folder_without_the_languages_is_refused_with_the_files_that_it_has(tmp_path):
     write_pair(tmp_path, b"a\n", b"b\n")
     with pytest.raises(ValueError, match=r"cannot be loaded, and has train.de, train.en: "):
         load_translations(str(tmp_path), None, "fr", "cs")
@@ -78,21 +78,25 @@ def write_pair(folder, english, german):
 @pytest.mark.parametrize(
     ("english", "german", "message"),
     [
-        (b"a\nb\nc\n", b"a\nb\n", "train.de must have as many lines, got 3 and 2"),
-        (b"a\nb", b"a\nb\n\n", "train.de must have as many lines, got 2 and 3"),
+        (b"a\nb\nc\n", b"a\nb\n", "train.de must have the same number of lines, got 3 and 2"),
+        (b"a\nb", b"a\nb\n\n", "train.de must have the same number of lines, got 2 and 3"),
         (b"", b"", "at least one line, got none"),
         ("a\nb".encode("utf-16"), b"a\nb", "train.en must be UTF-8, got UTF-16"),
         (b"a\nb", b"\xfe\xff\0a", "train.de must be UTF-8"),
-        (gzip.compress(b"a\nb"), b"a\nb", "train.en must be text, or be called .gz, got a gzip"),
+        (
+            gzip.compress(b"a\nb"),
+            b"a\nb",
+            "train.en must be text, or have the suffix .gz, got a gzip",
+        ),
     ],
 )
-def test_files_that_do_not_fit_are_refused(english, german, message, tmp_path):
+def test_files_that_are_not_parallel_text_are_refused(english, german, message, tmp_path):
     write_pair(tmp_path, english, german)
     with pytest.raises(ValueError, match=message):
         load_translations(str(tmp_path), None, "en", "de")
 
 
-def test_a_cut_archive_is_refused(tmp_path):
+def test_a_truncated_archive_is_refused(tmp_path):
     whole = gzip.compress(b"a line of text\n" * 50)
     (tmp_path / "train.en.gz").write_bytes(whole[: len(whole) // 2])
     (tmp_path / "train.de.gz").write_bytes(whole)
@@ -111,16 +115,16 @@ LONGEST = corpora.MAX_LINE_BYTES
 
 
 def packed_zeros(megabytes):
-    """A line of zeros, packed to a thousandth of its length."""
+    """Return a line of zeros, compressed to a thousandth of its length."""
     return gzip.compress(b"0" * (1 << 20)) * megabytes
 
 
 @pytest.mark.parametrize("packed", ["", ".gz"])
 @pytest.mark.parametrize("split", ["train", "validation"])
-def test_a_line_may_be_long_but_not_too_long(split, packed, tmp_path):
+def test_the_length_of_a_line_is_limited(split, packed, tmp_path):
     opener = gzip.open if packed else open
     for change, is_refused in ((0, False), (1, True), (LONGEST, True)):
-        # a line of the longest size begins in one part of the file and ends in another
+        # the line begins in one part of the file and ends in another
         line = b"x" * (LONGEST - 1 + change) + b"\n"
         for language in ("en", "de"):
             for name in ("train", split):
@@ -135,7 +139,7 @@ def test_a_line_may_be_long_but_not_too_long(split, packed, tmp_path):
             assert [len(row["en"]) for row in rows["translation"]] == [1, LONGEST - 1, 1]
 
 
-def test_a_last_line_without_an_end_is_bounded_too(tmp_path):
+def test_the_length_of_a_last_line_without_line_feed_is_limited(tmp_path):
     write_pair(tmp_path, b"a\n" + b"x" * (LONGEST + 1), b"a\nb\n")
     with pytest.raises(ValueError, match=r"train\.en line 2 must have at most"):
         load_translations(str(tmp_path), None, "en", "de")
@@ -201,7 +205,7 @@ def test_a_language_without_its_file_is_named(corpus):
         load_translations(str(corpus), None, "en", "fr")
 
 
-def test_a_dataset_that_is_not_there_is_refused(tmp_path):
+def test_a_missing_dataset_is_refused(tmp_path):
     (tmp_path / "notes.txt").touch()
     with pytest.raises(ValueError, match=r"Hub name, got 'a--b/c': no such folder"):
         load_translations("a--b/c", None, "en", "de")
@@ -210,14 +214,14 @@ def test_a_dataset_that_is_not_there_is_refused(tmp_path):
         ("nothing.jsonl", "dataset must be a file that exists, got"),
         (
             "notes.txt",
-            "must be a file of records .*, or what two files of text have before .en and",
+            "must be a file of records .*, or the prefix of two text files, before .en and",
         ),
     ):
         with pytest.raises(ValueError, match=sentence):
             load_translations(str(tmp_path / name), None, "en", "de")
 
 
-def test_a_dataset_that_is_a_program_is_refused(tmp_path):
+def test_a_dataset_script_is_refused(tmp_path):
     (tmp_path / f"{tmp_path.name}.py").touch()
     with pytest.raises(ValueError, match=r"cannot be loaded: Dataset scripts are no longer"):
         load_translations(str(tmp_path), None, "en", "de")
@@ -229,14 +233,14 @@ def test_a_dataset_without_translations_is_refused(tmp_path):
         load_translations(str(tmp_path), None, "en", "de")
 
 
-def test_what_is_no_utf_8_is_repaired_where_it_is_trained_on(tmp_path):
+def test_invalid_utf_8_is_replaced_in_a_training_split(tmp_path):
     write_pair(tmp_path, b"a\nb\n", b"a\n\xff\xfe\n")
     rows = load_translations(str(tmp_path), None, "en", "de")["train"]
     assert rows["translation"][1] == {"en": "b", "de": "\ufffd\ufffd"}
 
 
 @pytest.mark.parametrize("split", ["validation", "test"])
-def test_what_is_no_utf_8_is_an_error_where_it_is_evaluated(split, tmp_path):
+def test_invalid_utf_8_is_an_error_in_an_evaluation_split(split, tmp_path):
     train_toys.write_corpus(tmp_path, pairs=3)
     (tmp_path / f"{split}.de").write_bytes(b"a\n\xe9\n")
     (tmp_path / f"{split}.en").write_bytes(b"a\nb\n")
@@ -245,14 +249,14 @@ def test_what_is_no_utf_8_is_an_error_where_it_is_evaluated(split, tmp_path):
 
 
 def garbled_table(german):
-    """A table as careless programs write it: bytes that claim to be text."""
+    """Return a table in which bytes that are not UTF-8 have the type of text."""
     raw = pa.array(german, pa.binary())
     texts = pa.StringArray.from_buffers(len(raw), raw.buffers()[1], raw.buffers()[2])
     english = pa.array(["x"] * len(german))
     return pa.table({"translation": pa.StructArray.from_arrays([english, texts], ["en", "de"])})
 
 
-def test_bytes_in_a_table_that_are_no_utf_8_are_named_or_repaired():
+def test_invalid_utf_8_in_a_table_is_named_or_replaced():
     table = garbled_table([b"fein", b"sch\xf6n"])
     with pytest.raises(ValueError, match="validation line 12 in 'de' must be UTF-8"):
         texts_of(table, ["en", "de"], "validation", first_line=11)
@@ -260,12 +264,12 @@ def test_bytes_in_a_table_that_are_no_utf_8_are_named_or_repaired():
     assert sides == [["x", "x"], ["fein", "sch\ufffdn"]]
 
 
-def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path):
+def test_the_hash_of_a_text_does_not_depend_on_its_storage(corpus, tmp_path):
     languages = ["en", "de"]
     rows = load_translations(str(corpus), None, *languages)["train"]
     expected = text_hash(rows, languages, "train")
     pairs = rows["translation"][:]
-    # other files, another order of columns, other parts, parts of a larger whole
+    # other files, another order of columns, other chunks, a part of a larger table
     lines = "".join(
         json.dumps({"translation": dict(reversed(pair.items()))}) + "\n" for pair in pairs
     )
@@ -277,7 +281,7 @@ def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path)
         rows.select(list(range(90))[::-1]).select(list(range(90))[::-1]),
     ]
     assert [text_hash(other, languages, "train") for other in others] == [expected] * 4
-    # one character, one pair, the direction, and where a text ends, all matter
+    # one character, one pair, the direction, and the boundary of a text change the hash
     changed = [
         datasets.Dataset.from_list([{"translation": pair} for pair in altered])
         for altered in (
@@ -293,9 +297,9 @@ def test_a_text_has_one_hash_wherever_and_however_it_is_stored(corpus, tmp_path)
 
 
 @pytest.mark.parametrize("dataset", ["demo", "a folder"])
-def test_a_revision_of_what_is_not_on_the_hub_is_refused(dataset, corpus):
+def test_a_revision_of_a_local_dataset_is_refused(dataset, corpus):
     dataset = str(corpus) if dataset == "a folder" else dataset
-    with pytest.raises(ValueError, match=r"revision must be null, .* got 'v1'"):
+    with pytest.raises(ValueError, match=r"revision must be null because .* got 'v1'"):
         load_translations(dataset, None, "en", "de", "v1")
 
 
@@ -312,7 +316,7 @@ def wmt14(validation, test, name="de-en"):
 
 @pytest.fixture
 def on_hub(monkeypatch):
-    """Sets what the library finds on the Hub."""
+    """Function that sets the splits that the library finds on the Hub."""
 
     def found(splits):
         monkeypatch.setattr(corpora, "check_local", lambda *args: None)
@@ -326,7 +330,7 @@ def on_hub(monkeypatch):
     ("name", "validation", "test"),
     [("de-en", 3000, 3003), ("fr-en", 3000, 3003), ("hi-en", 520, 2507)],
 )
-def test_wmt14_with_all_its_lines_is_taken(name, validation, test, on_hub):
+def test_a_complete_wmt14_is_accepted(name, validation, test, on_hub):
     on_hub(wmt14(validation, test, name))
     splits = load_translations("wmt/wmt14", name, "en", name.removesuffix("-en"))
     assert [len(rows) for rows in splits.values()] == [5, validation, test]
@@ -340,15 +344,15 @@ def test_wmt14_with_all_its_lines_is_taken(name, validation, test, on_hub):
         (3000, None, "test of wmt/wmt14 de-en must have 3,003 lines, got 0"),
     ],
 )
-def test_wmt14_without_some_of_its_lines_is_refused(validation, test, message, on_hub):
+def test_an_incomplete_wmt14_is_refused(validation, test, message, on_hub):
     on_hub(wmt14(validation, test))
-    # the Hub still leads there from the name that it had before
+    # the Hub redirects from the former name
     for dataset in ("wmt/wmt14", "wmt14"):
         with pytest.raises(ValueError, match=message):
             load_translations(dataset, "de-en", "en", "de")
 
 
-def test_a_folder_may_be_called_like_a_dataset_of_the_hub(tmp_path, monkeypatch):
+def test_a_folder_can_have_the_name_of_a_dataset_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for split in ("train", "validation"):
         for language in ("de", "en"):
@@ -375,7 +379,7 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(split, tmp_path):
     assert rows["translation"][0] == {"en": "a", "de": "a\rc"}
 
 
-def test_a_dataset_is_taken_at_its_revision_and_its_commit_is_known(tmp_path):
+def test_a_dataset_is_loaded_at_its_revision_and_its_commit_is_known(tmp_path):
     code = """
 import sys
 from vanilla_transformer.train.data.corpus import dataset_commit, load_translations
@@ -410,7 +414,7 @@ print(len(list(streamed)), streamed.num_shards)
     assert lines == [f"4 {new}", f"3 {old}", f"3 {old}", "3 1"]
 
 
-def test_records_of_the_hub_serve_without_a_network_once_they_were_read(tmp_path):
+def test_records_from_the_hub_are_available_offline_after_the_first_read(tmp_path):
     code = """
 from vanilla_transformer.train.data.corpus import load_translations
 for pair in (("en", "de"), ("fr", "de")):
@@ -437,7 +441,7 @@ for pair in (("en", "de"), ("fr", "de")):
     assert read(HF_HUB_OFFLINE="1").stdout == done.stdout
 
 
-def test_a_file_that_is_no_text_does_not_make_a_dataset_local(tmp_path):
+def test_a_file_without_text_does_not_make_a_dataset_local(tmp_path):
     (tmp_path / "books.yaml").touch()
     (tmp_path / "news.en").touch()
     (tmp_path / "web.zh-Hant.gz").touch()
@@ -452,7 +456,7 @@ def test_a_file_that_is_no_text_does_not_make_a_dataset_local(tmp_path):
     ("name", "languages"),
     [("pre", ("source", "target")), ("upp", ("EN", "DE")), ("corp[1]", ("en", "de"))],
 )
-def test_text_files_are_no_dataset_of_the_hub_whatever_they_are_called(name, languages, tmp_path):
+def test_text_files_with_any_name_are_not_a_dataset_of_the_hub(name, languages, tmp_path):
     for language in languages:
         (tmp_path / f"{name}.{language}").write_text(f"{language}\n", encoding="utf-8")
     source_lang, target_lang = languages

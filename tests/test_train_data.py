@@ -1,4 +1,4 @@
-"""From settings to pairs: corpora mixed with weights, and what is noted of them."""
+"""From settings to pairs: corpora that are mixed with weights, and the facts on them."""
 
 import collections
 import gzip
@@ -19,7 +19,7 @@ from vanilla_transformer.train.recipe import load_config, parse_arguments
 
 
 def write_texts(folder, **splits):
-    """Text files with the English given, and the same with a mark as German."""
+    """Write text files with English lines; the German lines are the same after a mark."""
     folder.mkdir(parents=True, exist_ok=True)
     for split, lines in splits.items():
         for lang, mark in (("en", ""), ("de", "~")):
@@ -44,13 +44,13 @@ def prepared(config):
     return texts, prepare_data(config, texts, VanillaTransformerTokenizer())
 
 
-def test_without_weights_corpora_are_put_together(corpora, tmp_path):
+def test_without_weights_corpora_are_concatenated(corpora, tmp_path):
     config = config_of(tmp_path, corpora[0], mix=[{"dataset": corpora[1]}])
     texts, data = prepared(config)
     assert data.sizes == [12, 3]
     assert texts.weights is None
     assert len(data.pairs.kept()) == 15
-    # the main corpus alone says what to validate with
+    # the validation split is that of the main corpus
     assert texts.validation["translation"][:] == [{"en": "v", "de": "~v"}]
 
 
@@ -66,7 +66,7 @@ def test_each_corpus_has_its_share_of_the_vocabulary(weights, large, small, corp
         mix=[{"dataset": corpora[1], "weight": weights[1]}],
     )
     sentences = list(vocabulary_texts(load_texts(config), ["en", "de"], seed=1))
-    # as many sentences in all, whatever the weights
+    # the weights do not change the number of sentences
     assert len(sentences) == 30
     for letter, size, share in (("l", 12, large), ("s", 3, small)):
         counts = collections.Counter(s for s in sentences if s.strip("~")[0] == letter)
@@ -88,21 +88,19 @@ def test_each_corpus_has_its_share_of_an_epoch(corpora, tmp_path):
     assert seen == {"l": 3, "s": 12}
 
 
-def test_a_run_notes_what_it_left_out_of_each_corpus_and_what_the_text_was(
-    corpora, tmp_path, caplog
-):
+def test_a_run_records_the_dropped_pairs_and_the_hash_of_each_corpus(corpora, tmp_path, caplog):
     caplog.set_level("INFO")
     repeated = write_texts(
         tmp_path / "more", train=["l3", "new", "new", "caf\ufffd", "", "x" * 80, "q"]
     )
-    # of the shortest line the German, with its mark, is half as long again
+    # with its mark, the German side of the shortest line is half as long again
     rules = {"drop_duplicates": True, "max_length_ratio": 1.4}
     config = config_of(tmp_path, corpora[0], mix=[{"dataset": repeated}], **rules)
     _, data = prepared(config)
     nothing = "wrong_encoding 0, empty 0, too_long 0, length_ratio 0, duplicate 0"
     said = [
         f"{corpora[0]}: kept 12, {nothing}",
-        # a line of it is in the other corpus too
+        # one of its lines is in the other corpus too
         f"{repeated}: kept 1, wrong_encoding 1, empty 1, too_long 1, length_ratio 1, duplicate 2",
     ]
     assert data.facts["cleaning"] == "; ".join(said)
@@ -114,7 +112,7 @@ def test_a_run_notes_what_it_left_out_of_each_corpus_and_what_the_text_was(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_side_without_text_is_an_empty_one(streaming, tmp_path):
+def test_a_missing_side_counts_as_empty(streaming, tmp_path):
     rows = [{"translation": {"en": f"n{i}", "de": None if i == 5 else "x"}} for i in range(9)]
     (tmp_path / "train.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     (tmp_path / "validation.jsonl").write_text(json.dumps(rows[0]) + "\n")
@@ -130,17 +128,17 @@ def test_a_side_without_text_is_an_empty_one(streaming, tmp_path):
         assert ": kept 8, wrong_encoding 0, empty 1," in data.facts["cleaning"]
 
 
-def test_a_run_without_validation_text_says_so(tmp_path, caplog):
+def test_a_run_without_a_validation_split_warns(tmp_path, caplog):
     folder = write_texts(tmp_path / "texts", train=["a", "b"], valid=["c"])
     _, data = prepared(config_of(tmp_path, folder))
     assert data.facts["validation_sha256"] == "none"
-    assert f"{folder} has no split 'validation': the loss on text that is not" in caplog.text
-    assert "Rename valid.de and valid.en to validation.* to be told." in caplog.text
+    assert f"{folder} has no split 'validation': there is no validation loss" in caplog.text
+    assert "Rename valid.de and valid.en to validation.* to use them." in caplog.text
 
 
-def test_text_without_configurations_has_none(corpora, tmp_path):
+def test_a_name_for_a_corpus_without_configurations_is_refused(corpora, tmp_path):
     for dataset in (corpora[0], "demo"):
-        with pytest.raises(ValueError, match=f"name must be null, for '{dataset}' has no conf"):
+        with pytest.raises(ValueError, match=f"name must be null because '{dataset}' has no conf"):
             load_texts(config_of(tmp_path, dataset, name="de-en"))
 
 
@@ -151,7 +149,7 @@ def test_a_folder_called_demo_is_a_folder(tmp_path, monkeypatch):
     assert texts.train[0]["translation"][:] == [{"en": "my own", "de": "~my own"}]
 
 
-def test_a_file_with_another_encoding_does_not_vanish_silently(tmp_path):
+def test_a_file_with_another_encoding_is_refused(tmp_path):
     folder = tmp_path / "latin"
     write_texts(folder, train=["gut", "schön", "größer", "übel"])
     text = (folder / "train.de").read_text(encoding="utf-8")
@@ -177,7 +175,7 @@ def test_a_file_with_another_encoding_does_not_vanish_silently(tmp_path):
         ({"block_pairs": 0}, "block_pairs must be at least 1, got 0"),
     ],
 )
-def test_a_mixture_that_cannot_be_is_refused(settings, message):
+def test_wrong_settings_of_a_mixture_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         load_config("demo", settings)
 
@@ -188,7 +186,7 @@ def test_a_mixture_can_be_given_on_the_command_line():
     assert (config.mix, config.weight) == ([corpus], 3.0)
 
 
-def test_a_corpus_of_the_mixture_without_a_split_to_train_on_is_named(corpora, tmp_path):
+def test_a_corpus_without_a_training_split_is_named(corpora, tmp_path):
     other = write_texts(tmp_path / "other", test=["x"])
     with pytest.raises(ValueError, match=r"other' must have a split 'train', got test"):
         load_texts(config_of(tmp_path, corpora[0], mix=[{"dataset": other}]))

@@ -1,4 +1,4 @@
-"""Translations of a split, in order, and their scores with signatures."""
+"""Evaluation: translations of a split, in order, and their scores with signatures."""
 
 import dataclasses
 import json
@@ -84,7 +84,7 @@ def test_another_search_is_kept_beside_the_models_own(run):
     assert (run / f"hypotheses/{key}.translation.txt").is_file()
     assert headline(run) == before
     assert f"| {key} |" in (run / "README.md").read_text(encoding="utf-8")
-    # what is asked for is what the model does anyway
+    # the given search is the model's default
     asked = evaluate(str(run), num_beams=4)
     assert kept(run)["test"] == asked
 
@@ -101,13 +101,13 @@ def test_other_data_is_kept_beside_the_runs_own(run, tmp_path):
     assert keys[0].endswith("-test-de-en")
     assert keys[1].endswith("other-test-en-de")
     assert headline(run) == before
-    # the run's own, by its name
+    # the run's own dataset, given by name
     again = evaluate(str(run), dataset=own["dataset"], source_lang="en")
     assert kept(run)["test"] == again
 
 
 class NoFloat64(TorchFunctionMode):
-    """A device that has none."""
+    """Stand-in for a device without float64."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
@@ -117,7 +117,7 @@ class NoFloat64(TorchFunctionMode):
 
 
 class Guess(torch.nn.Module):
-    """A model that guesses the next token from the last one alone."""
+    """Model that predicts the next token only from the last one."""
 
     def __init__(self):
         super().__init__()
@@ -159,9 +159,9 @@ def test_the_loss_never_holds_the_scores_of_all_tokens(monkeypatch):
         held.append(scores.numel())
         return smoothed_loss_sum(scores, *given)
 
-    # a hook on a module would be a change of the model, which is then computed as a whole
+    # a hook on a module would count as a change of the model, for which all logits are computed
     monkeypatch.setattr(evaluating, "smoothed_loss_sum", counted)
-    # of four tokens: in two precisions, and their log-probabilities
+    # memory for four tokens: logits in two precisions, and log-probabilities
     monkeypatch.setattr(evaluating, "block_bytes", lambda device: 4 * 19 * 3 * 4)
     model.train()
     loss = validation_loss(Accelerator(cpu=True), model, [{**inputs, "labels": labels}])
@@ -169,14 +169,14 @@ def test_the_loss_never_holds_the_scores_of_all_tokens(monkeypatch):
     assert loss == pytest.approx(expected.item(), rel=1e-6)
 
 
-def test_what_cannot_be_compared_is_refused(run, tmp_path):
+def test_wrong_arguments_are_refused(run, tmp_path):
     with pytest.raises(ValueError, match="bleu_tokenizer must be one of"):
         evaluate(str(run), bleu_tokenizer="13b")
     with pytest.raises(ValueError, match=r"split must be one of train, .* Did you mean 'test'"):
         evaluate(str(run), split="tets")
     with pytest.raises(
         ValueError,
-        match=r"run must be a run folder, or dataset be given",
+        match=r"run must be a run folder, or dataset must be given",
     ):
         evaluate(str(tmp_path))
     with pytest.raises(ValueError, match=r"run must be a run folder, got .*: no such folder"):
@@ -185,7 +185,7 @@ def test_what_cannot_be_compared_is_refused(run, tmp_path):
         evaluate(str(tmp_path), dataset="demo")
 
 
-def test_the_papers_bleu_has_a_name_of_its_own(run):
+def test_the_bleu_of_the_paper_has_its_own_name(run):
     scores = evaluate(str(run), max_extra_tokens=50)
     assert "tok:moses-de-compounds" in scores["compound_bleu_signature"]
     line = next(line for line in score_table(scores).split("\n") if "moses" in line)
@@ -201,7 +201,7 @@ def test_another_tokenizer_of_bleu_is_kept_beside_the_runs_own(run, tmp_path):
     other = evaluate(str(run), bleu_tokenizer="none")
     assert "tok:none" in other["bleu_signature"]
     assert (kept(run)["test"], kept(run)["test-bleu_tokenizer-none"]) == (own, other)
-    # a run whose text comes tokenized says so in its recipe
+    # the recipe says that the text is already tokenized
     tokenized = tmp_path / "tokenized"
     shutil.copytree(run, tokenized)
     text = (tokenized / "recipe.yaml").read_text(encoding="utf-8")
@@ -213,7 +213,7 @@ def test_another_tokenizer_of_bleu_is_kept_beside_the_runs_own(run, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_trained_model_says_the_same_on_one_process_and_on_two(tmp_path):
+def test_a_trained_model_translates_the_same_in_one_process_and_in_two(tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus", pairs=300)
     settings = {"max_steps": 400, "save_every_steps": 400, "warmup_steps": 100}
     config = train_toys.toy_config(corpus, tmp_path / "run", **settings, model={"hidden_size": 32})
@@ -226,7 +226,7 @@ def test_a_trained_model_says_the_same_on_one_process_and_on_two(tmp_path):
 def talker(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "talker")
     model, _ = load_run(folder)
-    # one that has learned this little would say nothing
+    # a model with so little training would generate nothing
     torch.manual_seed(0)
     for weight in model.parameters():
         torch.nn.init.normal_(weight.data, std=0.5)
@@ -245,7 +245,7 @@ def test_several_processes_translate_each_sentence_once(talker, tmp_path):
         (("--bleu_tokenizer", "13b"), "bleu_tokenizer must be one of"),
     ],
 )
-def test_a_refusal_is_said_once_by_several_processes(talker, tmp_path, slip, sentence):
+def test_several_processes_print_an_error_once(talker, tmp_path, slip, sentence):
     command = train_toys.command(
         talker,
         *(*slip, "--output_dir", str(tmp_path)),
@@ -268,7 +268,7 @@ def check_that_two_processes_do_what_one_does(folder, out):
     )
     shared = kept(out)["test"]
     assert (own.pop("processes"), shared["processes"]) == (1, 2)
-    # by the main process, and once
+    # printed once, by the main process
     assert result.stdout == score_table(shared) + "\n"
     for name in own.keys() - {"seconds"}:
         assert shared[name] == own[name]
@@ -282,10 +282,10 @@ def check_that_two_processes_do_what_one_does(folder, out):
     return own
 
 
-def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_path, capsys):
+def test_two_runs_are_compared_by_saved_translations(run, tmp_path, capsys):
     other = tmp_path / "other"
     shutil.copytree(run, other, ignore=shutil.ignore_patterns("hypotheses"))
-    message = "kept translations of the same sentences, got .* without them under validation: eval"
+    message = "saved translations of the same sentences, got .* without them under validation: eval"
     with pytest.raises(ValueError, match=message):
         evaluate(str(run), split="validation", against=str(other))
     before = evaluate(str(other), split="validation", num_beams=1, max_extra_tokens=2)
@@ -300,7 +300,7 @@ def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_pa
     assert comparison["chrf"]["score"] == pytest.approx(kept(run)["validation"]["chrf"])
     assert f"against validation of {other}, paired bootstrap" in out
     assert f"p = {comparison['chrf']['p_value']:.4f}   {comparison['chrf']['signature']}" in out
-    # the same translations again, and beside a third run
+    # the same translations again, and a comparison with a third run
     third = Path(shutil.copytree(other, tmp_path / "third"))
     evaluate(str(run), split="validation")
     evaluate(str(run), split="validation", against=str(third))
@@ -310,11 +310,11 @@ def test_two_runs_are_compared_on_the_translations_that_one_has_kept(run, tmp_pa
     }
     # the same names, other sentences
     (other / "hypotheses/validation.source.txt").write_text("ant\n" * 11)
-    with pytest.raises(ValueError, match="kept translations of the same sentences"):
+    with pytest.raises(ValueError, match="saved translations of the same sentences"):
         evaluate(str(run), split="validation", against=str(other))
 
 
-def test_what_cannot_be_written_or_compared_is_found_before_a_translation(
+def test_errors_of_writing_and_comparing_are_found_before_the_translation(
     run, tmp_path, monkeypatch, capsys
 ):
     def translated(*given):
@@ -327,7 +327,7 @@ def test_what_cannot_be_written_or_compared_is_found_before_a_translation(
     (tmp_path / "file").touch()
     assert main([str(run), "--output_dir", str(tmp_path / "file")]) == 1
     assert "output_dir must be a folder, got the file" in capsys.readouterr().err
-    # its path becomes part of a file's name
+    # the path becomes part of a file name
     far = tmp_path / ("d" * 200)
     far.symlink_to(Path(read_recipe(run).dataset).resolve())
     assert main([str(run), "--dataset", str(far)]) == 1
@@ -348,7 +348,7 @@ def test_what_cannot_be_written_or_compared_is_found_before_a_translation(
         assert message in capsys.readouterr().err
 
 
-def test_translations_are_kept_whatever_becomes_of_the_scores(run, tmp_path, monkeypatch):
+def test_translations_are_saved_even_if_scoring_fails(run, tmp_path, monkeypatch):
     def failed(*given):
         raise ValueError("no score today")
 
@@ -360,7 +360,7 @@ def test_translations_are_kept_whatever_becomes_of_the_scores(run, tmp_path, mon
     assert len((own / "hypotheses/test.translation.txt").read_text().splitlines()) == 7
 
 
-def test_a_folder_of_its_own_by_another_name_gets_the_card(run, tmp_path, monkeypatch):
+def test_the_run_folder_gets_the_card_under_any_of_its_paths(run, tmp_path, monkeypatch):
     own = Path(shutil.copytree(run, tmp_path / "own"))
     (own / "scores.json").unlink(missing_ok=True)
     (own / "README.md").write_text("")
@@ -369,7 +369,7 @@ def test_a_folder_of_its_own_by_another_name_gets_the_card(run, tmp_path, monkey
     assert "| test | 7 |" in (own / "README.md").read_text(encoding="utf-8")
 
 
-def test_another_search_of_a_run_is_compared_with_its_own_every_time(talker, monkeypatch):
+def test_another_search_is_always_compared_with_the_default_search(talker, monkeypatch):
     compared = []
     monkeypatch.setattr(
         evaluating, "compare_translations", lambda *given: compared.append(given) or {}
@@ -383,7 +383,7 @@ def test_another_search_of_a_run_is_compared_with_its_own_every_time(talker, mon
         ]
         translations, others, *_ = compared.pop()
         assert others == own != translations
-    # of other data as well
+    # with other data as well
     data = {"source_lang": "de", "target_lang": "en"}
     evaluate(str(talker), **data)
     for _ in range(2):
@@ -391,18 +391,18 @@ def test_another_search_of_a_run_is_compared_with_its_own_every_time(talker, mon
         assert name.endswith(f"-test-de-en of {talker}")
 
 
-def test_it_is_said_which_search_of_another_run_is_compared(run, tmp_path):
+def test_a_comparison_names_the_search_of_the_other_run(run, tmp_path):
     other = shutil.copytree(run, tmp_path / "other", ignore=shutil.ignore_patterns("hypotheses"))
     evaluate(str(other))
     for key in ("test", "test-num_beams1"):
         scores = evaluate(str(run), num_beams=1, against=str(other))
         assert f"against {key} of {other}, paired bootstrap" in score_table(scores)
         card = (run / "README.md").read_text(encoding="utf-8")
-        assert f"test-num_beams1 beside {key} of {other}, by paired bootstrap" in card
+        assert f"test-num_beams1 against {key} of {other}, paired bootstrap" in card
         evaluate(str(other), num_beams=1)
 
 
-def test_what_was_compared_of_other_translations_goes_with_them(run, tmp_path):
+def test_comparisons_are_dropped_when_the_translations_change(run, tmp_path):
     own = Path(shutil.copytree(run, tmp_path / "own"))
     other = Path(shutil.copytree(run, tmp_path / "other"))
     evaluate(str(other))
@@ -412,12 +412,12 @@ def test_what_was_compared_of_other_translations_goes_with_them(run, tmp_path):
     assert "against" not in evaluate(str(own))
 
 
-def test_a_language_is_not_translated_into_itself(run, capsys):
+def test_equal_source_and_target_languages_are_refused(run, capsys):
     assert main([str(run), "--source_lang", "de"]) == 1
     assert "target_lang must differ from source_lang, got 'de'" in capsys.readouterr().err
 
 
-def test_an_end_of_line_inside_a_text_puts_nothing_out_of_step(run, tmp_path):
+def test_an_end_of_line_inside_a_text_does_not_shift_lines(run, tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     (corpus / "test.en").write_bytes(b"ant\rbee cat\n")
     (corpus / "test.de").write_bytes(b"cat\rbee ant\n")
@@ -434,17 +434,17 @@ def test_an_end_of_line_inside_a_text_puts_nothing_out_of_step(run, tmp_path):
     assert "against" in evaluate(str(folder), against=str(folder))
 
 
-def test_comet_is_looked_for_before_a_long_translation(run, monkeypatch, tmp_path, capsys):
+def test_a_missing_comet_is_reported_before_the_translation(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(evaluating, "load_model", lambda *given: pytest.fail("too late"))
     assert main([str(run), "--comet"]) == 1
     assert "comet needs the program comet-score" in capsys.readouterr().err
 
 
-def test_comet_is_one_score_among_the_others(run, monkeypatch, tmp_path, capsys):
+def test_comet_is_saved_with_the_other_scores(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(evaluating, "comet_program", lambda: "comet-score")
-    judged = []
-    monkeypatch.setattr(evaluating, "comet_score", lambda *given: judged.append(given) or 0.8125)
+    scored = []
+    monkeypatch.setattr(evaluating, "comet_score", lambda *given: scored.append(given) or 0.8125)
     assert main([str(run), "--comet", "Unbabel/another", "--output_dir", str(tmp_path)]) == 0
     assert "COMET        0.8125   Unbabel/another" in capsys.readouterr().out
     assert kept(tmp_path)["test"]["comet"] == 0.8125
@@ -452,12 +452,10 @@ def test_comet_is_one_score_among_the_others(run, monkeypatch, tmp_path, capsys)
         (tmp_path / f"hypotheses/test.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
         for side in ("source", "translation", "reference")
     ]
-    assert judged == [(*texts, "Unbabel/another")]
+    assert scored == [(*texts, "Unbabel/another")]
 
 
-def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
-    run, tmp_path, monkeypatch
-):
+def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, monkeypatch):
     class Asked(BaseException):
         pass
 
@@ -471,7 +469,7 @@ def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
         with pytest.raises(Asked) as own:
             evaluate(str(tmp_path), **named)
         assert own.value.args == (None, "en", "de", "v1.0", False)
-    # of a stream, the splits that are not trained on are whole
+    # an evaluation needs whole splits: with streaming, only the training split is not whole
     save_config(dataclasses.replace(recipe, streaming=True), tmp_path / "recipe.yaml")
     for split, is_streamed in (("train", False), ("test", True)):
         with pytest.raises(Asked) as streamed:
@@ -486,7 +484,7 @@ def test_a_run_is_evaluated_with_the_dataset_as_it_was_when_it_was_trained(
         assert newer.value.args == (None, "en", "de", "v2.0", False)
 
 
-def test_another_revision_of_the_data_is_other_data(run, tmp_path, monkeypatch):
+def test_another_revision_counts_as_other_data(run, tmp_path, monkeypatch):
     own = Path(shutil.copytree(run, tmp_path / "own"))
     loaded = evaluating.load_translations
     monkeypatch.setattr(

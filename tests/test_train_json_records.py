@@ -1,4 +1,4 @@
-"""Parallel text in JSON files: what is no text is refused by record, and a text stays as it is."""
+"""Parallel text in JSON files: another type than text is refused by record, text is unchanged."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ def write(path, records):
 
 
 def read(folder, streaming, split="train"):
-    """The texts of both sides, as training reads them."""
+    """Read the texts of both sides as training does."""
     rows = load_translations(str(folder), None, "en", "de", streaming=streaming)[split]
     sides = [[], []]
     for table in rows.with_format("arrow").iter(1000):
@@ -56,7 +56,7 @@ def small_chunks(monkeypatch):
     ],
     ids=repr,
 )
-def test_what_is_no_text_is_refused_with_its_file_and_record(
+def test_another_type_than_text_is_refused_with_its_file_and_record(
     record, message, place, streaming, tmp_path
 ):
     write(tmp_path / "train.jsonl", [*GOOD[:place], record, *GOOD[place:]])
@@ -64,7 +64,7 @@ def test_what_is_no_text_is_refused_with_its_file_and_record(
         read(tmp_path, streaming)
 
 
-def test_a_number_far_behind_or_in_another_file_is_refused_too(streaming, small_chunks, tmp_path):
+def test_a_number_is_refused_in_every_chunk_and_file(streaming, small_chunks, tmp_path):
     numbers = [{"translation": {"en": number, "de": number}} for number in range(60)]
     write(tmp_path / "train-1.jsonl", [*GOOD, *GOOD, *numbers])
     with pytest.raises(ValueError, match=r"train-1\.jsonl record 121 must have a text in"):
@@ -75,7 +75,7 @@ def test_a_number_far_behind_or_in_another_file_is_refused_too(streaming, small_
         read(tmp_path, streaming)
 
 
-def test_blank_lines_are_no_records(streaming, small_chunks, tmp_path):
+def test_blank_lines_are_not_counted_as_records(streaming, small_chunks, tmp_path):
     lines = [json.dumps(record) for record in [*GOOD, {"translation": {"en": 1, "de": "1"}}]]
     (tmp_path / "train.jsonl").write_text("\n\n  \n".join(["", *lines]) + "\n\n")
     with pytest.raises(
@@ -84,7 +84,7 @@ def test_blank_lines_are_no_records(streaming, small_chunks, tmp_path):
         read(tmp_path, streaming)
 
 
-def test_records_of_unequal_keys_have_empty_sides(streaming, tmp_path):
+def test_a_key_that_is_missing_in_a_record_is_an_empty_side(streaming, tmp_path):
     odd = [
         {"translation": {"en": "left"}},
         {"translation": {}},
@@ -109,7 +109,7 @@ def test_texts_that_look_like_other_types_stay_as_they_are(streaming, small_chun
         assert read(tmp_path, streaming) == [[left for left, _ in records]] * 2
 
 
-def test_packed_files_lists_and_single_files_are_read(streaming, tmp_path):
+def test_compressed_files_lists_and_single_files_are_read(streaming, tmp_path):
     content = "\ufeff" + json.dumps(GOOD, indent=2)
     (tmp_path / "train.json").write_text(content, encoding="utf-8")
     expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
@@ -127,7 +127,7 @@ def test_packed_files_lists_and_single_files_are_read(streaming, tmp_path):
 
 
 @pytest.mark.parametrize("folder", [".", "b[1]", "m.py"])
-def test_a_file_is_read_wherever_it_lies(folder, streaming, tmp_path, monkeypatch):
+def test_a_file_is_read_from_any_folder(folder, streaming, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path(folder).mkdir(exist_ok=True)
     write(Path(folder, "x.jsonl"), GOOD)
@@ -138,7 +138,7 @@ def test_a_file_is_read_wherever_it_lies(folder, streaming, tmp_path, monkeypatc
     assert read("p.parquet", streaming) == expected
 
 
-def test_records_need_no_lines_of_their_own(streaming, tmp_path):
+def test_records_need_not_be_on_separate_lines(streaming, tmp_path):
     expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
     for content in (
         "\n".join(json.dumps(record, indent=1) for record in GOOD),
@@ -147,7 +147,7 @@ def test_records_need_no_lines_of_their_own(streaming, tmp_path):
         (tmp_path / "train.json").write_text(content, encoding="utf-8")
         assert read(tmp_path, streaming) == expected
     (tmp_path / "train.json").unlink()
-    # a name that does not say how the file is packed
+    # the name does not show the compression
     packed = gzip.compress("".join(json.dumps(record) + "\n" for record in GOOD).encode())
     (tmp_path / "train.jsonl").write_bytes(packed)
     assert read(tmp_path, streaming) == expected
@@ -156,7 +156,7 @@ def test_records_need_no_lines_of_their_own(streaming, tmp_path):
 def test_a_list_of_records_is_read_in_parts(streaming, small_chunks, tmp_path):
     expected = [[record["translation"][side] for record in GOOD] for side in ("en", "de")]
     for content in (json.dumps(GOOD), json.dumps(GOOD, indent=1), json.dumps(GOOD) + "\n \n"):
-        # a character of several bytes may lie across the end of a part
+        # a character of several bytes can cross the boundary of two chunks
         for shift in range(3):
             (tmp_path / "train.json").write_text(" " * shift + content.replace('5"', '\xe45"'))
             read_texts = read(tmp_path, streaming)
@@ -176,14 +176,14 @@ def test_a_list_of_records_is_read_in_parts(streaming, small_chunks, tmp_path):
     ],
     ids=["no end", "more", "comma", "no comma", "deep list", "deep record"],
 )
-def test_a_list_that_is_none_is_refused(content, message, streaming, tmp_path):
+def test_a_damaged_list_is_refused(content, message, streaming, tmp_path):
     (tmp_path / "train.json").write_text(content)
     with pytest.raises(ValueError, match=rf"train\.json {message}"):
         read(tmp_path, streaming)
 
 
 @pytest.mark.parametrize("is_list", [False, True])
-def test_a_record_has_a_longest_length(is_list, streaming, small_chunks, monkeypatch, tmp_path):
+def test_the_length_of_a_record_is_limited(is_list, streaming, small_chunks, monkeypatch, tmp_path):
     monkeypatch.setattr(json_records, "MAX_RECORD_BYTES", 2000)
     for length, is_refused in ((1500, False), (2600, True)):
         long = {"translation": {"en": "x" * length, "de": "y"}}
@@ -206,7 +206,7 @@ def test_another_encoding_is_named(streaming, tmp_path):
         read(tmp_path, streaming)
 
 
-def test_what_is_no_json_is_refused_with_its_record(streaming, tmp_path):
+def test_invalid_json_is_refused_with_its_record(streaming, tmp_path):
     path = tmp_path / "train.jsonl"
     lines = [json.dumps(record) for record in GOOD]
     path.write_text("\n".join([lines[0][:-1], *lines]) + "\n", encoding="utf-8")
@@ -232,7 +232,7 @@ def test_a_changed_file_is_read_again(tmp_path):
     assert read(tmp_path, False)[0] == [record["translation"]["en"] for record in GOOD[5:10]]
 
 
-def test_a_language_is_looked_for_in_all_records(small_chunks, streaming, tmp_path):
+def test_languages_are_collected_from_all_records(small_chunks, streaming, tmp_path):
     write(tmp_path / "train.jsonl", [{"translation": {"en": "a"}}] * 99 + GOOD)
     assert read(tmp_path, streaming)[1][99] == GOOD[0]["translation"]["de"]
     write(tmp_path / "train.jsonl", [{"translation": {"en": "a", "cs": "b"}}] * 99)

@@ -503,7 +503,7 @@ def test_a_checkpoint_that_is_passed_over_is_named(corpus, tmp_path, caplog):
     (tmp_path / "run/checkpoints/step-8/optimizer.pt").unlink()
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
-    said = "step-8, whose optimizer.pt is missing, cut off or changed: passed over."
+    said = "step-8, whose optimizer.pt is missing, truncated or changed: passed over."
     assert f"{said} The run resumes from step-4." in caplog.text
 
 
@@ -579,7 +579,7 @@ def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp
     assert "no checkpoint" not in caplog.text
     assert read_environment(tmp_path / "run")[-1]["changed"] == change
     card = (tmp_path / "run/README.md").read_text(encoding="utf-8")
-    assert f"| changed on the way | {change}, from step 3 on |" in card
+    assert f"| changed settings | from step 3 on: {change} |" in card
 
 
 def test_a_run_goes_on_with_the_settings_of_adam_that_it_is_given(corpus, tmp_path):
@@ -816,7 +816,8 @@ def test_a_full_disk_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     assert main([str(recipe)]) == 1
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert re.match(
-        r"error: checkpoint .*step-4 cannot be written with .* kB free, there is none before it",
+        r"error: checkpoint .*step-4 cannot be written with .* kB free, "
+        r"there is no checkpoint before it",
         last,
     )
     assert not checkpoints(tmp_path / "run/checkpoints")

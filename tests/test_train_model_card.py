@@ -1,4 +1,4 @@
-"""What a model card says is what the run has noted, and the Hub can read it."""
+"""A model card agrees with the files of the run, and the Hub can read it."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def run(tmp_path_factory):
 
 
 def card(run, commits=None, **changes):
-    """The card as it would be with other settings, and of corpora at these commits."""
+    """Write the card with other settings, and with the given commits of the corpora."""
     settings = {**vars(read_recipe(run)), **changes}
     environment = run / "environment.txt"
     before = environment.read_text()
@@ -53,19 +53,19 @@ def test_a_card_names_sizes_steps_average_and_losses(run):
     text = card(run).text
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for fact in (
-        "trained from nothing for 12 steps on `corpus`. Its weights are the mean of 2 checkpoints, "
+        "trained from scratch for 12 steps on `corpus`. Its weights are the mean of 2 checkpoints, "
         "of steps 8, 12.",
         "| parameters | 12,440, embeddings included |",
-        "| layers | 1 of the encoder, 2 of the decoder |",
+        "| layers | 1 in the encoder, 2 in the decoder |",
         "| d_model, d_ff, heads | 16, 24, 2 |",
-        "| vocabulary | 290 tokens, of both languages |",
-        "| batch | about 300 source and 300 target tokens a step |",
-        "| rate | section 5.3, 5 warm-up steps, times 2 |",
+        "| vocabulary | 290 tokens, shared by both languages |",
+        "| batch | about 300 source and 300 target tokens per step |",
+        "| learning rate | section 5.3, 5 warm-up steps, times 2 |",
         f"| steps | 12, {metrics[-2]['epoch']:.1f} epochs |",
-        f"| loss | {metrics[-2]['loss']:.3f} in training, smoothed; "
-        f"{metrics[-1]['validation_loss']:.3f} in validation, a perplexity of "
+        f"| loss | {metrics[-2]['loss']:.3f} training, smoothed; "
+        f"{metrics[-1]['validation_loss']:.3f} validation, perplexity "
         f"{metrics[-1]['validation_perplexity']:.2f} |",
-        "![Loss over the steps](pictures/loss.png)",
+        "![Loss against steps](pictures/loss.png)",
         "at most 50 tokens more than the source",
     ):
         assert fact in text
@@ -85,7 +85,7 @@ def test_a_card_names_sizes_steps_average_and_losses(run):
         (16, 1, "8 CPU cores"),
     ],
 )
-def test_a_card_says_how_many_of_the_cores_were_used(threads, processes, said, run, tmp_path):
+def test_a_card_has_the_number_of_used_cores(threads, processes, said, run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "elsewhere")
     path = folder / "environment.txt"
     text = path.read_text(encoding="utf-8")
@@ -100,25 +100,25 @@ def test_a_card_says_how_many_of_the_cores_were_used(threads, processes, said, r
     assert re.search(rf"\| time \| \d+ s on {said} \|", card(folder).text)
 
 
-def test_a_card_has_the_last_loss_there_was(run, tmp_path):
+def test_a_card_has_the_last_finite_loss(run, tmp_path):
     folder = shutil.copytree(run, tmp_path / "skipped")
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     expected = next(line["loss"] for line in reversed(lines) if "loss" in line)
-    # the last steps were all skipped, and what there was to validate was not finite
+    # the last steps were all skipped, and the validation loss was not finite
     lines.append({**lines[-2], "step": 99, "loss": None})
     lines.append({"step": 99, "validation_loss": None, "validation_perplexity": None})
     text = "".join(json.dumps(line) + "\n" for line in lines)
     (folder / "metrics.jsonl").write_text(text, encoding="utf-8")
-    assert f"| loss | {expected:.3f} in training, smoothed |" in card(folder).text
+    assert f"| loss | {expected:.3f} training, smoothed |" in card(folder).text
 
 
-def test_a_card_holds_the_recipe_that_trains_the_same(run, tmp_path):
+def test_a_card_contains_the_recipe_of_the_run(run, tmp_path):
     (block,) = re.findall(r"```yaml\n(.*?)```", card(run).text, re.DOTALL)
     (tmp_path / "again.yaml").write_text(block)
     assert load_config(str(tmp_path / "again.yaml")) == read_recipe(run)
 
 
-def test_the_results_of_a_card_are_read_as_they_were_written(run, tmp_path):
+def test_the_results_of_a_card_are_read_as_written(run, tmp_path):
     scores = json.loads((run / "scores.json").read_text(encoding="utf-8"))["test"]
     for name in (run, tmp_path / "published"):
         if name != run:
@@ -136,7 +136,7 @@ def test_the_results_of_a_card_are_read_as_they_were_written(run, tmp_path):
         assert data.datasets is None
 
 
-def test_a_dataset_of_the_hub_is_named_and_a_local_one_is_not(run):
+def test_a_card_names_a_dataset_on_the_hub_but_not_a_local_one(run):
     data = card(run, dataset="wmt/wmt14", name="de-en", commits="0" * 40).data
     assert data.datasets == ["wmt/wmt14"]
     result = data.eval_results[0]
@@ -146,7 +146,7 @@ def test_a_dataset_of_the_hub_is_named_and_a_local_one_is_not(run):
     assert str(run.parent) not in own.text.split("## Results")[1].split("## Training")[0]
 
 
-def test_corpora_that_were_mixed_in_are_named(run):
+def test_a_card_names_the_mixed_corpora(run):
     mix = [{"dataset": "some/corpus", "name": "de-en"}, {"dataset": "../texts/crawl"}]
     commits = ", ".join(["0" * 40, "1" * 40, "none", "0" * 40])
     mixed = [*mix, {"dataset": "wmt/wmt14"}]
@@ -156,34 +156,34 @@ def test_corpora_that_were_mixed_in_are_named(run):
     assert found.data.datasets == ["wmt/wmt14", "some/corpus"]
     commits = ", ".join(["none", "1" * 40, "none"])
     assert card(run, mix=mix, commits=commits).data.datasets == ["some/corpus"]
-    # beside the run when it began, if no longer here
+    # local when the run began, even if no longer here
     assert card(run, dataset="some/corpus").data.datasets is None
 
 
-def test_there_is_no_license_that_nobody_gave(run):
+def test_a_card_has_a_license_only_if_the_recipe_has_one(run):
     assert card(run, license="apache-2.0").data.license == "apache-2.0"
     assert card(run).data.license is None
     assert "license" not in card(run).content.split("---")[1]
 
 
-def test_scores_of_other_weights_are_not_the_models(run, tmp_path):
+def test_scores_of_other_weights_are_not_results_of_the_model(run, tmp_path):
     own = "the mean of 2 checkpoints, of steps 8, 12"
     evaluate(str(run), num_beams=1, against=str(run))
     before = card(run).text
     assert "| test | 7 |" in before
-    assert "test-num_beams1 beside test of " in before
+    assert "test-num_beams1 against test of " in before
     assert "The first sentences of test; " in before
     average_run(run, num_checkpoints=1)
     found = ModelCard.load(run / "README.md")
     assert found.data.eval_results is None
     assert f"| test, of other weights: {own} | 7 |" in found.text
-    assert "test-num_beams1, of other weights, beside test of " in found.text
+    assert "test-num_beams1, of other weights, against test of " in found.text
     assert "The first sentences of test, by other weights; " in found.text
     average_run(run)
     assert "| test | 7 |" in card(run).text
 
 
-def test_scores_of_another_search_are_not_the_models(run):
+def test_scores_of_another_search_are_not_results_of_the_model(run):
     assert "| test | 7 |" in card(run).text
     other = card(run, length_penalty_alpha=1.0)
     assert other.data.eval_results is None
@@ -191,7 +191,7 @@ def test_scores_of_another_search_are_not_the_models(run):
     assert f"| test, by another search: {search} | 7 |" in other.text
 
 
-def test_the_time_is_that_of_all_machines_a_run_was_on(run):
+def test_the_time_names_all_machines_of_the_run(run):
     environment = run / "environment.txt"
     before = environment.read_text()
     on_gpu = before.replace("gpus: none", "gpus: NVIDIA H200")
@@ -203,7 +203,7 @@ def test_the_time_is_that_of_all_machines_a_run_was_on(run):
     assert re.search(r"\| time \| \d+ s on NVIDIA H200, then [^,|]* CPU cores \|", text)
 
 
-def test_a_card_is_written_where_the_environment_was_cut_off(run, tmp_path):
+def test_a_card_is_written_even_if_the_environment_is_truncated(run, tmp_path):
     own = Path(shutil.copytree(run, tmp_path / "own"))
     environment = own / "environment.txt"
     environment.write_text(environment.read_text()[:60])
@@ -215,7 +215,7 @@ def test_a_card_is_written_where_the_environment_was_cut_off(run, tmp_path):
         card(own)
 
 
-def test_a_command_of_several_lines_stands_in_one_and_is_the_same(tmp_path, monkeypatch):
+def test_a_command_with_line_feeds_is_written_on_one_line(tmp_path, monkeypatch):
     words = ["--mix", "\n- dataset: it's\n\n", "--max_steps", "3"]
     monkeypatch.setattr("sys.argv", ["train", *words])
     write_environment(tmp_path, {"first_step": 1})
@@ -226,7 +226,7 @@ def test_a_command_of_several_lines_stands_in_one_and_is_the_same(tmp_path, monk
     assert done.stdout.split("\0")[:-1] == words
 
 
-def test_the_folder_that_one_is_in_has_a_name_too(run, monkeypatch):
+def test_the_current_folder_is_named_by_its_full_name(run, monkeypatch):
     folder = Path(read_recipe(run).dataset).resolve()
     monkeypatch.chdir(folder)
     found = card(run, dataset=".")
@@ -234,25 +234,25 @@ def test_the_folder_that_one_is_in_has_a_name_too(run, monkeypatch):
     assert {one.dataset_type for one in found.data.eval_results} == {folder.name}
 
 
-def test_a_run_of_many_starts_shows_the_first(run):
+def test_a_card_shows_the_first_of_several_starts(run):
     environment = run / "environment.txt"
     before = environment.read_text()
     environment.write_text(before + before.replace("first_step: 1", "first_step: 5"))
     text = card(run).text
     environment.write_text(before)
-    assert "The first of 2 starts; `environment.txt` has all." in text
+    assert "The first of 2 starts; `environment.txt` contains all." in text
     assert text.count("first_step:") == 1
     assert " starts; " not in card(run).text
 
 
-def test_a_score_is_in_the_table_where_it_was_counted(run):
+def test_the_table_has_every_score_that_was_computed(run):
     path = run / "scores.json"
     before = path.read_text(encoding="utf-8")
     scores = json.loads(before)
-    judged = {"comet": 0.81254, "comet_signature": "Unbabel/wmt22-comet-da"}
+    extra = {"comet": 0.81254, "comet_signature": "Unbabel/wmt22-comet-da"}
     comparison = {"score": 31.0, "ci": 1.25, "other": 29.5, "other_ci": 1.5, "p_value": 0.012}
-    judged["against"] = {"runs/other": {"bleu": {**comparison, "signature": "bs:1000|seed:12345"}}}
-    scores["validation"] = {**scores["test"], **judged, "split": "validation"}
+    extra["against"] = {"runs/other": {"bleu": {**comparison, "signature": "bs:1000|seed:12345"}}}
+    scores["validation"] = {**scores["test"], **extra, "split": "validation"}
     del scores["validation"]["compound_bleu"], scores["validation"]["compound_bleu_signature"]
     path.write_text(json.dumps(scores))
     found = card(run)

@@ -1,4 +1,4 @@
-"""Pairs as token ids: cleaned, counted, made once. Section 5.1."""
+"""Sentence pairs as token ids: encoding, filtering, counts and cache. Section 5.1."""
 
 import collections
 import shutil
@@ -15,15 +15,15 @@ from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.data import pairs as pairing
 from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.data.pairs import (
-    NO_TEXT,
+    GARBLED,
     VERDICTS,
     counts_of,
     drop_untrainable,
     encode_pairs,
     encode_table,
-    judge,
+    filter_pairs,
     prepare_pairs,
-    refuse_useless,
+    refuse_unusable,
 )
 
 
@@ -32,7 +32,7 @@ def _empty_cache(tmp_path, monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
 
 
-def test_the_direction_is_the_one_asked_for(corpus):
+def test_pairs_have_the_given_direction(corpus):
     texts = load_translations(str(corpus), None, "de", "en")
     tokenizer = VanillaTransformerTokenizer()
     encoded = encode_pairs(texts["test"], "test", tokenizer, "de", "en")
@@ -64,13 +64,13 @@ def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monke
     again = encode_pairs(texts, "train", loaded, "en", "de")
     assert not calls
     assert again[:] == rows[:]
-    # but by another, or the other way round, it is tokenized anew
+    # another tokenizer or the other direction tokenizes again
     turned = encode_pairs(texts, "train", loaded, "de", "en")
     bytes_alone = encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")
     assert len(calls) == 2
     assert turned[0]["input_ids"] == rows[0]["labels"]
     assert bytes_alone[0] != rows[0]
-    # as by another version of the code
+    # changed code tokenizes again
     monkeypatch.setattr(pairing, "CODE", (__file__,))
     encode_pairs(texts, "train", loaded, "en", "de")
     assert len(calls) == 3
@@ -79,7 +79,7 @@ def test_text_is_tokenized_once_by_a_tokenizer_learned_or_loaded(tmp_path, monke
 def test_a_line_without_text_is_named():
     pairs = [{"en": "a", "de": "b"}] * 2 + [{"en": "c", "de": None}]
     texts = datasets.Dataset.from_dict({"translation": pairs})
-    # the pair is found in files that are read in another order
+    # the error shows the pair, which helps to find it in files that are read in another order
     message = "validation line 3 must have text in 'de', got None in .*'en': 'c'"
     with pytest.raises(ValueError, match=message):
         encode_pairs(texts, "validation", VanillaTransformerTokenizer(), "en", "de")
@@ -92,23 +92,23 @@ def as_rows(pairs):
 
 
 def encoded(pairs, split="train"):
-    """As `encode_pairs` has it, but never from a cache."""
+    """Encode pairs as `encode_pairs` does, but without the cache."""
     table = as_rows(pairs).with_format("arrow")[:]
     tokenizer = VanillaTransformerTokenizer()
     return datasets.Dataset(encode_table(table, [0], split, tokenizer, ["en", "de"]))
 
 
 def verdicts(pairs, max_length=50, **rules):
-    return [VERDICTS[place] for place in judge(encoded(pairs), max_length, **rules)[2]]
+    return [VERDICTS[index] for index in filter_pairs(encoded(pairs), max_length, **rules)[2]]
 
 
 GOOD = ("a cat", "eine Katze")
-# letters of German and French beyond ASCII, and marks of printed text
+# letters of German and French beyond ASCII, and punctuation of printed text
 LETTERS = [*"äöüßÄÖÜàâçéèêëîïôùûœÂÇÉÈÊÔ«»°", "\u2013", "\u2019", "\u201c", "\u2026"]
 TEXT = ["Âge, Ô, NÃO, ÅR", "AMANHÃ\u201d \u2013 5€", "l\u2019Â\u2026", "â €, 20 °C"]
 
 
-# of languages whose words in capitals end with letters of those that garbled text is full of
+# in these languages words in capitals end with letters that are frequent in garbled text
 SENTENCES = [
     "Le château de la reine est à côté du théâtre, où l\u2019été dure plus longtemps.",
     "Il a goûté la crème brûlée : « un délice » !",
@@ -122,7 +122,7 @@ SENTENCES = [
     "Xã hội đã thay đổi; cả nhà đều khỏe \u2013 bà và mẹ tôi cũng vậy.",
     "Câu hỏi của thầy giáo rất khó, nhưng trò đã trả lời được.",
 ]
-# what print puts behind a word
+# punctuation that can follow a word
 AFTER = [
     "»",
     "”",
@@ -142,23 +142,23 @@ AFTER = [
 ]
 
 
-def test_words_in_capitals_are_not_taken_for_garbled_text():
+def test_words_in_capitals_are_not_garbled():
     texts = [sentence.upper() for sentence in SENTENCES]
     words = sorted({word.strip(".,;:!?«»“”„…\u2013") for text in texts for word in text.split()})
     endings = {word[-1:] for word in words}
     assert {"Ã", "Â", "À", "Ô", "Ă"} & endings >= {"Ã", "À", "Ă"}
     words += ["Â", "Ã", "ALEMÃ", "XÃ", "PÂ", "S\xc2", "NÃO", "Ă"]
     texts += [f"{before}{word}{after}" for word in words for after in AFTER for before in ("", "«")]
-    wrong = [text for text in texts if NO_TEXT.search(text)]
+    wrong = [text for text in texts if GARBLED.search(text)]
     assert not wrong
 
 
-def test_garbled_sentences_are_found_in_small_letters_and_mostly_in_capitals():
+def test_garbled_words_are_found_in_small_letters_and_mostly_in_capitals():
     def found(texts):
-        # some bytes are nothing in Windows-1252
+        # some bytes are undefined in Windows-1252
         garbled = [text.encode().decode("cp1252", errors="replace") for text in texts]
         whole = [text for text in garbled if "\ufffd" not in text]
-        return sum(bool(NO_TEXT.search(text)) for text in whole), len(whole)
+        return sum(bool(GARBLED.search(text)) for text in whole), len(whole)
 
     words = {word.strip(".,;:!?") for sentence in SENTENCES[:6] for word in sentence.split()}
     words = [word for word in words if word.isalpha() and not word.isascii()]
@@ -173,8 +173,8 @@ def test_garbled_sentences_are_found_in_small_letters_and_mostly_in_capitals():
     ["Où ?", "N° 5", "Nº 7", "¿Qué?", "20 °C", "siehe § 3", "Il va à Paris", "à", "Óscar", "œuvre"],
 )
 def test_a_single_garbled_symbol_is_found(text):
-    assert not NO_TEXT.search(text)
-    assert NO_TEXT.search(text.encode().decode("cp1252"))
+    assert not GARBLED.search(text)
+    assert GARBLED.search(text.encode().decode("cp1252"))
 
 
 @pytest.mark.parametrize(
@@ -186,22 +186,22 @@ def test_a_single_garbled_symbol_is_found(text):
         (("much " * 40, "viel"), "too_long"),
         (("caf\ufffd", "Kaffee"), "wrong_encoding"),
         (("a\x92s", "eines"), "wrong_encoding"),
-        # as cp1252 shows UTF-8, and what is like it
+        # UTF-8 that was decoded as cp1252, and text that looks similar
         *((("x", f"a{letter}b".encode().decode("cp1252")), "wrong_encoding") for letter in LETTERS),
         *((("x", word), "kept") for word in [*LETTERS, *TEXT]),
         (("cat", "K\x00a\x00t\x00z\x00e\x00"), "wrong_encoding"),
-        # of two reasons the first counts
+        # the first of two reasons counts
         (("", "caf\ufffd"), "wrong_encoding"),
-        # all of this is text
+        # unusual but valid text
         (("na\u00efve \u00a0 \U0001f600", "\u2028\u00df\u4e2d"), "kept"),
     ],
 )
-def test_a_pair_is_left_out_for_the_first_reason_that_holds(pair, verdict):
+def test_a_pair_is_dropped_for_the_first_reason_that_applies(pair, verdict):
     assert verdicts([GOOD, pair]) == ["kept", verdict]
 
 
-def test_the_ratio_is_of_tokens_without_the_end():
-    # single bytes are the tokens where no vocabulary is learned, and a space comes first
+def test_the_length_ratio_does_not_count_the_end_token():
+    # without a learned vocabulary the tokens are bytes, after a leading space
     pairs = [("aaaaa", "bb"), ("a", "bbb"), ("aaaaaa", "bb"), ("a", "bbbb")]
     assert verdicts(pairs, max_length_ratio=2.0) == ["kept", "kept", *["length_ratio"] * 2]
     assert verdicts(pairs) == ["kept"] * 4
@@ -222,32 +222,35 @@ def test_only_the_first_of_equal_pairs_is_kept(pairs):
     assert set(verdicts(pairs)) <= {"kept", "empty"}
 
 
-def test_repeats_are_found_in_parts_and_in_chunks_as_well(monkeypatch):
+def test_duplicates_are_found_across_chunks(monkeypatch):
     random = np.random.default_rng(3)
     pairs = [(f"cat {i}", f"Katze {j}") for i, j in random.integers(0, 20, (500, 2))]
     rows = encoded(pairs)
-    whole = judge(rows, 50, drop_duplicates=True)
+    whole = filter_pairs(rows, 50, drop_duplicates=True)
     monkeypatch.setattr(pairing, "CHUNK", 13)
-    in_parts = judge(rows, 50, drop_duplicates=True)
+    in_parts = filter_pairs(rows, 50, drop_duplicates=True)
     assert (whole == in_parts).all()
     assert counts_of(whole[2])["kept"] == len(set(pairs))
     assert counts_of(whole[2])["duplicate"] > 0
 
 
-def test_where_a_side_ends_tells_pairs_apart():
+def test_pairs_that_differ_only_in_the_boundary_between_sides_are_no_duplicates():
     pairs = [("ab", "c"), ("a", "bc"), ("a\n1", "b"), ("a", "1\nb")]
     assert verdicts(pairs, drop_duplicates=True) == ["kept"] * 4
 
 
-def test_every_pair_is_counted_once_and_every_reason_said():
+def test_every_pair_is_counted_once():
     pairs = [GOOD, GOOD, ("", "x"), ("a " * 60, "b"), ("\ufffd", "c"), ("aaaaaaaaa", "b")]
     rows = encoded(pairs)
-    counts = counts_of(judge(rows, 50, max_length_ratio=3.0, drop_duplicates=True)[2])
+    counts = counts_of(filter_pairs(rows, 50, max_length_ratio=3.0, drop_duplicates=True)[2])
     assert counts == dict.fromkeys(VERDICTS, 1)
-    assert counts_of(judge(encoded([GOOD]), 50)[2]) == {**dict.fromkeys(VERDICTS, 0), "kept": 1}
+    assert counts_of(filter_pairs(encoded([GOOD]), 50)[2]) == {
+        **dict.fromkeys(VERDICTS, 0),
+        "kept": 1,
+    }
 
 
-def test_untrainable_pairs_are_left_out_of_what_is_fine_tuned_on(caplog):
+def test_untrainable_pairs_are_dropped_before_fine_tuning(caplog):
     caplog.set_level("INFO")
     rows, counts = drop_untrainable(encoded([GOOD, ("", "x"), ("a dog", "ein Hund")]), "train", 50)
     assert len(rows) == counts["kept"] == 2
@@ -257,19 +260,22 @@ def test_untrainable_pairs_are_left_out_of_what_is_fine_tuned_on(caplog):
 @pytest.mark.parametrize(
     ("pairs", "message"),
     [
-        ([("", "x"), ("a " * 60, "b")], "news must have a pair that is fit .*empty 1, too_long 1"),
+        (
+            [("", "x"), ("a " * 60, "b")],
+            "news must have a pair that can be used, got .*empty 1, too_long 1",
+        ),
         (
             [("caf\ufffd", "b"), ("\ufffd", "b"), GOOD],
             "news must be UTF-8 in at least half of its pairs, got kept 1, wrong_encoding 2",
         ),
     ],
 )
-def test_text_of_which_too_little_is_left_is_refused(pairs, message):
+def test_a_corpus_without_usable_pairs_is_refused(pairs, message):
     with pytest.raises(ValueError, match=message):
-        refuse_useless(counts_of(judge(encoded(pairs), 50)[2]), "news")
+        refuse_unusable(counts_of(filter_pairs(encoded(pairs), 50)[2]), "news")
 
 
-def test_pairs_are_taken_by_their_numbers_out_of_any_parts():
+def test_pairs_are_read_by_index_from_concatenated_corpora():
     pairs = [(f"{'x' * (i % 7)} {i}", f"nummer {i}") for i in range(40)]
     parts = [encoded(pairs[:9]), encoded(pairs[9:10]), encoded(pairs[10:])]
     taken = prepare_pairs(parts, max_length=50)
@@ -299,14 +305,14 @@ def test_a_copy_of_the_text_elsewhere_is_not_tokenized_again(corpus, tmp_path, m
     assert encode_pairs(copied, "train", tokenizer, "en", "de")[:] == rows[:]
 
 
-def test_pairs_are_judged_once_for_the_same_rules(corpus, monkeypatch):
+def test_pairs_are_filtered_once_for_the_same_rules(corpus, monkeypatch):
     texts = load_translations(str(corpus), None, "en", "de")["train"]
     rows = [encode_pairs(texts, "train", VanillaTransformerTokenizer(), "en", "de")]
     first = prepare_pairs(rows, 41)
-    assert isinstance(first.judged, np.memmap)
+    assert isinstance(first.filtered, np.memmap)
     calls = collections.Counter()
-    real = pairing.judge
-    monkeypatch.setattr(pairing, "judge", lambda *a: calls.update(judged=1) or real(*a))
-    assert (prepare_pairs(rows, 41).judged == first.judged).all()
-    assert calls["judged"] == 0
+    real = pairing.filter_pairs
+    monkeypatch.setattr(pairing, "filter_pairs", lambda *a: calls.update(filtered=1) or real(*a))
+    assert (prepare_pairs(rows, 41).filtered == first.filtered).all()
+    assert calls["filtered"] == 0
     assert len(prepare_pairs(rows, 7).kept()) < len(first.kept())

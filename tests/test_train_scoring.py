@@ -1,4 +1,4 @@
-"""Scores of translations: what each is worth by hand, and by other programs. Section 6.1."""
+"""Scores of translations, compared with hand calculation and other programs. Section 6.1."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def test_equal_translations_score_100_and_match():
     assert score_translations([texts[0], "Nein ."], texts)["exact_match"] == 0.5
 
 
-def test_text_that_is_tokenized_already_can_be_left_so():
+def test_text_that_is_already_tokenized_is_not_tokenized_again():
     scores = score_translations(["a-b c d e"], ["a-b c d e"], bleu_tokenizer="none")
     assert "tok:none" in scores["bleu_signature"]
     with pytest.raises(ValueError, match="bleu_tokenizer must be one of"):
@@ -60,7 +60,7 @@ NEARLY = ["今天天气很好\uff0c我们去公园玩。", "火车十点离开�
     ],
 )
 def test_a_language_has_the_tokenizer_that_finds_its_words(language, tokenizer, monkeypatch):
-    # what Japanese and Korean need is not everywhere
+    # the packages for Japanese and Korean may not be installed
     monkeypatch.setattr(config, "BLEU_MODULES", {"ja-mecab": ("none",), "ko-mecab": ("none",)})
     scores = score_translations(NEARLY, CHINESE, target_lang=language)
     assert f"|tok:{tokenizer}|" in scores["bleu_signature"]
@@ -72,25 +72,25 @@ def test_a_language_has_the_tokenizer_that_finds_its_words(language, tokenizer, 
         assert TrainConfig(dataset="x", target_lang=language).bleu_tokenizer == tokenizer
 
 
-def test_japanese_and_korean_have_their_words_where_what_they_need_is_installed(monkeypatch):
+def test_japanese_and_korean_use_their_tokenizers_if_installed(monkeypatch):
     monkeypatch.setattr(config, "BLEU_MODULES", {"ja-mecab": ("json",), "ko-mecab": ("json",)})
     assert config.bleu_tokenizer_of("ja") == "ja-mecab"
     assert config.bleu_tokenizer_of("kor") == "ko-mecab"
 
 
-def test_a_tokenizer_that_finds_no_words_is_told(caplog):
+def test_a_tokenizer_that_finds_no_words_causes_a_warning(caplog):
     scores = score_translations(NEARLY, CHINESE, "13a", "zh")
     assert "|tok:13a|" in scores["bleu_signature"]
-    assert "takes whole sentences of zh for words: give --bleu_tokenizer zh" in caplog.text
+    assert "treats whole sentences in zh as words: use --bleu_tokenizer zh" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("text", "split"),
     [
         ("Ein Rich-Text-Format.", "Ein Rich ##AT##-##AT## Text ##AT##-##AT## Format ."),
-        # a letter between two hyphens is taken once
+        # a letter between two hyphens matches only one of them
         ("a-b-c", "a ##AT##-##AT## b-c"),
-        # but not one of two bytes
+        # except a letter of two bytes
         ("a-é-b", "a ##AT##-##AT## é ##AT##-##AT## b"),
         ("von 10-20 bis - ja", "von 10 ##AT##-##AT## 20 bis - ja"),
         ("z. B. Dr. Müller, „heute“ …", "z. B. Dr. Müller , „ heute &quot; ..."),
@@ -228,7 +228,7 @@ def test_the_probability_of_a_difference_is_its_share_among_samples(corpus):
     assert result["p_value"] == pytest.approx(share, abs=0.03)
 
 
-# takes the flags of unbabel-comet's program, and writes a file as it does
+# accepts the flags of unbabel-comet's program, and writes the same kind of file
 STAND_IN = """#!{python}
 import argparse, json
 parser = argparse.ArgumentParser()
@@ -250,7 +250,7 @@ print("translations\\tscore: 0.5")
 
 @pytest.fixture
 def comet(tmp_path, monkeypatch):
-    """A program by the name of COMET's, whose score is the ratio of the lengths."""
+    """Install a stand-in for COMET, whose score is the ratio of the lengths."""
     program = tmp_path / "comet-score"
     program.write_text(STAND_IN.format(python=sys.executable))
     program.chmod(program.stat().st_mode | stat.S_IXUSR)
@@ -258,27 +258,29 @@ def comet(tmp_path, monkeypatch):
 
 
 @pytest.mark.usefixtures("comet")
-def test_comet_judges_each_sentence_once():
+def test_comet_scores_each_sentence_once():
     sources, references = ["a\u2028b", "c"], ["aaaa", "cc\r\ncc"]
     assert comet_score(sources, ["aaaa", "cc"], references) == pytest.approx((1 + 2 / 5) / 2)
-    with pytest.raises(ValueError, match="must end well, got exit 1: Model 'none' not supported"):
+    with pytest.raises(
+        ValueError, match="must succeed, got exit status 1: Model 'none' not supported"
+    ):
         comet_score(["a"], ["b"], ["c"], "none")
 
 
-def test_without_comet_one_sentence_says_how_to_get_it(monkeypatch, tmp_path):
+def test_without_comet_the_error_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="comet needs the program comet-score, got none: `pipx"):
         comet_score(["a"], ["b"], ["c"])
 
 
-def test_a_tokenizer_of_bleu_whose_program_is_not_there_is_refused(monkeypatch):
+def test_a_bleu_tokenizer_without_its_package_is_refused(monkeypatch):
     monkeypatch.setitem(sys.modules, "MeCab", None)
     monkeypatch.delitem(sys.modules, "sacrebleu.tokenizers.tokenizer_ja_mecab", raising=False)
     with pytest.raises(ValueError, match=r"bleu_tokenizer must .* got 'ja-mecab': .*sacrebleu\[ja"):
         score_translations(["a"], ["a"], "ja-mecab")
 
 
-def test_what_cannot_be_compared_is_refused():
+def test_unequal_numbers_of_translations_and_references_are_refused():
     with pytest.raises(ValueError, match="one translation for each"):
         score_translations(["a"], ["a", "b"])
     with pytest.raises(ValueError, match="one translation for each"):

@@ -1,4 +1,4 @@
-"""Text that is read while it is trained on, in blocks."""
+"""Streaming: training text that is read during training, in blocks."""
 
 import collections
 import itertools
@@ -28,7 +28,7 @@ TOKENIZER = VanillaTransformerTokenizer()
 
 
 def numbered(sizes, first=0, mark=""):
-    """A stream of files with so many pairs each, all different."""
+    """Return a stream of files of the given sizes; all pairs are different."""
     shards = []
     for size in sizes:
         shards.append([(f"{mark}{first + i}", f"n{mark}{first + i}") for i in range(size)])
@@ -69,7 +69,7 @@ def steps_of(corpora, weights=None, rules=None, **options):
 
 
 def sentences(batches):
-    """The sources of micro-batches, as text, sorted."""
+    """Return the sources of micro-batches as sorted text."""
     return sorted(
         TOKENIZER.decode(ids, skip_special_tokens=True)
         for batch in batches
@@ -83,13 +83,13 @@ def seen(steps, first, last):
 
 @pytest.fixture(autouse=True)
 def _few_pairs_at_once(monkeypatch):
-    # as a corpus has far more pairs than are read at once
+    # real corpora have far more pairs than are read at once
     monkeypatch.setattr(streaming, "READ_PAIRS", 4)
     monkeypatch.setattr(Stream.__init__, "__defaults__", (None, 4))
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-def test_a_pass_has_every_pair_once_and_its_files_in_another_order():
+def test_a_pass_has_every_pair_once_and_reads_the_files_in_a_new_order():
     rows, passes = numbered([9, 4, 1, 6, 3]), []
     tables = Stream(rows, seed=1, number=0).tables()
     for _ in range(3):
@@ -98,21 +98,21 @@ def test_a_pass_has_every_pair_once_and_its_files_in_another_order():
         assert sorted(read, key=int) == [str(number) for number in range(23)]
         passes.append(read)
     assert len(set(map(tuple, passes))) == 3
-    # within a file the order is the file's
+    # a file is read in its own order
     assert [number for number in map(int, passes[0]) if number < 9] == list(range(9))
 
 
 @pytest.mark.parametrize("sizes", [[23], [9, 4, 1, 6, 3], [4, 4]])
-def test_a_stream_goes_on_from_any_place(sizes):
+def test_a_stream_resumes_at_any_position(sizes):
     stream = Stream(numbered(sizes), seed=1, number=0)
     places, read = [], []
     for table in stream.tables():
         read.append(texts(table))
-        places.append(json.loads(json.dumps(stream.place)))
+        places.append(json.loads(json.dumps(stream.position)))
         if len(read) > 20:
             break
     for index, place in enumerate(places[:-4]):
-        other = Stream(numbered(sizes), seed=1, number=0, place=place).tables()
+        other = Stream(numbered(sizes), seed=1, number=0, position=place).tables()
         assert [texts(next(other)) for _ in range(4)] == read[index + 1 : index + 5]
 
 
@@ -162,7 +162,7 @@ def test_all_processes_and_workers_together_see_the_same_steps(processes, num_wo
         assert len({json.dumps(part.position) for part in parts}) == 1
         found.append(sentences(batch for part in parts for batch in part.batches))
     assert found == expected
-    # it went around
+    # the small corpus was read more than once
     assert parts[0].position["places"][1]["pass"] > 0
 
 
@@ -174,7 +174,7 @@ def test_all_processes_and_workers_together_see_the_same_steps(processes, num_wo
     block_pairs=st.integers(5, 60),
     stop=st.integers(1, 20),
 )
-def test_a_stream_that_is_resumed_is_one_that_never_stopped(sizes, block_pairs, stop):
+def test_a_resumed_stream_equals_an_uninterrupted_one(sizes, block_pairs, stop):
     options = {"block_pairs": block_pairs}
     whole = steps_of([numbered(sizes)], **options)
     items = [whole[index] for index in range(24)]
@@ -194,7 +194,7 @@ def test_a_corpus_has_its_share_of_the_blocks():
     assert counts[True] / counts.total() == pytest.approx(0.1, abs=0.01)
 
 
-def test_what_is_left_out_is_counted_from_block_to_block():
+def test_dropped_pairs_are_summed_over_blocks():
     pairs = [("a", "b"), ("", "b"), ("a", "b"), ("caf\ufffd", "b")]
     features = datasets.Features({"translation": datasets.Translation(languages=["en", "de"])})
     rows = datasets.IterableDataset.from_generator(
@@ -205,13 +205,13 @@ def test_what_is_left_out_is_counted_from_block_to_block():
     while steps[index].position["block"] < 2:
         index += 1
     position = steps[index].position
-    # repeats are found within a block only
+    # duplicates are found only within a block
     own = {"kept": 1, "wrong_encoding": 4, "empty": 4, "duplicate": 7}
     assert {name: position["block_counts"][name] for name in own} == own
     assert {name: position["counts"][name] for name in own} == {n: 2 * c for n, c in own.items()}
 
 
-def test_a_later_block_of_which_nothing_is_left_is_counted_and_passed_over():
+def test_a_later_block_without_usable_pairs_is_counted_and_skipped():
     good = [(f"a{i}", "b") for i in range(16)]
     rows = datasets.IterableDataset.from_generator(
         of_shards,
@@ -225,7 +225,7 @@ def test_a_later_block_of_which_nothing_is_left_is_counted_and_passed_over():
     step = steps[index]
     assert (step.position["block"], step.position["first_step"]) == (3, index)
     assert step.position["counts"] == {"kept": 16, "empty": 20, "wrong_encoding": 12}
-    # and from there a run goes on
+    # a run resumes from there
     assert sentences(steps_of([rows], block_pairs=16, position=step.position)[index].batches) == (
         sentences(step.batches)
     )
@@ -234,16 +234,16 @@ def test_a_later_block_of_which_nothing_is_left_is_counted_and_passed_over():
 def test_text_that_cannot_be_streamed_is_refused():
     with pytest.raises(ValueError, match="at least one pair to stream, got none"):
         steps_of([numbered([0])])
-    with pytest.raises(ValueError, match="first block of the text to train on must have a pair"):
+    with pytest.raises(ValueError, match="first block of the training text must have a pair"):
         steps_of([numbered([50])], rules={"max_length": 2})
-    with pytest.raises(ValueError, match=r"longest sentence, of .* tokens, got 3"):
+    with pytest.raises(ValueError, match=r"the tokens of the longest sentence, got 3"):
         steps_of([numbered([50])], tokens_per_step=3)
 
 
-def test_a_stream_is_resumed_with_its_own_text_only():
+def test_a_stream_with_other_text_cannot_be_resumed():
     position = steps_of([numbered([500])])[30].position
     assert position["block"] > 0
-    with pytest.raises(ValueError, match="resumed with its own text, with the SHA-256"):
+    with pytest.raises(ValueError, match="resumed with the same text, got block"):
         steps_of([numbered([500], first=1)], position=position)
     with pytest.raises(ValueError, match="must not be before"):
         steps_of([numbered([500])], position=position)[3]
@@ -255,7 +255,7 @@ def stream_settings(corpus, folder, **changes):
     )
 
 
-def test_a_streamed_run_in_two_parts_is_the_run_in_one(tmp_path):
+def test_a_resumed_streamed_run_equals_an_uninterrupted_one(tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     assert train(stream_settings(corpus, tmp_path / "whole"))
     # the first part ends in the middle of a block
@@ -278,8 +278,8 @@ def test_text_files_and_tables_are_streamed_alike(tmp_path):
         rows = datasets.Dataset.from_list([{"translation": pair} for pair in whole[part::2]])
         (tmp_path / "tables").mkdir(exist_ok=True)
         rows.to_parquet(tmp_path / f"tables/train-0000{part}-of-00002.parquet")
-    for place, num_shards in ((corpus, 1), (tmp_path / "tables", 2)):
-        rows = load_translations(str(place), None, "en", "de", streaming=True)["train"]
+    for folder, num_shards in ((corpus, 1), (tmp_path / "tables", 2)):
+        rows = load_translations(str(folder), None, "en", "de", streaming=True)["train"]
         assert isinstance(rows, datasets.IterableDataset)
         assert rows.num_shards == num_shards
         tables = iter(Stream(rows, 1, 0).tables().__next__, None)
@@ -287,7 +287,7 @@ def test_text_files_and_tables_are_streamed_alike(tmp_path):
         assert sorted(read) == sorted(tuple(pair.values()) for pair in whole)
 
 
-def test_the_splits_to_evaluate_with_are_whole_where_the_rest_is_streamed(tmp_path):
+def test_only_the_training_split_is_streamed(tmp_path):
     (tmp_path / "train.jsonl").write_text('{"translation": {"en": "a", "de": "b"}}\n' * 3)
     (tmp_path / "validation.jsonl").write_text('{"translation": {"en": "v", "de": "w"}}\n')
     splits = load_translations(str(tmp_path), None, "en", "de", streaming=True)
@@ -312,12 +312,12 @@ def test_a_vocabulary_is_learned_from_the_beginning_of_a_stream(tmp_path, monkey
     assert len(found) == 2 * (12 + 3)
 
 
-def test_streams_are_mixed_by_weights_alone(tmp_path):
+def test_mixed_streams_need_weights(tmp_path):
     with pytest.raises(ValueError, match=r"weight must be given .* streamed.*got none"):
         load_config("demo", {"streaming": True, "mix": [{"dataset": "x"}]})
 
 
-def test_the_facts_of_a_streamed_run_are_noted(tmp_path):
+def test_a_streamed_run_has_the_facts_that_are_known(tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     _, data = prepared(stream_settings(corpus, tmp_path / "run"))
     assert data.pairs is None
@@ -325,5 +325,5 @@ def test_the_facts_of_a_streamed_run_are_noted(tmp_path):
     assert len(data.facts.pop("validation_sha256")) == 64
     assert data.facts == {
         "dataset_commit": "none",
-        "cleaning": "as it is read, in metrics.jsonl",
+        "cleaning": "counted in metrics.jsonl",
     }

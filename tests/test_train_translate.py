@@ -1,4 +1,4 @@
-"""Lines in, lines out: in order, as they come, and through any pipe."""
+"""Translation of lines: in order, as they arrive, and through any pipe."""
 
 import gzip
 import io
@@ -34,7 +34,7 @@ def run(tmp_path_factory):
 def test_lines_come_back_in_order_whatever_their_lengths(run):
     model, tokenizer = load_run(run)
     lines = ["ant bee cat dog elk fox", "gnu", "", "hen ibis jay", "kite " * 9]
-    # a model that has learned this little would say nothing
+    # a model with so little training would generate nothing
     search = {"max_extra_tokens": 9, "min_new_tokens": 8}
     together = list(translate_lines(model, tokenizer, lines, **search))
     alone = [next(translate_lines(model, tokenizer, [line], **search)) for line in lines]
@@ -60,7 +60,7 @@ def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_int8_takes_weights_in_half_precision(run, tmp_path, dtype):
+def test_int8_accepts_weights_in_half_precision(run, tmp_path, dtype):
     model, tokenizer = load_run(run)
     for name, kind in (("half", dtype), ("whole", torch.float32)):
         model.to(dtype).to(kind).save_pretrained(tmp_path / name)
@@ -106,7 +106,7 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
         assert list(translate.run([str(run), str(path)], "translate"))
 
 
-def test_lines_are_read_as_they_come():
+def test_lines_are_read_as_they_arrive():
     read, write = os.pipe()
     with open(read, "rb") as file:
         windows = lines_as_they_come(file, "pipe")
@@ -121,7 +121,7 @@ def test_lines_are_read_as_they_come():
 
 
 class Drops:
-    """A pipe that gives some bytes at a time, and counts what it gave."""
+    """Pipe that returns a few bytes at a time, and counts them."""
 
     def __init__(self, text, size):
         self.text, self.size, self.given = text, size, 0
@@ -140,7 +140,7 @@ def test_time_grows_with_the_length_of_a_line_not_with_its_square(size):
         text = b"x" * length + b"\nlast"
         assert sum(map(len, lines_as_they_come(Drops(text, size), "pipe"))) == 2
         seconds.append(time.perf_counter() - start)
-    # 100 times as long if the line was copied with each part
+    # copying the line with each part would take 100 times as long
     assert seconds[1] < 40 * seconds[0] + 0.5
 
 
@@ -165,13 +165,13 @@ def test_a_line_with_too_many_tokens_is_refused_by_number(
     path.write_bytes(gzip.compress(text) if is_packed else text)
     assert main(["translate", str(run), str(path), *BOUNDS]) == 1
     out, said = capsys.readouterr()
-    # the lines before it have their answers
+    # the lines before it are translated
     assert out.count("\n") == place
     assert f"{path} line {place + 1} must have at most 20 tokens, got " in said
-    assert "split it into sentences" in said
+    assert "split the line into sentences" in said
 
 
-def test_a_model_with_fewer_positions_says_its_own_limit(run, tmp_path):
+def test_a_model_with_fewer_positions_has_a_lower_limit(run, tmp_path):
     model, tokenizer = load_run(run)
     model.config.position_encoding, model.config.max_position_embeddings = "learned", 9
     windows = translate.fitting_lines([["ant"], ["bee " * 30]], model, tokenizer, "file")
@@ -217,7 +217,7 @@ def test_a_line_that_is_not_utf_8_is_counted_from_the_first():
         os.close(write)
 
 
-def test_the_lines_before_one_that_is_not_utf_8_are_answered(tmp_path):
+def test_the_lines_before_one_that_is_not_utf_8_are_translated(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes(b"one\ntwo\nthr\xff\nfour\n")
     with path.open("rb") as file:
@@ -250,7 +250,7 @@ def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
             list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
 
 
-def test_a_file_may_be_packed(run, tmp_path):
+def test_a_file_can_be_compressed(run, tmp_path):
     text = b"the dog sleeps\nthe cat sleeps\n"
     (tmp_path / "plain").write_bytes(text)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(text))
@@ -264,20 +264,20 @@ def test_a_file_may_be_packed(run, tmp_path):
         list(cut)
 
 
-def test_more_beams_than_memory_holds_are_one_sentence(run, tmp_path, capsys):
+def test_too_many_beams_for_the_memory_give_a_clear_error(run, tmp_path, capsys):
     source = tmp_path / "source"
     source.write_text("cat dog\n")
-    # more bytes than any machine has addresses for
+    # more bytes than any machine can address
     assert main(["translate", str(run), str(source), "--num_beams", str(10**15)]) == 1
     said = capsys.readouterr().err.strip().split("\n")[-1]
     assert said.startswith("error: memory must hold a batch of sentences with 1,000,000,000")
 
 
-def test_a_slow_pipe_gets_each_answer_at_once(run):
+def test_a_slow_pipe_gets_each_translation_at_once(run):
     process = subprocess.Popen(
         command(run, *BOUNDS), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
-    # a reader that is never answered would wait for ever
+    # without an answer the test would wait forever
     guard = threading.Timer(120, process.kill)
     guard.start()
     for line in ("ant bee cat dog\n", "elk fox gnu\n", "\n"):
@@ -292,7 +292,7 @@ def test_a_slow_pipe_gets_each_answer_at_once(run):
     guard.cancel()
 
 
-def test_a_reader_that_has_had_enough_ends_it_without_a_word(run, tmp_path):
+def test_a_reader_that_closes_the_pipe_ends_the_command_silently(run, tmp_path):
     (tmp_path / "lines.txt").write_text("ant bee\n" * 2000)
     translate = " ".join(command(run, *BOUNDS, str(tmp_path / "lines.txt")))
     done = subprocess.run(
@@ -306,7 +306,7 @@ def test_a_reader_that_has_had_enough_ends_it_without_a_word(run, tmp_path):
     assert done.stderr == ""
 
 
-def test_the_progress_is_on_a_terminal_alone(run, tmp_path):
+def test_the_progress_is_shown_only_on_a_terminal(run, tmp_path):
     pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
     (tmp_path / "lines.txt").write_text("ant bee\n" * 3)
     arguments = command(run, *BOUNDS, str(tmp_path / "lines.txt"))
@@ -319,7 +319,7 @@ def test_the_progress_is_on_a_terminal_alone(run, tmp_path):
         while arrived := os.read(ours, 4096):
             shown += arrived
     except OSError:
-        # a terminal without a program ends so
+        # a terminal whose program has ended raises this error
         pass
     os.close(ours)
     assert done.stdout.count("\n") == 3

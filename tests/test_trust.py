@@ -188,8 +188,8 @@ def note_sizes(run: Path):
         files = [path for path in folder.iterdir() if path.name != "state.json"]
         files = [path for path in files if path.is_file()]
         state["sizes"] = {path.name: path.stat().st_size for path in files}
-        state["sha256"] = {path.name: checkpointing._sha256(path) for path in files}
-        (folder / "state.json").write_text(checkpointing._state_text(state), encoding="utf-8")
+        state["sha256"] = {path.name: checkpointing.sha256_of(path) for path in files}
+        checkpointing.write_state(folder, state)
 
 
 def plant_kernel(run: Path, canary: Canary):
@@ -466,11 +466,11 @@ def entry(path, value):
         (entry(["optimizer", "state", 1, "more"], 3), "the state of .* with 'more'"),
         (entry(["optimizer", "state", 1], {}), "the state of .* without exp_avg"),
         (entry(["optimizer", "state", 1], None), "must hold a mapping"),
-        (entry(["optimizer", "state", 999], {}), "one of the number 999"),
-        (entry(["optimizer", "state", "1"], {}), "one of the number '1'"),
+        (entry(["optimizer", "state", 999], {}), "an entry with the index 999"),
+        (entry(["optimizer", "state", "1"], {}), "an entry with the index '1'"),
         (entry(["optimizer", "state"], [1]), "must hold a mapping for state"),
         (entry(["optimizer"], [1]), "must hold a mapping for optimizer"),
-        (entry(["scaler"], {"scale": 1.0}), "the scale of the loss without"),
+        (entry(["scaler"], {"scale": 1.0}), "the gradient scaler without"),
         (
             entry(["scaler"], dict.fromkeys(checkpointing.SCALER_STATE, torch.zeros(1))),
             "must hold a number for scale",

@@ -1,4 +1,4 @@
-"""`make demo`: the main job from nothing, on the embedded corpus."""
+"""`make demo`: train on the embedded corpus, translate its test split, and score it."""
 
 import contextlib
 import os
@@ -19,30 +19,30 @@ COLUMN_WIDTH = 38
 
 
 def run_demo(output_dir: str | Path = "runs/demo") -> str:
-    """Train on the embedded corpus through `accelerate launch`, translate its test split, score it.
+    """Train on the embedded corpus by `accelerate launch`, and evaluate on its test split.
 
-    A run that was interrupted goes on; one that is finished is only evaluated.
+    An interrupted run resumes. A finished run is only evaluated.
 
     Args:
-        output_dir: The run folder.
+        output_dir: Run folder.
 
     Returns:
-        Translations beside their references, scores, and where everything lies.
+        Translations next to their references, scores, and a list of the files.
 
     Raises:
-        ValueError: If training ended with an error, which it has printed itself.
+        ValueError: If training failed; the training has printed its error.
     """
     folder = a_folder(output_dir, "output_dir")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     launch += ["--num_processes", "1", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
-    # the launcher's own default is one thread
+    # the default of the launcher is one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
     environment[STARTER] = str(os.getpid())
-    status = _run_to_its_end(launch, environment)
+    status = _run_and_forward_signals(launch, environment)
     if status:
-        raise ValueError(f"training must end well to be evaluated, got exit {status}.")
+        raise ValueError(f"training must succeed to be evaluated, got exit status {status}.")
     scores = evaluate(folder)
     return "\n\n".join(
         [
@@ -53,8 +53,8 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     )
 
 
-def _run_to_its_end(launch: list[str], environment: dict[str, str]) -> int:
-    """Run the training, and pass on to it what asks this command to end."""
+def _run_and_forward_signals(launch: list[str], environment: dict[str, str]) -> int:
+    """Run the training, and forward signals that ask this command to end."""
     with noticing_requests(is_told=False) as requests, requests.deferred():
         launcher = subprocess.Popen(launch, env=environment)
         is_passed_on = False
@@ -65,7 +65,7 @@ def _run_to_its_end(launch: list[str], environment: dict[str, str]) -> int:
             except subprocess.TimeoutExpired:
                 number = requests.pending()
             if number is not None and not is_passed_on:
-                # a launcher of one process would end without it
+                # a launcher of a single process would end without waiting for the process
                 for process in psutil.Process(launcher.pid).children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
@@ -76,15 +76,15 @@ def _run_to_its_end(launch: list[str], environment: dict[str, str]) -> int:
 
 
 def translation_table(folder: Path, split: str, num_sentences: int) -> str:
-    """Some translations of a split, spread over it, beside source and reference.
+    """Format some translations of a split, spread over it, next to source and reference.
 
     Args:
-        folder: Of the hypotheses.
-        split: Which they are of.
-        num_sentences: How many to show.
+        folder: Folder of the translations.
+        split: Split that was translated.
+        num_sentences: Number of sentences to show.
 
     Returns:
-        A table of three columns; a translation that is not the reference has a mark.
+        Table with three columns; a mark shows translations that differ from the reference.
     """
     columns = [
         read_text(folder / f"{split}.{side}.txt").split("\n")[:-1]
@@ -100,7 +100,7 @@ def translation_table(folder: Path, split: str, num_sentences: int) -> str:
         for i in range(max(map(len, cells))):
             lines.append(_row([cell[i] if i < len(cell) else "" for cell in cells]))
         lines.append("")
-    return "\n".join([*lines, "* not word for word the reference"])
+    return "\n".join([*lines, "* differs from the reference"])
 
 
 def _row(cells: list[str]) -> str:
@@ -108,30 +108,30 @@ def _row(cells: list[str]) -> str:
 
 
 def contents(folder: Path) -> str:
-    """What lies in a run folder, and how to go on from it.
+    """List the files of a run folder, and a command to continue with.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        A line for each part that is there.
+        One line for each file that exists.
     """
     parts = {
-        "model.safetensors": "the averaged model; the folder loads with from_pretrained",
-        "README.md": "its model card",
-        "recipe.yaml": "every setting of the run",
-        "metrics.jsonl": "what was logged",
+        "model.safetensors": "averaged model; load the folder with from_pretrained",
+        "README.md": "model card",
+        "recipe.yaml": "all settings of the run",
+        "metrics.jsonl": "logged metrics",
         "pictures/loss.png": "loss against steps",
-        "pictures/attention.png": "what each word of one translation looked at",
+        "pictures/attention.png": "attention of each word of one translation",
         "hypotheses": "all translations, with sources and references",
-        "checkpoints": "what `--resume` needs",
+        "checkpoints": "checkpoints, for `--resume`",
     }
     width = max(len(str(folder / name)) for name in parts)
     lines = [
-        f"{folder / name!s:{width}}  {what}"
-        for name, what in parts.items()
+        f"{folder / name!s:{width}}  {description}"
+        for name, description in parts.items()
         if (folder / name).exists()
     ]
     sentence = "Last year, Jonas visited Italy and Poland."
     translate = f"echo '{sentence}' | vanilla-transformer translate {folder}"
-    return "\n".join([*lines, "", f"Go on:  {translate}"])
+    return "\n".join([*lines, "", f"Next:  {translate}"])

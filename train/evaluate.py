@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ from .scoring import (
 from .step import REPLICATED, smoothed_loss_sum
 from .translate import SEARCH, add_search, fitting_lines, load_model, one_line, translate_lines
 
-# an evaluation has the folder of its results only while it writes them
+# time to wait for another evaluation, which locks the folder only while it writes
 SECONDS_TO_WAIT = 10.0
 
 
@@ -57,17 +58,17 @@ SECONDS_TO_WAIT = 10.0
 def validation_loss(
     accelerator: Accelerator, model: PreTrainedModel, batches: Iterable[dict[str, Tensor]]
 ) -> float:
-    """The loss without smoothing and without dropout, over all processes.
+    """Compute the loss without label smoothing and without dropout, over all processes.
 
     Args:
-        accelerator: Knows the processes and the precision.
-        model: The model, not wrapped for several processes; trains on afterwards.
-        batches: What this process has of the split.
+        accelerator: Accelerator with the processes and the precision.
+        model: The model, not wrapped; it is in training mode again afterwards.
+        batches: Batches of the split on this process.
 
     Returns:
-        Loss for each target token.
+        Mean loss per target token.
     """
-    # not every accelerator has float64
+    # float64 is not available on every device
     loss_sum = torch.zeros((), device=accelerator.device)
     num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
     with evaluating(model):
@@ -85,14 +86,57 @@ def _loss_sum(
     accelerator: Accelerator, model: PreTrainedModel, inputs: dict[str, Tensor], labels: Tensor
 ) -> Tensor:
     if accelerator.distributed_type not in REPLICATED or stacks_difference(model) is not None:
-        # with a part of the weights on each process only a module has all of its own, and an edited
-        # model is called as it is
+        # a sharded weight is whole only inside the forward of its module, and an edited model must
+        # run its own forward
         return smoothed_loss_sum(model(**inputs, use_cache=False).logits, labels, 0.0)
     states = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
-    # a score is there as it is computed, in float32, and as a log-probability
+    # memory for each logit: as computed, in float32, and as a log-probability
     rows = max(1, block_bytes(states.device.type) // (3 * 4 * model.config.vocab_size))
     parts = zip(states.split(rows), labels.flatten().split(rows), strict=True)
     return sum(smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Model, data and settings of an evaluation, with the defaults filled in.
+
+    Args:
+        run: Run folder, model folder or Hub name.
+        recipe: Recipe of the run; None for another model.
+        folder: Folder for the results.
+        split: Split to translate.
+        dataset: Argument of `load_translations`.
+        name: Argument of `load_translations`.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
+        revision: Argument of `load_translations`.
+        streaming: Argument of `load_translations`.
+        bleu_tokenizer: Tokenizer of sacreBLEU.
+        default_tokenizer: Tokenizer of sacreBLEU by default, from the recipe or the language.
+    """
+
+    run: str
+    recipe: TrainConfig | None
+    folder: Path
+    split: str
+    dataset: str
+    name: str | None
+    source_lang: str
+    target_lang: str
+    revision: str | None
+    streaming: bool
+    bleu_tokenizer: str | None
+    default_tokenizer: str | None
+
+    @property
+    def data_name(self) -> list[str]:
+        """Parts of the name of the data: only the split, for the dataset of the run."""
+        names = ("dataset", "name", "source_lang", "target_lang", "revision")
+        recipe = self.recipe
+        if recipe is not None and all(getattr(self, it) == getattr(recipe, it) for it in names):
+            return [self.split]
+        dataset = filter(None, [self.dataset, self.name, self.revision])
+        return [*dataset, self.split, self.source_lang, self.target_lang]
 
 
 def evaluate(
@@ -110,164 +154,137 @@ def evaluate(
     trust_remote_code: bool = False,
     **search: Any,
 ) -> dict[str, Any] | None:
-    """Translate a split, score it, and keep both.
+    """Translate a split, score the translations, and save both.
 
-    Works as one process, or as one of many that `accelerate launch` started: each translates its
-    share, and the main one scores every sentence once.
+    Works in one process, or in several processes of `accelerate launch`: each process translates
+    its share, and the main process scores all sentences.
 
-    Leaves `hypotheses/` and `scores.json`, and puts the scores into the model card of a run. They
-    are kept by the name of the split; with other data, another search or another tokenizer than
-    the run's own, those are part of the name.
+    Writes `hypotheses/` and `scores.json`, and adds the scores to the model card of a run. Results
+    are saved under the name of the split. Other data, another search or another tokenizer than the
+    run's own become part of this name.
 
     Args:
-        run: A run folder, a model folder or a Hub name.
-        split: Which split to translate.
-        dataset: As in `load_translations`; the run's own if not given, with the four that follow.
+        run: Run folder, model folder or Hub name.
+        split: Split to translate.
+        dataset: Argument of `load_translations`; the default of this and the four following
+            arguments is the run's own.
         name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
         bleu_tokenizer: Tokenizer of sacreBLEU; by default that of the run or the language.
-        comet: The model of COMET to score with as well.
-        against: Another run, whose kept translations of the same split are to be compared.
-        output_dir: Where to leave the results; the run folder if not given.
+        comet: COMET model to score with, in addition.
+        against: Other run, to compare with its saved translations of the same split.
+        output_dir: Folder for the results; by default the run folder.
         trust_remote_code: Run the Python code that is saved with the model.
-        search: Settings of `generate` that differ from the model's, `num_beams` for one.
+        search: Settings of `generate` that differ from the model's, `num_beams` for example.
 
     Returns:
-        The scores, as in `score_translations`, with what was translated and how fast; nothing where
-        this is not the main process.
+        Scores, as in `score_translations`, with the data, the search and the time; None in
+        processes other than the main process.
 
     Raises:
-        ValueError: If model, dataset, split, COMET or the other run's translations cannot be had.
+        ValueError: If model, dataset, split, COMET or the other run's translations are missing.
     """
     state = _processes()
     run, dataset, against, output_dir = (
-        str(place) if isinstance(place, Path) else place
-        for place in (run, dataset, against, output_dir)
+        str(path) if isinstance(path, Path) else path
+        for path in (run, dataset, against, output_dir)
     )
-    recipe = together(
-        lambda: _check_arguments(run, dataset, source_lang, target_lang, output_dir, comet)
-    )
-    is_run = recipe is not None
-    source_lang, target_lang = (
-        source_lang or recipe.source_lang,
-        target_lang or recipe.target_lang,
-    )
-    if dataset is None:
-        dataset, name = recipe.dataset, name or recipe.name
-    streaming = False
-    if is_run and dataset == recipe.dataset:
-        revision = revision or recipe.revision
-        # a stream stores nothing, but has the splits to evaluate with whole
-        streaming = recipe.streaming and split != "train"
-    data = (dataset, name, source_lang, target_lang)
-    is_own = is_run and (*data, revision) == (
-        recipe.dataset,
-        recipe.name,
-        recipe.source_lang,
-        recipe.target_lang,
-        recipe.revision,
-    )
-    is_of_recipe = is_run and target_lang == recipe.target_lang
-    own_tokenizer = recipe.bleu_tokenizer if is_of_recipe else bleu_tokenizer_of(target_lang)
-    bleu_tokenizer = bleu_tokenizer or own_tokenizer
-    # a slip is found before a long translation, not after
-    together(lambda: score_translations(["a"], ["a"], bleu_tokenizer))
-    folder = Path(run if output_dir is None else output_dir)
-
-    # the others then find what the main process has prepared
-    sources, references = main_process_first(
-        lambda: _load_split(split, *data, revision=revision, streaming=streaming)
-    )
+    data = (dataset, name, source_lang, target_lang, revision)
+    task = together(lambda: _resolve(run, split, *data, bleu_tokenizer, comet, output_dir))
+    # the main process prepares the data, and the others then find it in the cache
+    sources, references = main_process_first(lambda: _load_split(task))
     int8 = bool(search.get("int8"))
     model, tokenizer, average = together(
-        lambda: _load(run, is_run, state.device, trust_remote_code, int8)
+        lambda: _load_with_average(task, state.device, trust_remote_code, int8)
     )
     together(lambda: list(fitting_lines([sources], model, tokenizer, split)))
-    data_key = (
-        [split]
-        if is_own
-        else [dataset, *filter(None, [name, revision]), split, source_lang, target_lang]
-    )
-    settings = [
-        field if value is True else f"{field}{value}"
-        for field, value in sorted(search.items())
-        if field != "engine" and value != getattr(model.generation_config, field, None)
-    ]
-    settings += [f"bleu_tokenizer-{bleu_tokenizer}"] * (bleu_tokenizer != own_tokenizer)
-    key = _file_name(data_key + settings)
-    # who computes the search changes no translation
+    key = _result_name(task, search, model)
+    # the engine changes the speed, not the translations
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
     if against is not None:
-        # a run keeps this search too, and beside itself it is no worse and no better
-        is_itself = Path(against).resolve() in (Path(run).resolve(), folder.resolve())
-        keys = [_file_name(data_key)] if is_itself else [key, split]
-        kept = (Path(against), keys, sources, references)
-        other_key, others = together(lambda: _kept_translations(*kept))
-    main_process_first(lambda: _refuse_unwritable(state, folder, key))
+        other_key, others = together(
+            lambda: _translations_of(against, task, key, sources, references)
+        )
+    main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
     started = time.monotonic()
     translations = _translate_shared(state, model, tokenizer, sources, split, search | engine)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
-    # whatever becomes of the scores
-    kept = {
-        path: "".join(f"{line}\n" for line in map(one_line, lines))
-        for path, lines in zip(
-            _kept_files(folder, key), (sources, references, translations), strict=True
-        )
-    }
-    with hold_run(folder, SECONDS_TO_WAIT):
-        is_known = all(
-            path.is_file() and path.read_bytes() == text.encode() for path, text in kept.items()
-        )
-        for path, text in kept.items():
-            write_whole(path, text)
-    scores = {
-        "dataset": dataset,
-        "name": name,
-        "revision": revision,
-        "split": split,
-        "source_lang": source_lang,
-        "target_lang": target_lang,
-        **score_translations(translations, references, bleu_tokenizer, target_lang),
-        "search": {
-            **{field: getattr(model.generation_config, field, None) for field in SEARCH},
-            **search,
-        },
-        "seconds": seconds,
-        "processes": state.num_processes,
-    }
-    if is_run:
+    # saved before scoring, which can fail
+    is_unchanged = _save_translations(task.folder, key, sources, references, translations)
+    scores = _scores_of(task, sources, references, translations, comet)
+    defaults = {field: getattr(model.generation_config, field, None) for field in SEARCH}
+    scores |= {"search": {**defaults, **search}, "seconds": seconds}
+    scores["processes"] = state.num_processes
+    if task.recipe is not None:
         scores["average"] = average
-    if comet is not None:
-        scores["comet"] = comet_score(sources, translations, references, comet)
-        scores["comet_signature"] = comet
     if against is not None:
-        comparison = compare_translations(translations, others, references, bleu_tokenizer)
+        comparison = compare_translations(translations, others, references, task.bleu_tokenizer)
         scores["against"] = {f"{other_key} of {against}": comparison}
-    # another evaluation may have left its scores meanwhile
-    with hold_run(folder, SECONDS_TO_WAIT):
-        before = read_scores(folder)
-        if is_known and key in before:
-            _keep_comparisons(scores, before[key])
-        all_scores = {**before, key: scores}
-        write_whole(folder / SCORES_FILE, json.dumps(all_scores, indent=1, ensure_ascii=False))
-        if is_run and folder.resolve() == Path(run).resolve():
-            write_model_card(folder, recipe, model.num_parameters())
+    _save_scores(task, key, scores, is_unchanged, model.num_parameters())
     return scores
 
 
-def _load(
-    run: str, is_run: bool, *how: Any
+def _resolve(
+    run: str,
+    split: str,
+    dataset: str | None,
+    name: str | None,
+    source_lang: str | None,
+    target_lang: str | None,
+    revision: str | None,
+    bleu_tokenizer: str | None,
+    comet: str | None,
+    output_dir: str | None,
+) -> Evaluation:
+    """Check the arguments of `evaluate`, and fill in the defaults from the recipe of a run."""
+    recipe = _check_arguments(run, dataset, source_lang, target_lang, output_dir, comet)
+    streaming = False
+    if recipe is not None:
+        source_lang, target_lang = (
+            source_lang or recipe.source_lang,
+            target_lang or recipe.target_lang,
+        )
+        if dataset is None:
+            dataset, name = recipe.dataset, name or recipe.name
+        if dataset == recipe.dataset:
+            revision = revision or recipe.revision
+            # a streamed dataset is not stored, but its evaluation splits are loaded whole
+            streaming = recipe.streaming and split != "train"
+    is_of_recipe = recipe is not None and target_lang == recipe.target_lang
+    default = recipe.bleu_tokenizer if is_of_recipe else bleu_tokenizer_of(target_lang)
+    bleu_tokenizer = bleu_tokenizer or default
+    # refuse a wrong tokenizer before the translation, which takes long
+    score_translations(["a"], ["a"], bleu_tokenizer)
+    return Evaluation(
+        run=run,
+        recipe=recipe,
+        folder=Path(run if output_dir is None else output_dir),
+        split=split,
+        dataset=dataset,
+        name=name,
+        source_lang=source_lang,
+        target_lang=target_lang,
+        revision=revision,
+        streaming=streaming,
+        bleu_tokenizer=bleu_tokenizer,
+        default_tokenizer=default,
+    )
+
+
+def _load_with_average(
+    task: Evaluation, *options: Any
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str | None]:
-    """Load a model with its tokenizer, and say what the model is the average of."""
+    """Load model and tokenizer, and describe which checkpoints the model is the average of."""
+    folder = Path(task.run) if task.recipe is not None else None
     while True:
-        before = describe_average(Path(run)) if is_run else None
-        model, tokenizer = load_model(run, *how)
-        # another command may have put another average there
-        if before == (describe_average(Path(run)) if is_run else None):
+        before = describe_average(folder) if folder else None
+        model, tokenizer = load_model(task.run, *options)
+        # another command may have replaced the model meanwhile
+        if before == (describe_average(folder) if folder else None):
             return model, tokenizer, before
 
 
@@ -279,18 +296,20 @@ def _check_arguments(
     output_dir: str | None,
     comet: str | None,
 ) -> TrainConfig | None:
-    """Give the recipe of a run, and refuse what cannot be evaluated."""
+    """Refuse arguments that cannot be used; return the recipe of a run."""
     is_run = (a_folder(run, "run") / RECIPE_FILE).is_file()
     if output_dir is not None:
         a_folder(output_dir, "output_dir")
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
-        what = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
-        raise ValueError(f"run must be a run folder, or dataset be given, got {what}.")
+        found = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
+        raise ValueError(f"run must be a run folder, or dataset must be given, got {found}.")
     if not is_run and None in (source_lang, target_lang):
-        raise ValueError("source_lang and target_lang must be given with dataset, got one or none.")
+        raise ValueError(
+            "source_lang and target_lang must be given with dataset, got one or none of them."
+        )
     if output_dir is None and not Path(run).is_dir():
-        raise ValueError(f"output_dir must be given where the model is no folder, as in {run!r}.")
+        raise ValueError(f"output_dir must be given if the model is not a folder, got {run!r}.")
     if comet is not None:
         comet_program()
     recipe = read_recipe(Path(run)) if is_run else None
@@ -300,20 +319,96 @@ def _check_arguments(
     return recipe
 
 
-def _load_split(
-    split: str, dataset: str, name: str | None, source_lang: str, target_lang: str, **how: Any
-) -> list[list[str]]:
-    texts = load_translations(dataset, name, source_lang, target_lang, **how)
-    if split not in texts:
+def _load_split(task: Evaluation) -> list[list[str]]:
+    """Load the sources and the references."""
+    languages = [task.source_lang, task.target_lang]
+    splits = load_translations(
+        task.dataset, task.name, *languages, revision=task.revision, streaming=task.streaming
+    )
+    if task.split not in splits:
         raise ValueError(
-            f"split must be one of {', '.join(texts)}, got {split!r}."
-            + closest_name(split, list(texts))
+            f"split must be one of {', '.join(splits)}, got {task.split!r}."
+            + closest_name(task.split, list(splits))
         )
-    return texts_of(texts[split].with_format("arrow")[:], [source_lang, target_lang], split)
+    return texts_of(splits[task.split].with_format("arrow")[:], languages, task.split)
+
+
+def _result_name(task: Evaluation, search: Mapping[str, Any], model: PreTrainedModel) -> str:
+    """Return the name of the results: the data, and the settings that differ from the defaults."""
+    settings = [
+        field if value is True else f"{field}{value}"
+        for field, value in sorted(search.items())
+        if field != "engine" and value != getattr(model.generation_config, field, None)
+    ]
+    if task.bleu_tokenizer != task.default_tokenizer:
+        settings.append(f"bleu_tokenizer-{task.bleu_tokenizer}")
+    return _file_name(task.data_name + settings)
+
+
+def _translations_of(
+    against: str, task: Evaluation, key: str, sources: list[str], references: list[str]
+) -> tuple[str, list[str]]:
+    """Return the saved translations to compare with, and the name that they are saved under."""
+    other = Path(against)
+    # a comparison of a run with itself is one with its default search
+    is_itself = other.resolve() in (Path(task.run).resolve(), task.folder.resolve())
+    keys = [_file_name(task.data_name)] if is_itself else [key, task.split]
+    return _kept_translations(other, keys, sources, references)
+
+
+def _save_translations(
+    folder: Path, key: str, sources: list[str], references: list[str], translations: list[str]
+) -> bool:
+    """Save the texts, and return whether the same texts were there before."""
+    texts = {
+        path: "".join(f"{line}\n" for line in map(one_line, lines))
+        for path, lines in zip(
+            _kept_files(folder, key), (sources, references, translations), strict=True
+        )
+    }
+    with hold_run(folder, SECONDS_TO_WAIT):
+        is_unchanged = all(
+            path.is_file() and path.read_bytes() == text.encode() for path, text in texts.items()
+        )
+        for path, text in texts.items():
+            write_whole(path, text)
+    return is_unchanged
+
+
+def _scores_of(
+    task: Evaluation,
+    sources: list[str],
+    references: list[str],
+    translations: list[str],
+    comet: str | None,
+) -> dict[str, Any]:
+    """Score the translations; return the scores after the fields that name the data."""
+    fields = ("dataset", "name", "revision", "split", "source_lang", "target_lang")
+    scores = {field: getattr(task, field) for field in fields}
+    scores |= score_translations(translations, references, task.bleu_tokenizer, task.target_lang)
+    if comet is not None:
+        scores["comet"] = comet_score(sources, translations, references, comet)
+        scores["comet_signature"] = comet
+    return scores
+
+
+def _save_scores(
+    task: Evaluation, key: str, scores: dict[str, Any], is_unchanged: bool, num_parameters: int
+):
+    """Add the scores to `scores.json`, and to the model card if the folder is that of the run."""
+    with hold_run(task.folder, SECONDS_TO_WAIT):
+        # read only now: another evaluation may have saved its scores meanwhile
+        before = read_scores(task.folder)
+        if is_unchanged and key in before:
+            _keep_comparisons(scores, before[key])
+        text = json.dumps({**before, key: scores}, indent=1, ensure_ascii=False)
+        write_whole(task.folder / SCORES_FILE, text)
+        if task.recipe is not None and task.folder.resolve() == Path(task.run).resolve():
+            write_model_card(task.folder, task.recipe, num_parameters)
 
 
 def _processes() -> PartialState:
-    """The processes that work together, on processors where the user says so or nothing else is."""
+    """Return the processes that work together, on CPUs if asked for or if there is no GPU."""
     cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
     return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
@@ -326,7 +421,7 @@ def _translate_shared(
     split: str,
     search: dict[str, Any],
 ) -> list[str]:
-    """Every source translated once, on all processes, in order."""
+    """Translate each source once, divided among all processes; return all in order."""
     share = slice(state.process_index, None, state.num_processes)
     own = list(
         tqdm(
@@ -348,7 +443,7 @@ def _file_name(parts: list[str]) -> str:
 
 
 def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """What else was found of the same translations holds still, and took long to find."""
+    """Keep comparisons and COMET of the same translations: they are valid, and slow to compute."""
     if "against" in before and before["bleu_signature"] == scores["bleu_signature"]:
         scores["against"] = {**before["against"], **scores.get("against", {})}
     if "comet" in before and "comet" not in scores:
@@ -358,7 +453,7 @@ def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None
 def _kept_translations(
     folder: Path, keys: Iterable[str], sources: list[str], references: list[str]
 ) -> tuple[str, list[str]]:
-    """What another run has translated the same sources to, and under which of the keys."""
+    """Return the first key with saved translations of the same sources, and the translations."""
     for key in keys:
         sides = _kept_files(folder, key)
         if all(path.is_file() for path in sides):
@@ -371,19 +466,19 @@ def _kept_translations(
                     )
                 return key, kept[2]
     raise ValueError(
-        f"against must be a run with kept translations of the same sentences, got {folder} without "
-        f"them under {' or '.join(dict.fromkeys(keys))}: evaluate it first."
+        f"against must be a run with saved translations of the same sentences, got {folder} "
+        f"without them under {' or '.join(dict.fromkeys(keys))}: evaluate that run first."
     )
 
 
 def score_table(scores: Mapping[str, Any]) -> str:
-    """The scores of one split, to be read.
+    """Format the scores of one split as text.
 
     Args:
-        scores: From `evaluate`.
+        scores: Scores from `evaluate`.
 
     Returns:
-        A line for each.
+        One line for each score.
     """
     dataset = " ".join(filter(None, (scores["dataset"], scores["name"])))
     search = ", ".join(f"{name} {value}" for name, value in scores["search"].items())
@@ -414,21 +509,21 @@ def score_table(scores: Mapping[str, Any]) -> str:
 
 
 def _kept_files(folder: Path, key: str) -> list[Path]:
-    """Where sources, references and translations of a split are kept, in this order."""
+    """Return the paths of saved sources, references and translations, in this order."""
     sides = ("source", "reference", "translation")
     return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
 
 
 def _refuse_unwritable(state: PartialState, folder: Path, key: str):
-    """Find out before a long translation, not after, that nothing could be left there."""
+    """Refuse a folder that cannot be written to, before the translation, which takes long."""
     read_scores(folder)
     try:
         if state.is_main_process:
-            # a training that has the folder keeps it for long
+            # a running training locks its folder for a long time
             with hold_run(folder, SECONDS_TO_WAIT):
                 pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
-        # it says whether the system takes such a name
+        # fails if the name is too long for the file system
         _kept_files(folder, key)[0].stat()
     except FileNotFoundError:
         pass
@@ -439,17 +534,17 @@ def _refuse_unwritable(state: PartialState, folder: Path, key: str):
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> str | None:
-    """Evaluate as a command line says.
+    """Run the command line of an evaluation.
 
     Args:
-        argv: The arguments.
+        argv: Arguments of the command line.
         prog: Name of the command, for its help.
 
     Returns:
-        The table of scores; nothing where this is not the main process.
+        Table of scores; None in processes other than the main process.
 
     Raises:
-        ValueError: If model, dataset, split, COMET or the other run's translations cannot be had.
+        ValueError: If model, dataset, split, COMET or the other run's translations are missing.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
@@ -457,21 +552,25 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         argument_default=argparse.SUPPRESS,
         description="Translate a split and score it: BLEU, chrF, and BLEU as the paper counted it.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run folder, model folder or Hub name")
-    parser.add_argument("--split", help="of the dataset; test if not given")
+    parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
+    parser.add_argument("--split", help="split of the dataset (test)")
     parser.add_argument("--dataset", help="another dataset than the run's own")
-    parser.add_argument("--name", help="the dataset's configuration")
+    parser.add_argument("--name", help="configuration of the dataset")
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
     parser.add_argument("--source_lang", help="language to translate from")
     parser.add_argument("--target_lang", help="language to translate into")
     parser.add_argument(
-        "--bleu_tokenizer", help="tokenizer of sacreBLEU (that of the run, or of the language)"
+        "--bleu_tokenizer", help="tokenizer of sacreBLEU (that of the run or the language)"
     )
     parser.add_argument(
-        "--comet", metavar="MODEL", nargs="?", const=COMET_MODEL, help="and COMET (%(const)s)"
+        "--comet",
+        metavar="MODEL",
+        nargs="?",
+        const=COMET_MODEL,
+        help="also score with COMET (%(const)s)",
     )
     parser.add_argument("--against", metavar="RUN", help="compare with another run's translations")
-    parser.add_argument("--output_dir", help="for hypotheses and scores; RUN if not given")
+    parser.add_argument("--output_dir", help="folder for hypotheses and scores (RUN)")
     add_search(parser)
     add_trust_flag(parser)
     if not _processes().is_main_process:
@@ -483,13 +582,13 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate, and turn what goes wrong into one sentence.
+    """Evaluate as a command, which reports an error in one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Arguments of the command line; by default those of the process.
 
     Returns:
-        0 if all went well, 1 if it was refused.
+        Exit status: 0, or 1 after an error.
     """
 
     def print_table(argv: list[str]):

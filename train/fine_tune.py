@@ -1,7 +1,7 @@
-"""Fine-tune any checkpoint of this package with the library's own `Seq2SeqTrainer`.
+"""Fine-tune any checkpoint of this package with `Seq2SeqTrainer` of transformers.
 
-A worked example, to be used as it is or copied: every flag of `Seq2SeqTrainingArguments` holds, on
-one process or on many.
+Use this example as it is, or copy it. It accepts every flag of `Seq2SeqTrainingArguments`, and runs
+in one or several processes.
 
     accelerate launch -m vanilla_transformer.train.fine_tune RUN --dataset ... --output_dir ...
 """
@@ -61,7 +61,7 @@ LAST = "last"
 
 @dataclass
 class FineTuneArguments:
-    """What the library's arguments do not say: which model, and which text."""
+    """Arguments that the library does not have: the model and the dataset."""
 
     run: str = field(metadata={"help": "run folder, model folder or Hub name to start from"})
     dataset: str = field(
@@ -71,14 +71,14 @@ class FineTuneArguments:
     target_lang: str = field(metadata={"help": "language to translate into"})
     name: str | None = field(default=None, metadata={"help": "configuration of the dataset"})
     max_length: int = field(
-        default=256, metadata={"help": "longest sentence to train on, in tokens, either side"}
+        default=256, metadata={"help": "maximum number of tokens of a sentence to train on"}
     )
     lora_rank: int = field(
         default=0,
-        metadata={"help": "train low-rank adapters only, of this rank; 0 for all weights"},
+        metadata={"help": "rank of low-rank adapters to train; 0 to train all weights"},
     )
     bleu_tokenizer: str | None = field(
-        default=None, metadata={"help": "of sacreBLEU; that of the target language if not given"}
+        default=None, metadata={"help": "tokenizer of sacreBLEU (that of the target language)"}
     )
     trust_remote_code: bool = field(
         default=False,
@@ -87,13 +87,14 @@ class FineTuneArguments:
 
 
 class KeepGenerationConfig(TrainerCallback):
-    """Undoes what each batch of an evaluation leaves in the model's generation configuration.
+    """Callback that restores the model's generation config after each batch of an evaluation.
 
-    `Seq2SeqTrainer` writes the library's defaults into it. One is a longest output of 20 tokens:
-    our search takes that for unset, but whatever else reads the saved file would cut there.
+    `Seq2SeqTrainer` writes the library's defaults into it, a maximum output length of 20 tokens
+    among them. The search of this package ignores that default, but other programs that read the
+    saved file would truncate translations.
 
     Args:
-        model: The model, as `generate` is called on it.
+        model: The model whose `generate` is called.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -101,7 +102,7 @@ class KeepGenerationConfig(TrainerCallback):
         self.generation_config = copy.deepcopy(model.generation_config)
 
     def on_prediction_step(self, *args, **kwargs):
-        """Put the configuration back."""
+        """Restore the generation config."""
         self.model.generation_config = copy.deepcopy(self.generation_config)
 
 
@@ -111,20 +112,20 @@ def compute_metrics(
     num_sentences: int,
     bleu_tokenizer: str = "13a",
 ) -> dict[str, Any]:
-    """Score the ids that `predict_with_generate` found against those of the references.
+    """Score the token ids from `predict_with_generate` against the ids of the references.
 
     Args:
         evaluated: `predictions` [sentences, T] and `label_ids` [sentences, T'], padded with the
             padding token or -100.
-        tokenizer: The model's.
-        num_sentences: How many were to be translated.
-        bleu_tokenizer: Of sacreBLEU.
+        tokenizer: Tokenizer of the model.
+        num_sentences: Number of sentences in the split.
+        bleu_tokenizer: Tokenizer of sacreBLEU.
 
     Returns:
-        As `score_translations`: BLEU and chrF with their signatures.
+        Scores from `score_translations`: BLEU and chrF with their signatures.
     """
     translations, references = (
-        # several processes fill the last batch up with the first sentences once more
+        # several processes fill the last batch by repeating the first sentences
         tokenizer.batch_decode(
             np.where(ids == IGNORED, tokenizer.pad_token_id, ids)[:num_sentences],
             skip_special_tokens=True,
@@ -139,10 +140,10 @@ def add_adapters(model: PreTrainedModel, rank: int) -> PreTrainedModel:
 
     Args:
         model: The model.
-        rank: Of the adapters.
+        rank: Rank of the adapters.
 
     Returns:
-        peft's model around it.
+        The model, wrapped by peft.
 
     Raises:
         ValueError: If peft is not installed.
@@ -161,141 +162,93 @@ def add_adapters(model: PreTrainedModel, rank: int) -> PreTrainedModel:
 
 
 def load_rows(
-    ours: FineTuneArguments, splits: list[str], tokenizer: PreTrainedTokenizerBase
+    options: FineTuneArguments, splits: list[str], tokenizer: PreTrainedTokenizerBase
 ) -> dict[str, Dataset]:
-    """Load text and turn it into token ids.
+    """Load splits of the dataset, and encode them as token ids.
 
     Args:
-        ours: Says which text.
-        splits: The splits to load, "train" among them.
-        tokenizer: The model's.
+        options: Model and dataset.
+        splits: Splits to load, "train" among them.
+        tokenizer: Tokenizer of the model.
 
     Returns:
-        The rows of each split, without pairs that are too long to train on.
+        Rows of each split; "train" has only pairs that can be trained on.
 
     Raises:
-        ValueError: If a split or a language is missing, or nothing is left to train on.
+        ValueError: If a split or a language is missing, or no pair is left to train on.
     """
-    texts = load_translations(ours.dataset, ours.name, ours.source_lang, ours.target_lang)
+    texts = load_translations(
+        options.dataset, options.name, options.source_lang, options.target_lang
+    )
     for split in splits:
         if split not in texts:
             raise ValueError(
-                f"dataset {ours.dataset!r} must have a split {split!r}, got {', '.join(texts)}."
+                f"dataset {options.dataset!r} must have a split {split!r}, got {', '.join(texts)}."
             )
     rows = {
-        split: encode_pairs(texts[split], split, tokenizer, ours.source_lang, ours.target_lang)
+        split: encode_pairs(
+            texts[split], split, tokenizer, options.source_lang, options.target_lang
+        )
         for split in splits
     }
-    rows["train"], _ = drop_untrainable(rows["train"], "train", ours.max_length)
+    rows["train"], _ = drop_untrainable(rows["train"], "train", options.max_length)
     return rows
 
 
-def fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
-    """Train a model further, save it, and evaluate and publish it where asked for.
+def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
+    """Train a model further, save it, and on request evaluate and publish it.
 
-    The result in `output_dir` loads as a model, with weights of the type that they had before. With
-    adapters it has them merged into its weights; they alone are in its subfolder `adapter`, for
-    peft.
+    The model in `output_dir` has weights of the same type as before. Adapters are merged into the
+    weights; the subfolder `adapter` contains the adapters alone, for peft.
 
     Args:
-        ours: Model and text.
-        args: All else.
+        options: Model and dataset.
+        args: Training arguments of the library.
 
     Returns:
-        The scores of the validation split; none without `do_eval`, `eval_strategy` or
+        Scores of the validation split; empty without `do_eval`, `eval_strategy` or
         `predict_with_generate`.
 
     Raises:
         ValueError: If a setting, the model or the dataset cannot be used.
     """
-    together(lambda: check_arguments(ours, args))
+    together(lambda: check_arguments(options, args))
     with contextlib.ExitStack() as until_end:
         if args.process_index == 0:
             until_end.enter_context(held(Path(args.output_dir)))
-        return _fine_tune(ours, args)
+        return _fine_tune(options, args)
 
 
-def _fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
-    # new adapters are random, and made before the trainer sets its seed
+def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
+    # new adapters are random, and are created before the trainer sets its seed
     set_seed(args.seed)
-    model, tokenizer = together(lambda: _load_model(ours))
+    model, tokenizer = together(lambda: _load_model(options))
     dtype = model.dtype
-    if not ours.lora_rank and dtype != torch.float32:
-        # a step is smaller than the distance of two numbers in half precision
+    if not options.lora_rank and dtype != torch.float32:
+        # a training step is smaller than the spacing of numbers in half precision
         model.float()
         logger.info("the weights are trained in float32, and saved in %s", dtype)
-    longest = max_source_tokens(model.config)
-    # a model saved by other tools may not know how long a translation can get
+    # a model saved by another tool may have no maximum length of a translation
     if getattr(model.generation_config, "length_penalty_alpha", None) is None:
         set_paper_search(model)
     is_evaluated = args.do_eval or args.predict_with_generate
-    # the other processes then find what the first has prepared
-    rows = main_process_first(
-        lambda: load_rows(ours, ["train", *["validation"] * is_evaluated], tokenizer)
-    )
-    # to leave a sentence out would be to score another split
+    splits = ["train", "validation"] if is_evaluated else ["train"]
+    # the main process prepares the data, and the others then find it in the cache
+    rows = main_process_first(lambda: load_rows(options, splits, tokenizer))
+    longest = max_source_tokens(model.config)
+    # an evaluation without the long sentences would score another split
     if longest is not None and is_evaluated:
         together(lambda: _refuse_longer(rows["validation"], longest))
-
-    # the library would publish every checkpoint, and without the code that loads it
+    # the library would publish every checkpoint, without the code that loads it
     is_published, args.push_to_hub = args.push_to_hub, False
-    # the first token of a sentence must have the first position
-    padding = copy.copy(tokenizer)
-    padding.padding_side = "right"
-    trainer = FusedTrainer(
-        model=add_adapters(model, ours.lora_rank) if ours.lora_rank else model,
-        args=args,
-        # with label smoothing the trainer hides the labels from the model; a collator that knows
-        # the model makes the decoder_input_ids which it then needs
-        data_collator=DataCollatorForSeq2Seq(padding, model=model),
-        train_dataset=rows["train"],
-        eval_dataset=rows.get("validation"),
-        processing_class=tokenizer,
-        compute_metrics=partial(
-            compute_metrics,
-            tokenizer=tokenizer,
-            num_sentences=len(rows["validation"]),
-            bleu_tokenizer=ours.bleu_tokenizer or bleu_tokenizer_of(ours.target_lang),
-        )
-        if args.predict_with_generate
-        else None,
-    )
-    trainer.add_callback(KeepGenerationConfig(model))
-    resumed = args.resume_from_checkpoint
-    if resumed == LAST:
-        resumed = str(last_checkpoint(Path(args.output_dir)))
-    try:
-        trainer.train(resume_from_checkpoint=resumed)
-    except (SafetensorError, RuntimeError) as error:
-        # the writers of safetensors and torch have their own names for a full disk
-        if isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error):
-            raise OSError(f"{args.output_dir} cannot be written: {error}") from error
-        raise
-    parts = {
-        name: weight.to_local() if isinstance(weight, DTensor) else weight
-        for name, weight in model.named_parameters()
-    }
-    refuse_not_finite(parts, "the trained weights")
-    trainer.save_state()
-    if model.dtype != dtype:
-        _round_weights(model, dtype)
-    trainer.save_model(str(Path(args.output_dir, ADAPTER_FOLDER)) if ours.lora_rank else None)
-    if ours.lora_rank:
-        # before an evaluation in half precision, which rounds the weights in place
-        merged = trainer.model.merge_and_unload()
-        if trainer.is_world_process_zero():
-            merged.save_pretrained(args.output_dir)
-            tokenizer.save_pretrained(args.output_dir)
-
-    elif model.dtype != dtype and trainer.is_world_process_zero():
-        saved = type(model).from_pretrained(args.output_dir, dtype=dtype, trust_remote_code=False)
-        saved.save_pretrained(args.output_dir)
-
+    trainer = _make_trainer(options, args, model, tokenizer, rows)
+    _train(trainer, args)
+    _save(options, trainer, model, tokenizer, dtype)
     scores = trainer.evaluate() if is_evaluated else {}
     if scores:
         trainer.save_metrics("eval", scores)
     if trainer.is_world_process_zero():
-        write_card(ours, args, trainer.state.global_step, scores)
+        write_card(options, args, trainer.state.global_step, scores)
         if is_published:
             commit = push_to_hub(
                 args.output_dir,
@@ -308,24 +261,99 @@ def _fine_tune(ours: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[
     return scores
 
 
+def _make_trainer(
+    options: FineTuneArguments,
+    args: Seq2SeqTrainingArguments,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    rows: dict[str, Dataset],
+) -> FusedTrainer:
+    # the first token of a sentence must have the first position
+    padding = copy.copy(tokenizer)
+    padding.padding_side = "right"
+    scoring = None
+    if args.predict_with_generate:
+        scoring = partial(
+            compute_metrics,
+            tokenizer=tokenizer,
+            num_sentences=len(rows["validation"]),
+            bleu_tokenizer=options.bleu_tokenizer or bleu_tokenizer_of(options.target_lang),
+        )
+    trainer = FusedTrainer(
+        model=add_adapters(model, options.lora_rank) if options.lora_rank else model,
+        args=args,
+        # with label smoothing the trainer removes the labels from the model's inputs; a collator
+        # with the model creates the decoder_input_ids, which the model then needs
+        data_collator=DataCollatorForSeq2Seq(padding, model=model),
+        train_dataset=rows["train"],
+        eval_dataset=rows.get("validation"),
+        processing_class=tokenizer,
+        compute_metrics=scoring,
+    )
+    trainer.add_callback(KeepGenerationConfig(model))
+    return trainer
+
+
+def _train(trainer: FusedTrainer, args: Seq2SeqTrainingArguments):
+    checkpoint = args.resume_from_checkpoint
+    if checkpoint == LAST:
+        checkpoint = str(last_checkpoint(Path(args.output_dir)))
+    try:
+        trainer.train(resume_from_checkpoint=checkpoint)
+    except (SafetensorError, RuntimeError) as error:
+        # safetensors and torch raise other errors than OSError on a full disk
+        if isinstance(error, SafetensorError) or "PytorchStreamWriter" in str(error):
+            raise OSError(f"{args.output_dir} cannot be written: {error}") from error
+        raise
+
+
+def _save(
+    options: FineTuneArguments,
+    trainer: FusedTrainer,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    dtype: torch.dtype,
+):
+    """Save the trained model, with weights of a type, and its adapters if there are any."""
+    own_parts = {
+        name: weight.to_local() if isinstance(weight, DTensor) else weight
+        for name, weight in model.named_parameters()
+    }
+    refuse_not_finite(own_parts, "the trained weights")
+    trainer.save_state()
+    if model.dtype != dtype:
+        _round_weights(model, dtype)
+    folder = trainer.args.output_dir
+    trainer.save_model(str(Path(folder, ADAPTER_FOLDER)) if options.lora_rank else None)
+    if options.lora_rank:
+        # merged before an evaluation in half precision, which rounds the weights in place
+        merged = trainer.model.merge_and_unload()
+        if trainer.is_world_process_zero():
+            merged.save_pretrained(folder)
+            tokenizer.save_pretrained(folder)
+    elif model.dtype != dtype and trainer.is_world_process_zero():
+        saved = type(model).from_pretrained(folder, dtype=dtype, trust_remote_code=False)
+        saved.save_pretrained(folder)
+
+
 @torch.no_grad()
 def _round_weights(model: PreTrainedModel, dtype: torch.dtype):
-    """Give weights in float32 the values that they are saved with."""
+    """Round weights in float32 to the values that are saved."""
     for weight in model.parameters():
         weight.copy_(weight.to(dtype))
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """The newest checkpoint that is whole: the trainer writes its own state last.
+    """Find the newest complete checkpoint, with the trainer's state, which is written last.
 
     Args:
-        folder: The output folder.
+        folder: Output folder.
 
     Returns:
-        The folder of the checkpoint.
+        Folder of the checkpoint.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is no complete checkpoint.
     """
     whole = [
         path
@@ -333,34 +361,36 @@ def last_checkpoint(folder: Path) -> Path:
         if (path / "trainer_state.json").is_file() and path.name.split("-")[1].isdecimal()
     ]
     if not whole:
-        raise ValueError(f"resume_from_checkpoint needs a whole checkpoint in {folder}, got none.")
+        raise ValueError(
+            f"resume_from_checkpoint needs a complete checkpoint in {folder}, got none."
+        )
     return max(whole, key=lambda path: int(path.name.split("-")[1]))
 
 
 def write_card(
-    ours: FineTuneArguments, args: Seq2SeqTrainingArguments, steps: int, scores: dict[str, Any]
+    options: FineTuneArguments, args: Seq2SeqTrainingArguments, steps: int, scores: dict[str, Any]
 ):
-    """Write the model card: what was trained on what, and how good it is.
+    """Write the model card: base model, dataset and scores.
 
     Args:
-        ours: Model and text.
-        args: All else.
-        steps: How many were made.
-        scores: From `fine_tune`.
+        options: Model and dataset.
+        args: Training arguments of the library.
+        steps: Number of training steps.
+        scores: Scores of the validation split.
     """
     folder = Path(args.output_dir)
     name = folder.resolve().name
-    # a path is a name to nobody else
-    is_known = is_on_hub(ours.dataset, ours.source_lang, ours.target_lang)
-    dataset = ours.dataset if is_known else Path(ours.dataset).name
-    is_here = Path(ours.run).exists()
-    source = Path(ours.run).resolve().name if is_here else ours.run
+    # a local path means nothing to readers of the card
+    is_known = is_on_hub(options.dataset, options.source_lang, options.target_lang)
+    dataset = options.dataset if is_known else Path(options.dataset).name
+    is_here = Path(options.run).exists()
+    source = Path(options.run).resolve().name if is_here else options.run
     results = [
         EvalResult(
             task_type="translation",
             dataset_type=dataset,
             dataset_name=dataset,
-            dataset_config=ours.name,
+            dataset_config=options.name,
             dataset_split="validation",
             metric_type=metric,
             metric_name=f"{label} ({scores[f'eval_{metric}_signature']})",
@@ -370,11 +400,11 @@ def write_card(
         if f"eval_{metric}" in scores
     ]
     data = ModelCardData(
-        language=[ours.source_lang, ours.target_lang],
+        language=[options.source_lang, options.target_lang],
         library_name="transformers",
         pipeline_tag="translation",
         tags=["vanilla_transformer", "translation"],
-        base_model=None if is_here else ours.run,
+        base_model=None if is_here else options.run,
         model_name=name if results else None,
         eval_results=results or None,
     )
@@ -382,7 +412,7 @@ def write_card(
 {data.to_yaml()}
 ---
 
-# {name}: {ours.source_lang} to {ours.target_lang}
+# {name}: {options.source_lang} to {options.target_lang}
 
 `{source}`, fine-tuned for {steps:,} steps on `{dataset}`.
 
@@ -397,13 +427,13 @@ translate = pipeline("translation", model="{folder.as_posix()}")
     (folder / "README.md").write_text(f"{card.rstrip()}\n", encoding="utf-8")
 
 
-def _load_model(ours: FineTuneArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    model, tokenizer = load_run(ours.run, ours.trust_remote_code)
+def _load_model(options: FineTuneArguments) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    model, tokenizer = load_run(options.run, options.trust_remote_code)
     longest = max_source_tokens(model.config)
-    if longest is not None and ours.max_length > longest:
+    if longest is not None and options.max_length > longest:
         raise ValueError(
-            f"max_length must be at most {longest}, the number of positions that the model knows, "
-            f"got {ours.max_length}."
+            f"max_length must be at most {longest}, the number of positions of the model, "
+            f"got {options.max_length}."
         )
     return model, tokenizer
 
@@ -412,29 +442,29 @@ def _refuse_longer(rows: Dataset, longest: int):
     found = int(max(map(np.max, lengths(rows))))
     if found > longest:
         raise ValueError(
-            f"validation must have at most {longest} tokens a sentence, the number of positions "
-            f"that the model knows, got one of {found}."
+            f"validation must have at most {longest} tokens per sentence, the number of positions "
+            f"of the model, got a sentence of {found}."
         )
 
 
-def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
-    """Refuse, before anything is loaded, what would only fail after the training.
+def check_arguments(options: FineTuneArguments, args: Seq2SeqTrainingArguments):
+    """Refuse arguments that would otherwise fail after the training.
 
     Args:
-        ours: Model and text.
-        args: All else.
+        options: Model and dataset.
+        args: Training arguments of the library.
 
     Raises:
         ValueError: If a setting cannot be used.
     """
-    if ours.lora_rank < 0:
-        raise ValueError(f"lora_rank must not be negative, got {ours.lora_rank}.")
+    if options.lora_rank < 0:
+        raise ValueError(f"lora_rank must not be negative, got {options.lora_rank}.")
     if args.push_to_hub and "/" not in (args.hub_model_id or ""):
         raise ValueError(
             f"hub_model_id must be user/name with push_to_hub, got {args.hub_model_id!r}."
         )
-    # refuses a tokenizer that sacreBLEU does not have
-    score_translations(["a"], ["a"], ours.bleu_tokenizer)
+    # raises an error if sacreBLEU does not have this tokenizer
+    score_translations(["a"], ["a"], options.bleu_tokenizer)
     for name in args.report_to:
         if name not in get_available_reporting_integrations():
             raise ValueError(f"report_to {name!r} must be installed, got no package of it.")
@@ -447,10 +477,10 @@ def check_arguments(ours: FineTuneArguments, args: Seq2SeqTrainingArguments):
 
 
 def run(argv: list[str]):
-    """Fine-tune as a command line says, and print the scores.
+    """Run the command line of fine-tuning, and print the scores.
 
     Args:
-        argv: The arguments.
+        argv: Arguments of the command line.
 
     Raises:
         ValueError: If a setting, the model or the dataset cannot be used.
@@ -463,28 +493,28 @@ def run(argv: list[str]):
         "[any flag of Seq2SeqTrainingArguments]",
         allow_abbrev=False,
     )
-    # the library's parser knows flags only
+    # the library's parser accepts only flags
     if argv and not argv[0].startswith("-"):
         argv = ["--run", *argv]
     if is_launched_on_cpu():
         parser.set_defaults(use_cpu=True)
-    ours, args = parser.parse_args_into_dataclasses(argv)
+    options, args = parser.parse_args_into_dataclasses(argv)
     if args.process_index > 0:
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
-    scores = fine_tune(ours, args)
+    scores = fine_tune(options, args)
     leave_processes()
     if args.process_index == 0:
         sys.stdout.write("".join(f"{name} = {value}\n" for name, value in scores.items()))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fine-tune, and turn what goes wrong into one sentence.
+    """Fine-tune as a command, which reports an error in one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Arguments of the command line; by default those of the process.
 
     Returns:
-        0 if all went well, 1 if not.
+        Exit status: 0, or 1 after an error.
     """
     return run_command(run, argv)
 

@@ -1,4 +1,4 @@
-"""How good translations are: BLEU, chrF, the paper's own way to count BLEU, COMET. Section 6.1."""
+"""Score translations: BLEU, chrF, BLEU as the paper computes it, and COMET. Section 6.1."""
 
 import importlib.metadata
 import json
@@ -24,11 +24,11 @@ logger = logging.getLogger(__name__)
 
 COMET_PROGRAM = "comet-score"
 COMET_MODEL = "Unbabel/wmt22-comet-da"
-# for languages that separate words by spaces
+# tokenizer for languages that separate words by spaces
 DEFAULT = "13a"
-# text that is already tokenized is compared as it is
-NOT_TOKENIZED_AGAIN = "none"
-# bytes, as in the script, where the half of a letter can be all that stands between two hyphens
+# tokenizer for text that is already tokenized
+ALREADY_TOKENIZED = "none"
+# the original script works on bytes: between two hyphens, one byte of a letter is enough to match
 HYPHEN = re.compile(rb"(\S)-(\S)")
 
 
@@ -38,27 +38,27 @@ def score_translations(
     bleu_tokenizer: str | None = None,
     target_lang: str | None = None,
 ) -> dict[str, Any]:
-    """Compare translations with references, by sacreBLEU.
+    """Score translations against references with sacreBLEU.
 
     Args:
-        translations: What the model said.
-        references: What a person said.
+        translations: Translations of the model.
+        references: Reference translations.
         bleu_tokenizer: Tokenizer of sacreBLEU, "none" for text that is already tokenized; by
-            default the one for `target_lang`.
-        target_lang: Their language, to count `compound_bleu` as well where Moses knows it and
-            spaces separate its words.
+            default the tokenizer for `target_lang`.
+        target_lang: Target language. `compound_bleu` is computed in addition if Moses supports the
+            language and spaces separate its words.
 
     Returns:
         `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, and `sentences`.
 
     Raises:
-        ValueError: If there is nothing to compare, not as many of both, or no such tokenizer or
-            not what it needs.
+        ValueError: If there are no references, the numbers of translations and references differ,
+            or the tokenizer is unknown or not installed.
     """
     if len(translations) != len(references) or not references:
         raise ValueError(
-            "there must be one translation for each of one or more references, "
-            f"got {len(translations)} for {len(references)}."
+            "references must be at least one, with one translation for each, "
+            f"got {len(translations)} translations for {len(references)} references."
         )
     own_tokenizer = bleu_tokenizer_of(target_lang)
     bleu_tokenizer = bleu_tokenizer or own_tokenizer
@@ -66,7 +66,7 @@ def score_translations(
     has_words = own_tokenizer == DEFAULT
     if bleu_tokenizer == DEFAULT and not has_words:
         logger.warning(
-            "BLEU with the tokenizer %s takes whole sentences of %s for words: give "
+            "BLEU with the tokenizer %s treats whole sentences in %s as words: use "
             "--bleu_tokenizer %s.",
             DEFAULT,
             target_lang,
@@ -79,7 +79,7 @@ def score_translations(
     matches = sum(map(str.__eq__, translations, references))
     scores["exact_match"] = matches / len(references)
     known = NonbreakingPrefixes().available_langs.values()
-    if has_words and target_lang in known and bleu_tokenizer != NOT_TOKENIZED_AGAIN:
+    if has_words and target_lang in known and bleu_tokenizer != ALREADY_TOKENIZED:
         score, signature = compound_bleu(translations, references, target_lang)
         scores |= {"compound_bleu": score, "compound_bleu_signature": signature}
     return scores
@@ -89,10 +89,10 @@ def refuse_bleu_tokenizer(name: str) -> None:
     """Refuse a tokenizer that sacreBLEU does not have.
 
     Args:
-        name: Of the tokenizer.
+        name: Name of the tokenizer.
 
     Raises:
-        ValueError: If there is no such tokenizer.
+        ValueError: If sacreBLEU has no such tokenizer.
     """
     if name not in BLEU.TOKENIZERS:
         raise ValueError(
@@ -102,13 +102,13 @@ def refuse_bleu_tokenizer(name: str) -> None:
 
 
 def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
-    # a sentence that ends in " ." is no sign of a mistake where the text comes tokenized
-    is_tokenized = bleu_tokenizer == NOT_TOKENIZED_AGAIN
+    # sacreBLEU warns of sentences that end in " .", which is normal in tokenized text
+    is_tokenized = bleu_tokenizer == ALREADY_TOKENIZED
     try:
         bleu = BLEU(tokenize=bleu_tokenizer, force=is_tokenized)
     except (RuntimeError, ImportError) as error:
         raise ValueError(
-            f"bleu_tokenizer must have what it needs installed, got {bleu_tokenizer!r}: "
+            f"bleu_tokenizer must have its packages installed, got {bleu_tokenizer!r}: "
             f"{' '.join(str(error).split())}"
         ) from error
     return {"bleu": bleu, "chrf": CHRF()}
@@ -117,18 +117,18 @@ def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
 def compound_bleu(
     translations: Sequence[str], references: Sequence[str], language: str
 ) -> tuple[float, str]:
-    """BLEU as the paper counted it: on Moses' tokens, with compounds split at their hyphens.
+    """Compute BLEU as the paper does: on Moses tokens, with compounds split at their hyphens.
 
-    What tensor2tensor's get_ende_bleu.sh computes. It is higher than sacreBLEU's on the same text,
-    and not to be compared with it.
+    This is the score of get_ende_bleu.sh in tensor2tensor. It is higher than sacreBLEU's BLEU on
+    the same text; the two cannot be compared.
 
     Args:
-        translations: What the model said.
-        references: What a person said.
-        language: Of both, one that Moses knows.
+        translations: Translations of the model.
+        references: Reference translations.
+        language: Language of both, supported by Moses.
 
     Returns:
-        The score, and what says how it was counted.
+        Score and signature.
     """
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
     sides = [split_compounds(side, language) for side in (translations, references)]
@@ -139,14 +139,14 @@ def compound_bleu(
 
 
 def split_compounds(texts: Sequence[str], language: str) -> list[str]:
-    """Tokenize as Moses does, and split compounds at their hyphens.
+    """Tokenize with the Moses tokenizer, and split compounds at their hyphens.
 
     Args:
         texts: Sentences.
-        language: One that Moses knows.
+        language: Language that Moses supports.
 
     Returns:
-        Their tokens, separated by spaces.
+        Tokens of each sentence, separated by spaces.
     """
     normalizer = sacremoses.MosesPunctNormalizer()
     tokenizer = sacremoses.MosesTokenizer(language)
@@ -161,16 +161,16 @@ def comet_program() -> str:
     """Find the program that computes COMET.
 
     Returns:
-        Its path.
+        Path of the program.
 
     Raises:
-        ValueError: If it is not installed.
+        ValueError: If the program is not installed.
     """
     program = shutil.which(COMET_PROGRAM)
     if program is None:
         raise ValueError(
-            f"comet needs the program {COMET_PROGRAM}, got none: `pipx install unbabel-comet`; it "
-            "needs older libraries than this package, and so an environment of its own."
+            f"comet needs the program {COMET_PROGRAM}, got none: `pipx install unbabel-comet`. "
+            "COMET needs older libraries than this package, so it needs its own environment."
         )
     return program
 
@@ -181,16 +181,16 @@ def comet_score(
     references: Sequence[str],
     model: str = COMET_MODEL,
 ) -> float:
-    """Let COMET judge translations.
+    """Score translations with COMET.
 
     Args:
-        sources: What was translated.
-        translations: What the model said.
-        references: What a person said.
-        model: One of COMET's models, a Hub name or a checkpoint.
+        sources: Source sentences.
+        translations: Translations of the model.
+        references: Reference translations.
+        model: COMET model, a Hub name or a checkpoint.
 
     Returns:
-        The mean over the sentences.
+        Mean score of the sentences.
 
     Raises:
         ValueError: If COMET is not installed, or ends with an error.
@@ -201,7 +201,7 @@ def comet_score(
         command += ["--gpus", str(int(torch.cuda.is_available()))]
         for name, lines in sides.items():
             path = Path(folder, name)
-            # a sentence a line, whatever COMET takes for the end of one
+            # one sentence on each line, without other characters that COMET could split at
             text = "".join(" ".join(line.split()) + "\n" for line in lines)
             path.write_text(text, encoding="utf-8")
             command += [f"--{name}", str(path)]
@@ -209,9 +209,9 @@ def comet_score(
         command += ["--to_json", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            last = (done.stderr.strip() or "nothing said").split("\n")[-1]
+            last = (done.stderr.strip() or "no message").split("\n")[-1]
             raise ValueError(
-                f"{COMET_PROGRAM} must end well, got exit {done.returncode}: {last.strip()}"
+                f"{COMET_PROGRAM} must succeed, got exit status {done.returncode}: {last.strip()}"
             )
         (sentences,) = json.loads(out.read_text(encoding="utf-8")).values()
     return sum(sentence["COMET"] for sentence in sentences) / len(sentences)
@@ -223,30 +223,30 @@ def compare_translations(
     references: Sequence[str],
     bleu_tokenizer: str = "13a",
 ) -> dict[str, dict[str, Any]]:
-    """Whether one model is better than another, by paired bootstrap resampling.
+    """Compare two models by paired bootstrap resampling.
 
     Args:
-        translations: What the model said.
-        others: What the other model said.
-        references: What a person said.
-        bleu_tokenizer: Of sacreBLEU.
+        translations: Translations of the model.
+        others: Translations of the other model.
+        references: Reference translations.
+        bleu_tokenizer: Tokenizer of sacreBLEU.
 
     Returns:
         For `bleu` and `chrf`: `score` and `other`, each with the half width of its 95% confidence
-        interval as `ci` and `other_ci`; `p_value`, the probability of so large a difference between
-        equal models; `signature`, which says how many samples were drawn from which seed.
+        interval as `ci` and `other_ci`; `p_value`, the probability of a difference of at least this
+        size between equal models; `signature`, with the number of samples and the seed.
     """
     metrics = _metrics(bleu_tokenizer)
     systems = [("other", others), ("this", translations)]
     signatures, results = PairedTest(systems, metrics, [references], test_type="bs")()
     comparison = {}
-    # the test calls the metrics by names of its own
+    # the test has its own names for the metrics
     for name, metric in zip(metrics, signatures, strict=True):
         other, this = results[metric]
-        # the test counts larger differences alone, and would take equal models for different
+        # the test counts only larger differences, so that equal scores would be significant
         p_value = this.p_value if this.score != other.score else 1.0
         comparison[name] = {
-            # some of them are numpy's
+            # some values are numpy scalars
             "score": float(this.score),
             "ci": float(this.ci),
             "other": float(other.score),

@@ -1,4 +1,4 @@
-"""Translate lines as they come: `vanilla-transformer translate RUN [FILE]`."""
+"""Translate lines as they arrive: `vanilla-transformer translate RUN [FILE]`."""
 
 import argparse
 import re
@@ -25,12 +25,12 @@ from .data.corpus import MAX_LINE_BYTES, opened, read_lines
 SEARCH = {
     "num_beams": (int, "beam size"),
     "length_penalty_alpha": (float, "length penalty, section 6.1"),
-    "max_extra_tokens": (int, "longest output beyond the source"),
+    "max_extra_tokens": (int, "maximum number of output tokens beyond the source length"),
 }
-# where `str.splitlines` ends a line
+# characters at which `str.splitlines` splits
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
-# what a pipe holds
-MOST_BYTES = 65536
+# capacity of a pipe
+PIPE_BYTES = 65536
 # longest line that is translated: memory and time grow with the square of its length
 MAX_LINE_TOKENS = 4096
 
@@ -41,19 +41,19 @@ def load_model(
     trust_remote_code: bool = False,
     int8: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load what translates.
+    """Load a model and its tokenizer for translation.
 
     Args:
-        run: A run folder, a model folder or a Hub name.
-        device: Device of the model; the GPU, if there is one, if not given.
+        run: Run folder, model folder or Hub name.
+        device: Device of the model; by default the GPU if there is one.
         trust_remote_code: Run the Python code that is saved with the model.
-        int8: The model is to be quantized, which needs weights in float32.
+        int8: Whether the model will be quantized, which needs weights in float32.
 
     Returns:
-        The model, ready to translate, and its tokenizer.
+        Model in evaluation mode, and its tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        ValueError: If the model cannot be loaded.
     """
     model, tokenizer = load_run(run, trust_remote_code)
     if device is None:
@@ -67,19 +67,19 @@ def translate_lines(
     lines: Iterable[str],
     **search: Any,
 ) -> Iterator[str]:
-    """Translate as many lines as are asked for, with the search of the model's generation config.
+    """Translate lines, with the search of the model's generation config.
 
     Args:
-        model: A model with a decoder and a head.
-        tokenizer: Its tokenizer.
-        lines: A sentence each, without its line feed.
-        search: Settings of `generate` that differ, `num_beams` for one.
+        model: Model with a decoder and a head.
+        tokenizer: Tokenizer of the model.
+        lines: Sentences without line feeds.
+        search: Settings of `generate` that differ from the model's, `num_beams` for example.
 
     Yields:
-        A translation each, in order.
+        Translation of each line, in order.
 
     Raises:
-        MemoryError: If there is not enough for a batch and its beams.
+        MemoryError: If a batch with its beams does not fit into memory.
     """
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
     try:
@@ -90,44 +90,43 @@ def translate_lines(
             raise
         beams = search.get("num_beams", model.generation_config.num_beams)
         raise MemoryError(
-            f"memory must hold a batch of sentences with {beams:,} beams each, and was full: ask "
-            "for fewer num_beams."
+            f"memory must hold a batch of sentences with {beams:,} beams each, but is full: use a "
+            "smaller num_beams."
         ) from error
 
 
 def one_line(text: str) -> str:
-    """A translation as a line of a file.
+    """Replace each character at which `str.splitlines` splits by a space.
 
     Args:
-        text: With or without characters that end a line for some reader: what `str.splitlines`
-            splits at.
+        text: Translation.
 
     Returns:
-        A space for each of them.
+        Translation that is one line for every reader.
     """
     return LINE_ENDS.sub(" ", text)
 
 
 def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
-    """Read lines, each time as many as have come.
+    """Read lines as they arrive, each time all lines that have arrived.
 
     Args:
-        file: Opened for bytes, with a buffer.
-        name: Of the file, for an error.
+        file: Buffered file that is open for bytes.
+        name: Name of the file, for an error.
 
     Yields:
         One or more lines, without their ends.
 
     Raises:
-        ValueError: If a line is not UTF-8 or has more than `MAX_LINE_BYTES`; says which.
+        ValueError: If a line is not UTF-8 or is longer than `MAX_LINE_BYTES`; names the line.
     """
     counts: deque[int] = deque()
 
     def arriving() -> Iterator[bytes]:
-        # grows in place: a line may come in thousands of parts
+        # a bytearray grows in place: a line can arrive in thousands of parts
         begun = bytearray()
-        # this waits for something, and not until there is so much
-        while len(begun) <= MAX_LINE_BYTES and (arrived := file.read1(MOST_BYTES)):
+        # read1 returns as soon as some bytes have arrived
+        while len(begun) <= MAX_LINE_BYTES and (arrived := file.read1(PIPE_BYTES)):
             end, *lines = arrived.split(b"\n")
             begun += end
             if lines:
@@ -141,15 +140,15 @@ def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
 
     lines = read_lines(arriving(), name)
     for first in lines:
-        come = [first]
+        window = [first]
         try:
             for line in islice(lines, counts.popleft() - 1):
-                come.append(line)
+                window.append(line)
         except ValueError:
-            # those before the one that cannot be read have their answers
-            yield come
+            # the lines before the refused line are still translated
+            yield window
             raise
-        yield come
+        yield window
 
 
 def fitting_lines(
@@ -158,44 +157,44 @@ def fitting_lines(
     tokenizer: PreTrainedTokenizerBase,
     name: str,
 ) -> Iterator[list[str]]:
-    """Pass lines on until one has too many tokens.
+    """Pass lines through until a line has too many tokens.
 
     Args:
         windows: Lists of lines.
-        model: Model that is to translate them.
-        tokenizer: Its tokenizer.
+        model: Model that translates the lines.
+        tokenizer: Tokenizer of the model.
         name: Name of the file, for an error.
 
     Yields:
-        The same lists, the last one without the line that is too long and those after it.
+        The same lists; before an error, the lines before the line that is too long.
 
     Raises:
-        ValueError: If a line has more than `MAX_LINE_TOKENS`, or more than the model has positions;
-            says which.
+        ValueError: If a line has more tokens than `MAX_LINE_TOKENS` or the positions of the model;
+            names the line.
     """
     most = min(MAX_LINE_TOKENS, max_source_tokens(model.config) or MAX_LINE_TOKENS)
     num_before = 0
     for lines in windows:
         for index, ids in enumerate(tokenizer(lines)["input_ids"]):
             if len(ids) > most:
-                # those before it have their answers
+                # the lines before it are still translated
                 if index:
                     yield lines[:index]
                 raise ValueError(
                     f"{name} line {num_before + index + 1} must have at most {most:,} tokens, got "
-                    f"{len(ids):,}: split it into sentences, one on each line."
+                    f"{len(ids):,}: split the line into sentences, one on each line."
                 )
         num_before += len(lines)
         yield lines
 
 
 def add_search(parser: argparse.ArgumentParser) -> None:
-    """Let a command take the settings of the search.
+    """Add the settings of the search to a command.
 
     Args:
-        parser: Of the command.
+        parser: Parser of the command.
     """
-    group = parser.add_argument_group("search", "the model's own settings where not given")
+    group = parser.add_argument_group("search", "the defaults are the model's own settings")
     for name, (kind, help_text) in SEARCH.items():
         group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=help_text)
     group.add_argument(
@@ -214,14 +213,14 @@ def add_search(parser: argparse.ArgumentParser) -> None:
 
 
 def run(argv: list[str], prog: str) -> Iterator[str]:
-    """Translate as a command line says, with the progress on stderr if that is a terminal.
+    """Run the command line of the translation. A terminal on stderr shows the progress.
 
     Args:
-        argv: The arguments.
+        argv: Arguments of the command line.
         prog: Name of the command, for its help.
 
     Yields:
-        A translation for each line, in order, as soon as it is there.
+        Translation of each line, in order, as soon as it is complete.
 
     Raises:
         ValueError: If the file cannot be read, the model cannot be loaded, or a line is not UTF-8
@@ -231,20 +230,20 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         prog=prog,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Translate lines, from a file or stdin, to stdout.",
+        description="Translate the lines of a file or stdin, and write them to stdout.",
     )
-    parser.add_argument("run", metavar="RUN", help="a run folder, model folder or Hub name")
+    parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
     parser.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
         default=None,
-        help="a text file, plain or .gz; stdin if not given, or -. A line must have at most "
+        help="text file, plain or .gz; by default, or as -, stdin. A line must have at most "
         f"{MAX_LINE_TOKENS:,} tokens",
     )
     add_search(parser)
     add_trust_flag(parser)
-    # a file may come after flags
+    # the file can follow flags
     search = vars(parser.parse_intermixed_args(argv))
     trust = search.pop("trust_remote_code")
     path = search.pop("file")
@@ -252,9 +251,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
             raise ValueError(f"{name} must be open, got a closed one.")
-    # the bar would stand between the lines where both are on one terminal
+    # on one terminal, the progress bar would appear between the translations
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
-    # a file that cannot be read is known before a model is loaded
+    # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         int8 = search.get("int8", False)
         model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust, int8=int8)

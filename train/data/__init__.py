@@ -1,1 +1,1 @@
-"""Parallel text: loaded, encoded, filtered and batched. Section 5.1."""
+"""Parallel text: loading, encoding, filtering and batching. Section 5.1."""

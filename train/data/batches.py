@@ -1,14 +1,14 @@
-"""Batches of about equal length, and what each process sees at each step. Section 5.1.
+"""Batches of sentence pairs of similar length, and the batches of each process. Section 5.1.
 
-An epoch is a shuffled order of all pairs, cut into blocks; a block is cut into groups of pairs that
-are about as long on both sides, and a step is some groups drawn from the block. Random are the
-order of the pairs and with it who shares a block, who of those of about equal length shares a
-group, which groups make a step, and the order of the steps in a block. Not random is that the pairs
-of a group are alike in length. Every pair comes once an epoch, or with weights each corpus its
-share.
+An epoch is a shuffled order of all pairs, cut into blocks. A block is cut into groups of pairs of
+similar length on both sides. A step consists of groups that are drawn at random from the block.
 
-The pairs of a step depend on corpus, seed and batch size alone: not on the number of processes or
-workers, nor on the memory of each.
+Four things are random: which pairs share a block, which pairs of similar length share a group,
+which groups share a step, and the order of the steps in a block. An epoch contains every pair once,
+or with weights the share of each corpus.
+
+The pairs of a step depend only on corpus, seed and batch size. They do not depend on the number of
+processes or workers, nor on the memory of each process.
 """
 
 import itertools
@@ -23,9 +23,9 @@ from .pairs import CHUNK, Pairs
 
 # label of a position without a target token
 IGNORED = -100
-# widens the choice of those who share a group, for a little padding
+# more pairs can share a group, at the cost of a little padding
 LENGTH_NOISE = 1.0
-# what is known of the steps at hand, before any are
+# attributes of the current block before one is loaded
 NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
 
 
@@ -36,43 +36,36 @@ def plan_steps(
     length_groups_per_step: int,
     random: np.random.Generator,
 ) -> list[list[np.ndarray]]:
-    """Divide sentences into steps, and each step into groups of about equal length. Section 5.1.
+    """Divide sentences into steps, and each step into groups of similar length. Section 5.1.
 
     Args:
-        source_lengths: Tokens of each source, [sentences].
-        target_lengths: Tokens of each target, [sentences].
-        num_steps: How many steps of about equally many tokens to make.
-        length_groups_per_step: Groups that a step is drawn from.
-        random: Decides the order.
+        source_lengths: Number of tokens of each source, [sentences].
+        target_lengths: Number of tokens of each target, [sentences].
+        num_steps: Number of steps, which get about the same number of tokens; at most one for each
+            sentence.
+        length_groups_per_step: Number of groups in a step, if there are enough sentences.
+        random: Generator that decides the order.
 
     Returns:
-        For each step its groups, each an array of sentence numbers.
-
-    Raises:
-        ValueError: If there are fewer sentences than steps.
+        Groups of each step, each an array of sentence indices.
     """
     sentences = len(source_lengths)
-    if sentences < num_steps:
-        raise ValueError(
-            f"{num_steps} steps must have at least one sentence each, got {sentences}: "
-            "raise tokens_per_step."
-        )
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step
-    # the larger side bounds both; equal shares leave no small last step
+    # the longer side limits a micro-batch; equal shares leave no small last step
     tokens = np.maximum(source_lengths, target_lengths)
     noisy = [
         side + LENGTH_NOISE * random.random(sentences) for side in (source_lengths, target_lengths)
     ]
-    groups = _alike(random.permutation(sentences), noisy, tokens, num_groups)
+    groups = _similar_groups(random.permutation(sentences), noisy, tokens, num_groups)
     drawn = random.permutation(num_groups).reshape(num_steps, groups_per_step)
     return [[groups[index] for index in step] for step in drawn]
 
 
-def _alike(
+def _similar_groups(
     sentences: np.ndarray, lengths: Sequence[np.ndarray], tokens: np.ndarray, num_groups: int
 ) -> list[np.ndarray]:
-    """Halve by the side that differs more, again and again: groups are alike on both sides."""
+    """Halve the sentences recursively, each time by the side whose lengths vary more."""
     if num_groups == 1:
         return [sentences]
     sides = [side[sentences] for side in lengths]
@@ -80,38 +73,38 @@ def _alike(
     half = num_groups // 2
     summed = np.cumsum(tokens[order], dtype=np.int64)
     cut = int(np.searchsorted(summed, summed[-1] * half / num_groups, side="right"))
-    # no group without a sentence
+    # every group gets at least one sentence
     cut = min(max(cut, half), len(order) - (num_groups - half))
     parts = ((order[:cut], half), (order[cut:], num_groups - half))
-    return [group for part, size in parts for group in _alike(part, lengths, tokens, size)]
+    return [group for part, size in parts for group in _similar_groups(part, lengths, tokens, size)]
 
 
 def steps_for(num_tokens: int, tokens_per_step: int) -> int:
-    """How many steps so many tokens make.
+    """Compute the number of steps for a number of tokens.
 
     Args:
-        num_tokens: Of the larger side of each pair.
-        tokens_per_step: Most tokens of a step, about.
+        num_tokens: Number of tokens of the longer side of each pair, summed.
+        tokens_per_step: Approximate maximum number of tokens in a step.
 
     Returns:
-        At least one.
+        Number of steps, at least one.
     """
     return max(1, -(-num_tokens // tokens_per_step))
 
 
 def refuse_longest(longest: int, tokens_per_step: int) -> None:
-    """Refuse sentences that no step can hold.
+    """Raise an error if the longest sentence does not fit into a step.
 
     Args:
-        longest: Tokens of the longest one.
-        tokens_per_step: Tokens of a step.
+        longest: Number of tokens of the longest sentence.
+        tokens_per_step: Number of tokens in a step.
 
     Raises:
-        ValueError: If it does not fit.
+        ValueError: If the sentence does not fit.
     """
     if longest > tokens_per_step:
         raise ValueError(
-            f"tokens_per_step must hold the longest sentence, of {longest} tokens, "
+            f"tokens_per_step must be at least {longest}, the tokens of the longest sentence, "
             f"got {tokens_per_step}."
         )
 
@@ -123,39 +116,32 @@ def split_step(
     tokens_per_micro_batch: int,
     num_processes: int,
 ) -> list[list[np.ndarray]]:
-    """Cut a step into micro-batches that fit into memory, as many for each process.
+    """Cut a step into micro-batches that fit into memory, equally many for each process.
 
     Args:
-        groups: The sentences of the step, each group of about equal length.
-        source_lengths: Tokens of each source, [sentences].
-        target_lengths: Tokens of each target, [sentences].
-        tokens_per_micro_batch: Most source or target tokens of a micro-batch, padding included.
-        num_processes: Processes that share the step.
+        groups: Sentence indices of the step, in groups of similar length.
+        source_lengths: Number of tokens of each source, [sentences].
+        target_lengths: Number of tokens of each target, [sentences].
+        tokens_per_micro_batch: Maximum number of source tokens, and of target tokens, in a
+            micro-batch, padding included; at least the length of the longest sentence.
+        num_processes: Number of processes that share the step.
 
     Returns:
-        For each process its micro-batches, each an array of sentence numbers.
+        Micro-batches of each process, each an array of sentence indices.
 
     Raises:
-        ValueError: If a sentence does not fit, or there are fewer sentences than processes.
+        ValueError: If there are fewer sentences than processes.
     """
 
-    def longest(part: np.ndarray) -> int:
-        # of this part alone: a block has hundreds of times as many sentences as a step
-        return int(max(source_lengths[part].max(), target_lengths[part].max()))
-
     def padded(part: np.ndarray) -> int:
-        return len(part) * longest(part)
+        # only this part: a block has hundreds of times as many sentences as a step
+        return len(part) * int(max(source_lengths[part].max(), target_lengths[part].max()))
 
     parts = []
     for group in groups:
         pieces = max(1, -(-padded(group) // tokens_per_micro_batch) - 1)
         while any(padded(part) > tokens_per_micro_batch for part in np.array_split(group, pieces)):
             pieces += 1
-            if pieces > len(group):
-                raise ValueError(
-                    "tokens_per_micro_batch must hold every sentence, "
-                    f"got {tokens_per_micro_batch} and one of {longest(group)} tokens."
-                )
         parts += np.array_split(group, pieces)
     while len(parts) % num_processes:
         largest = max(
@@ -163,23 +149,23 @@ def split_step(
         )
         if len(largest) == 0:
             raise ValueError(
-                "a step must have at least one sentence for each process, "
-                f"got {sum(map(len, groups))} for {num_processes}: raise tokens_per_step."
+                "a step must have at least one sentence for each process, got "
+                f"{sum(map(len, groups))} for {num_processes} processes: raise tokens_per_step."
             )
         index = next(index for index, part in enumerate(parts) if part is largest)
         parts[index : index + 1] = np.array_split(largest, 2)
-    # what runs at the same time on all processes is about equally large
+    # micro-batches that run at the same time on all processes have similar sizes
     parts.sort(key=padded, reverse=True)
     return [parts[process::num_processes] for process in range(num_processes)]
 
 
 class Collator:
-    """Pads sentences to a batch.
+    """Collator that pads sentences to a batch.
 
     Args:
-        pad_token_id: Fills the shorter sources and decoder inputs.
-        decoder_start_token_id: What the decoder reads first.
-        vocab_size: Every id must be below it.
+        pad_token_id: Padding token of sources and decoder inputs.
+        decoder_start_token_id: First token that the decoder reads.
+        vocab_size: Size of the vocabulary; every id must be below it.
     """
 
     def __init__(self, pad_token_id: int, decoder_start_token_id: int, vocab_size: int):
@@ -191,10 +177,10 @@ class Collator:
         """Make the tensors of one micro-batch.
 
         Args:
-            rows: Columns "input_ids" and "labels" of some pairs.
+            rows: Columns "input_ids" and "labels" of the pairs.
 
         Returns:
-            `input_ids` and `attention_mask`, [B, S]; `labels`, `IGNORED` where padded, and
+            `input_ids` and `attention_mask`, [B, S]; `labels`, with `IGNORED` as padding, and
             `decoder_input_ids`, the labels shifted right, [B, T].
 
         Raises:
@@ -226,11 +212,11 @@ def _padded(sentences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tens
 
 
 class StepData(NamedTuple):
-    """What one process has of a step.
+    """Data of one step on one process.
 
     Args:
-        batches: Its micro-batches, from `Collator`.
-        position: Where a stream stood, as JSON has it; None where the step's number says it all.
+        batches: Micro-batches of this process, from `Collator`.
+        position: Position in a stream, in JSON types; None for text that is not streamed.
     """
 
     batches: list[dict[str, Tensor]]
@@ -238,14 +224,14 @@ class StepData(NamedTuple):
 
 
 class Block:
-    """Pairs that are planned into steps together.
+    """Block of pairs that are planned into steps together.
 
     Args:
-        pairs: Where they are taken from.
-        numbers: Which of them.
-        num_steps: As in `plan_steps`.
-        length_groups_per_step: As in `plan_steps`.
-        random: As in `plan_steps`.
+        pairs: All pairs.
+        numbers: Indices of the pairs in this block.
+        num_steps: Argument of `plan_steps`.
+        length_groups_per_step: Argument of `plan_steps`.
+        random: Argument of `plan_steps`.
     """
 
     def __init__(
@@ -269,17 +255,17 @@ class Block:
         num_processes: int,
         process_index: int,
     ) -> list[dict[str, Tensor]]:
-        """What one process has of a step.
+        """Make the micro-batches of a step for one process.
 
         Args:
-            index: Of the step in the block.
-            collator: Makes a micro-batch.
-            tokens_per_micro_batch: As in `split_step`.
-            num_processes: As in `split_step`.
-            process_index: Which of them this is.
+            index: Index of the step in the block.
+            collator: Collator that makes a micro-batch.
+            tokens_per_micro_batch: Argument of `split_step`.
+            num_processes: Argument of `split_step`.
+            process_index: Index of this process.
 
         Returns:
-            Its micro-batches.
+            Micro-batches of this process.
         """
         parts = split_step(self.steps[index], *self.lengths, tokens_per_micro_batch, num_processes)[
             process_index
@@ -288,18 +274,18 @@ class Block:
 
 
 def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int]:
-    """How many pairs of each corpus an epoch has.
+    """Compute the number of pairs of each corpus in an epoch.
 
     Args:
-        sizes: Pairs of each corpus.
-        weights: Its share of the pairs that are drawn, of any sum; None for all pairs once.
+        sizes: Number of pairs of each corpus.
+        weights: Relative share of each corpus in an epoch, with any sum; None for all pairs once.
 
     Returns:
-        Numbers of pairs, as many in all as the corpora have.
+        Number of pairs for each corpus; their sum is the sum of `sizes`.
     """
     if weights is None:
         return list(sizes)
-    # where each corpus ends, rounded, leaves no pair over
+    # rounding the ends of the corpora, not their sizes, keeps the sum
     ends = np.rint(np.cumsum(weights) / np.sum(weights) * sum(sizes)).astype(int)
     return np.diff(ends, prepend=0).tolist()
 
@@ -307,28 +293,28 @@ def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int
 def epoch_order(
     corpora: Sequence[np.ndarray], shares: Sequence[int], seed: int, epoch: int
 ) -> np.ndarray:
-    """The order of an epoch. Each corpus gives its share, and goes through its pairs pass by pass.
+    """Shuffle the pairs of an epoch. Each corpus gives its share, in shuffled passes over itself.
 
     Args:
-        corpora: Numbers of the pairs of each corpus.
-        shares: How many of them an epoch has, from `shares_of`.
-        seed: Of the run.
-        epoch: Counted from 0.
+        corpora: Indices of the pairs of each corpus.
+        shares: Number of pairs of each corpus in an epoch, from `shares_of`.
+        seed: Seed of the run.
+        epoch: Epoch, counted from 0.
 
     Returns:
-        Numbers of pairs.
+        Indices of the pairs, in the order of the epoch.
     """
     drawn = []
     for corpus, (numbers, share) in enumerate(zip(corpora, shares, strict=True)):
-        # all of them are in order enough: they are shuffled below
+        # a whole corpus needs no order of its own: the epoch is shuffled below
         if share == len(numbers):
             drawn.append(numbers)
             continue
         first = epoch * share
         while first < (epoch + 1) * share:
-            a_pass, start = divmod(first, len(numbers))
+            pass_number, start = divmod(first, len(numbers))
             order = numbers.copy()
-            np.random.default_rng([seed, 2, corpus, a_pass]).shuffle(order)
+            np.random.default_rng([seed, 2, corpus, pass_number]).shuffle(order)
             drawn.append(order[start : start + (epoch + 1) * share - first])
             first += len(drawn[-1])
     order = np.concatenate(drawn)
@@ -337,24 +323,24 @@ def epoch_order(
 
 
 class TrainingSteps(torch.utils.data.Dataset):
-    """What one process sees at each step: a function of the step, so that a run can go on anywhere.
+    """Training data of one process, by step: a run can resume at any step.
 
     Args:
-        pairs: Pairs to train on, corpus after corpus, one spelling of all after another.
-        collator: Makes a micro-batch.
-        tokens_per_step: About how many source tokens, and how many target tokens, a step has.
-        length_groups_per_step: As in `plan_steps`.
-        tokens_per_micro_batch: As in `split_step`.
-        seed: Of the run.
-        num_processes: As in `split_step`.
-        process_index: Which of them this is.
-        block_pairs: About how many pairs are planned into steps together.
-        sizes: Rows of each corpus; one if not given.
-        weights: As in `shares_of`.
-        num_spellings: How often the same corpora stand in `pairs`; an epoch sees one spelling.
+        pairs: Training pairs, corpus after corpus, and one spelling of all corpora after another.
+        collator: Collator that makes a micro-batch.
+        tokens_per_step: Approximate number of source tokens, and of target tokens, in a step.
+        length_groups_per_step: Argument of `plan_steps`.
+        tokens_per_micro_batch: Argument of `split_step`.
+        seed: Seed of the run.
+        num_processes: Argument of `split_step`.
+        process_index: Index of this process.
+        block_pairs: Approximate number of pairs that are planned into steps together.
+        sizes: Number of rows of each corpus; by default there is one corpus.
+        weights: Argument of `shares_of`.
+        num_spellings: Number of spellings of the corpora in `pairs`; an epoch uses one spelling.
 
     Raises:
-        ValueError: If there is no pair, or one does not fit into a step.
+        ValueError: If there is no pair, or a pair does not fit into a step.
     """
 
     def __init__(
@@ -396,7 +382,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.steps_per_epoch = steps_for(round(sum(expected)), tokens_per_step)
         self._num_blocks = max(1, min(round(sum(self._shares) / block_pairs), self.steps_per_epoch))
         names = ("pairs", "source_tokens", "target_tokens")
-        # of an epoch, which sees one spelling
+        # an epoch uses one spelling
         self._totals = {
             name: sum(total[name] for total in totals) // num_spellings for name in names
         }
@@ -406,7 +392,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.__dict__ |= NO_BLOCK
 
     def __getstate__(self) -> dict:
-        # a worker that is started anew makes its own
+        # a spawned worker plans its own block
         return self.__dict__ | NO_BLOCK
 
     def _corpora(self, epoch: int) -> Iterator[np.ndarray]:
@@ -415,21 +401,21 @@ class TrainingSteps(torch.utils.data.Dataset):
             yield self.pairs.kept(start + first, start + last)
 
     def fingerprint(self) -> dict[str, int]:
-        """What must be the same where a run is resumed.
+        """Return the facts that must be unchanged when a run is resumed.
 
         Returns:
-            Numbers of pairs, of tokens and of steps.
+            Number of pairs, of tokens and of steps in an epoch.
         """
         return {**self._totals, "steps_per_epoch": self.steps_per_epoch}
 
     def __getitem__(self, steps_done: int) -> StepData:
-        """What this process has of the step after `steps_done` others.
+        """Make the micro-batches of a step.
 
         Args:
-            steps_done: Steps before it, over all epochs.
+            steps_done: Number of steps before this step, over all epochs.
 
         Returns:
-            Its micro-batches.
+            Micro-batches of this process.
         """
         block, index = self.block_of(steps_done)
         batches = block.micro_batches(
@@ -442,13 +428,13 @@ class TrainingSteps(torch.utils.data.Dataset):
         return StepData(batches)
 
     def block_of(self, steps_done: int) -> tuple[Block, int]:
-        """Where the step after `steps_done` others is planned.
+        """Find the block of a step.
 
         Args:
-            steps_done: Steps before it, over all epochs.
+            steps_done: Number of steps before this step, over all epochs.
 
         Returns:
-            Its block, and its place there.
+            Block, and index of the step in it.
         """
         epoch, index = divmod(steps_done, self.steps_per_epoch)
         # the last block that starts at this step or before
@@ -466,7 +452,7 @@ class TrainingSteps(torch.utils.data.Dataset):
             self._order = epoch_order(list(self._corpora(epoch)), self._shares, self.seed, epoch)
         self._epoch, self._block_index = epoch, block
         steps = [self._first_step(end) for end in (block, block + 1)]
-        # in proportion to its steps, so that there is a sentence for each
+        # the pairs are in proportion to the steps, so that every step gets a pair
         first, last = (len(self._order) * step // self.steps_per_epoch for step in steps)
         self._block = Block(
             self.pairs,
@@ -504,17 +490,18 @@ def evaluation_batches(
     num_processes: int = 1,
     process_index: int = 0,
 ) -> Iterator[dict[str, Tensor]]:
-    """Go once through a split, each pair on one process, in as many micro-batches on each.
+    """Make the batches of one pass over a split. Each pair is on one process.
 
-    A process that would have one less gets one in which no target token counts: where each process
-    has a part of the model, all of them must go through it together.
+    All processes get the same number of micro-batches. If the numbers would differ, a process gets
+    one more, in which no target token counts: with a sharded model all processes must compute
+    together.
 
     Args:
-        pairs: The split.
-        collator: Makes a micro-batch.
-        tokens_per_micro_batch: As in `split_step`.
-        num_processes: Processes that share the split.
-        process_index: Which of them this is.
+        pairs: Pairs of the split.
+        collator: Collator that makes a micro-batch.
+        tokens_per_micro_batch: Argument of `split_step`.
+        num_processes: Number of processes that share the split.
+        process_index: Index of this process.
 
     Yields:
         Micro-batches of this process.

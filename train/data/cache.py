@@ -1,4 +1,4 @@
-"""Files that are made once from text, and are whole in the cache or absent."""
+"""Cache of files that are made from text. A file in the cache is always complete."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from ...atomic_files import make_folder, to_disk, unfinished_path
 
 
 def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Path:
-    """Return the place of a file in the cache, and write the file if it is absent.
+    """Return the path of a file in the cache, and write the file if it is absent.
 
-    The library's own caches depend on where a corpus lies, and can be empty after a power loss.
+    The caches of `datasets` depend on the path of a corpus, and can be empty after a power loss.
 
     Args:
-        name: Name of the file, from all that its content depends on.
-        code: Source files that make it; another version of the code has files of its own.
-        write: Function that writes the file to the path that it is given; it may write nothing.
+        name: Name of the file, which depends on everything that determines its content.
+        code: Source files of the code that makes the file; changed code gets new files.
+        write: Function that writes the file to a given path; it may write nothing.
 
     Returns:
         Path of the file.

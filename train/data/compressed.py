@@ -1,9 +1,9 @@
-"""First bytes of packed text files, and the errors of those that are cut off."""
+"""Compressed text files: first bytes of gzip, and the errors of truncated files."""
 
 import lzma
 import zlib
 
 # first bytes of a gzip file
 GZIP = b"\x1f\x8b"
-# what reading raises where a packed file is not whole
-CUT_SHORT = (OSError, EOFError, zlib.error, lzma.LZMAError)
+# what reading a truncated file raises
+TRUNCATED = (OSError, EOFError, zlib.error, lzma.LZMAError)

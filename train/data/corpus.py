@@ -1,4 +1,4 @@
-"""Parallel text, from files, folders or the Hub. Section 5.1."""
+"""Load parallel text from files, folders or the Hub. Section 5.1."""
 
 import codecs
 import glob
@@ -24,24 +24,24 @@ from datasets.naming import camelcase_to_snakecase
 from ...configuration_vanilla_transformer import closest_name
 from ...loading import check_local
 from .cache import cached
-from .compressed import CUT_SHORT, GZIP
+from .compressed import GZIP, TRUNCATED
 from .json_records import is_json, read_json
 
 SPLITS = ("train", "validation", "test")
 
 WMT14 = "wmt/wmt14"
-# newstest2013 and newstest2014; copies with 2,737 of the latter's lines are about
+# lines of newstest2013 and newstest2014; some copies of newstest2014 have only 2,737 lines
 WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
 }
-# longest line that is read from a file or a pipe, with its line feed
+# longest line in a file or a pipe, line feed included
 MAX_LINE_BYTES = 1 << 20
-# of a text file, after its language
-PACKINGS = ("", ".gz")
-# of text files, written to the cache at once
+# what can follow the language in the name of a text file
+COMPRESSIONS = ("", ".gz")
+# rows of text files that are written to the cache at once
 ROWS_PER_BATCH = 10_000
-# files of records
+# names of files with records
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
 
 
@@ -53,34 +53,36 @@ def load_translations(
     revision: str | None = None,
     streaming: bool = False,
 ) -> dict[str, datasets.Dataset | datasets.IterableDataset]:
-    """Load parallel text in the translation schema: one column, a text for each language.
+    """Load parallel text in the translation schema: one column with a text for each language.
 
     Args:
         dataset: "demo", a Hub name, a local folder, a file of records (.jsonl, .parquet) to train
             on, or a prefix of text files: `PREFIX.en`, or in a folder `train.en`,
             `validation.en`, `test.en`; plain or .gz.
-        name: Configuration of the dataset; text files have none.
+        name: Configuration of the dataset; must be None for text files.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
-        streaming: Read the split to train on as it is needed, and store nothing of it.
+        streaming: Read the training split during training, and do not store it.
 
     Returns:
-        The splits, with the one column "translation".
+        Splits, each with the single column "translation".
 
     Raises:
-        ValueError: If it cannot be loaded, lacks a language, or is WMT14 without all its lines.
+        ValueError: If the dataset cannot be loaded, lacks a language, or is an incomplete WMT14.
     """
     text_files = _text_files(dataset, source_lang, target_lang)
-    # languages of each split, where its features do not say them
+    # languages of each split whose features do not name them
     known: dict[str, list[str]] = {}
     if name is not None and (text_files or dataset == "demo"):
-        raise ValueError(f"name must be null, for {dataset!r} has no configurations, got {name!r}.")
+        raise ValueError(
+            f"name must be null because {dataset!r} has no configurations, got {name!r}."
+        )
     if revision is not None and is_local(dataset, source_lang, target_lang):
         raise ValueError(
-            f"revision must be null, for {dataset!r} is not on the Hub, got {revision!r}."
+            f"revision must be null because {dataset!r} is not on the Hub, got {revision!r}."
         )
-    # a folder of that name is a folder
+    # a folder with the name "demo" is a folder
     if dataset == "demo" and not text_files:
         from .demo_corpus import build_demo_corpus
 
@@ -94,42 +96,11 @@ def load_translations(
         }
     else:
         _refuse_absent(dataset, source_lang, target_lang)
-        place = {"path": dataset}
-        # one file is a split to train on
-        if Path(dataset).is_file():
-            kind = RECORDS.search(dataset)[1]
-            file = glob.escape(str(Path(dataset).resolve()))
-            reader = kind if kind in ("parquet", "arrow") else "json"
-            place = {"path": reader, "data_files": {"train": file}}
-        # without a network the library takes what was prepared last
-        pair = f"{glob.escape(source_lang)}-{glob.escape(target_lang)}"
-        for records in _prepared(dataset).glob(f"*/*/*-{pair}"):
-            os.utime(records)
-        try:
-            builder = datasets.load_dataset_builder(**place, name=name, revision=revision)
-            has_records = is_json(builder)
-            if not has_records:
-                splits = datasets.load_dataset(
-                    **place, name=name, revision=revision, streaming=streaming
-                )
-        # a dataset that is a program is refused with a RuntimeError
-        except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
-            raise ValueError(
-                f"dataset {dataset!r} with name {name!r}"
-                f"{f' and revision {revision!r}' if revision else ''} cannot be loaded"
-                f"{_what_is_there(dataset)}: "
-                f"{' '.join(str(error.__cause__ or error).split())}"
-            ) from error
-        if has_records:
-            splits, known = read_json(builder, (source_lang, target_lang), streaming)
-        splits = dict(splits)
-        if streaming:
-            splits |= {
-                split: _in_memory(rows) for split, rows in splits.items() if split != "train"
-            }
-    # the Hub leads from the name it had before to this one
+        languages = (source_lang, target_lang)
+        splits, known = _load_by_library(dataset, name, languages, revision, streaming)
+    # the Hub redirects from the former name "wmt14"
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
-        _refuse_cut_wmt14(name, splits)
+        _refuse_incomplete_wmt14(name, splits)
     for split, rows in splits.items():
         found = known.get(split) or _languages(dataset, rows)
         for setting, language in (("source_lang", source_lang), ("target_lang", target_lang)):
@@ -141,25 +112,68 @@ def load_translations(
     return {split: rows.select_columns("translation") for split, rows in splits.items()}
 
 
+def _load_by_library(
+    dataset: str,
+    name: str | None,
+    languages: tuple[str, str],
+    revision: str | None,
+    streaming: bool,
+) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
+    """Load a dataset with `datasets`; return its splits and the languages of JSON splits."""
+    source = {"path": dataset}
+    # a single file is a training split
+    if Path(dataset).is_file():
+        kind = RECORDS.search(dataset)[1]
+        file = glob.escape(str(Path(dataset).resolve()))
+        reader = kind if kind in ("parquet", "arrow") else "json"
+        source = {"path": reader, "data_files": {"train": file}}
+    # without a network the library takes the data that was prepared last
+    pair = "-".join(map(glob.escape, languages))
+    for records in _prepared_folder(dataset).glob(f"*/*/*-{pair}"):
+        os.utime(records)
+    try:
+        builder = datasets.load_dataset_builder(**source, name=name, revision=revision)
+        has_records = is_json(builder)
+        if not has_records:
+            splits = datasets.load_dataset(
+                **source, name=name, revision=revision, streaming=streaming
+            )
+    # the library refuses a dataset that is a script with a RuntimeError
+    except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
+        raise ValueError(
+            f"dataset {dataset!r} with name {name!r}"
+            f"{f' and revision {revision!r}' if revision else ''} cannot be loaded"
+            f"{_folder_description(dataset)}: "
+            f"{' '.join(str(error.__cause__ or error).split())}"
+        ) from error
+    known: dict[str, list[str]] = {}
+    if has_records:
+        splits, known = read_json(builder, languages, streaming)
+    splits = dict(splits)
+    if streaming:
+        splits |= {split: _in_memory(rows) for split, rows in splits.items() if split != "train"}
+    return splits, known
+
+
 def _refuse_absent(dataset: str, *languages: str):
-    """Refuse a file that holds no records, and what is neither here nor on the Hub."""
+    """Refuse a file without records, and a dataset that is neither local nor on the Hub."""
     path = Path(dataset)
     is_of_records = RECORDS.search(path.name)
     if is_of_records and not path.exists():
         raise ValueError(f"dataset must be a file that exists, got {dataset!r}.")
     if path.is_file() and not is_of_records:
         raise ValueError(
-            "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), or what two "
-            f"files of text have before .{languages[0]} and .{languages[1]}, got {dataset!r}."
+            "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), or the prefix "
+            f"of two text files, before .{languages[0]} and .{languages[1]}, got {dataset!r}."
         )
-    # what was prepared before serves without a network
+    # without a network the library uses data that was prepared earlier
     is_address = "://" in dataset or dataset.startswith("buckets/")
-    if not (path.exists() or _prepared(dataset).is_dir() or is_address):
+    if not (path.exists() or _prepared_folder(dataset).is_dir() or is_address):
         check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
 
 
-def _prepared(dataset: str) -> Path:
-    """Return the folder in which the library keeps a dataset of the Hub."""
+def _prepared_folder(dataset: str) -> Path:
+    """Return the folder in which the library stores a dataset from the Hub."""
     *user, name = dataset.split("/")
     folder = "___".join([*user, camelcase_to_snakecase(name)])
     return Path(datasets.config.HF_DATASETS_CACHE, folder)
@@ -169,7 +183,7 @@ def _in_memory(rows: datasets.IterableDataset) -> datasets.Dataset:
     return datasets.Dataset.from_list(list(rows), features=rows.features)
 
 
-def _refuse_cut_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
+def _refuse_incomplete_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
     for split, lines in WMT14_LINES.get(name, WMT14_LINES[None]).items():
         found = len(splits[split]) if split in splits else 0
         if found != lines:
@@ -180,31 +194,31 @@ def _refuse_cut_wmt14(name: str | None, splits: dict[str, datasets.Dataset]):
 
 
 def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
-    """Whether a dataset is the package's own, a folder or the prefix of text files.
+    """Return whether a dataset is the demo corpus, a folder, a file or a prefix of text files.
 
     Args:
-        dataset: As in `load_translations`.
-        source_lang: As there.
-        target_lang: As there.
+        dataset: Argument of `load_translations`.
+        source_lang: Argument of `load_translations`.
+        target_lang: Argument of `load_translations`.
 
     Returns:
-        False for what can only be on the Hub.
+        False for a dataset that can only be on the Hub.
     """
-    # other files may be called like a dataset on the Hub: a recipe, or notes
+    # another file, a recipe for example, may have the name of a dataset on the Hub
     is_prefix = any(_text_file(dataset, language) for language in (source_lang, target_lang))
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
 def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
-    """Whether a dataset is one that readers of a model card find under its name.
+    """Return whether a dataset is on the Hub, so that readers of a model card can find it.
 
     Args:
-        dataset: As in `load_translations`.
-        source_lang: As there.
-        target_lang: As there.
+        dataset: Argument of `load_translations`.
+        source_lang: Argument of `load_translations`.
+        target_lang: Argument of `load_translations`.
 
     Returns:
-        False for what is here, and for what can be no name on the Hub.
+        False for a local dataset, and for a name that the Hub does not allow.
     """
     is_here = is_local(dataset, source_lang, target_lang)
     return not is_here and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
@@ -213,17 +227,17 @@ def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
 def dataset_commit(
     dataset: str, name: str | None, revision: str | None, source_lang: str, target_lang: str
 ) -> str | None:
-    """The commit that a branch or tag of a dataset stands for.
+    """Find the commit of a dataset on the Hub.
 
     Args:
-        dataset: As in `load_translations`, which has loaded it.
-        name: As there.
-        revision: As there.
-        source_lang: As there.
-        target_lang: As there.
+        dataset: Argument of `load_translations`, which has loaded the dataset.
+        name: Argument of `load_translations`.
+        revision: Argument of `load_translations`.
+        source_lang: Argument of `load_translations`.
+        target_lang: Argument of `load_translations`.
 
     Returns:
-        Its name; None for what is not on the Hub.
+        Commit of the revision; None for a dataset that is not on the Hub.
     """
     if is_local(dataset, source_lang, target_lang):
         return None
@@ -233,11 +247,11 @@ def dataset_commit(
 
 
 def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) -> list[str]:
-    # what streams may not say what it holds before it is read
+    # a stream may have no features before it is read
     column = (rows.features or next(iter(rows), {})).get("translation")
     if isinstance(column, datasets.Translation):
         return sorted(column.languages)
-    # a text of this type has quotation marks around it, a number has none
+    # the library's type Json is not plain text: it can hold numbers
     is_text = isinstance(column, dict) and not any(
         type(kind).__name__ == "Json" for kind in column.values()
     )
@@ -245,13 +259,13 @@ def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) 
         return sorted(column)
     found = f"{column}" if column else ", ".join(rows.column_names or [])
     raise ValueError(
-        f"dataset {dataset!r} must have a column 'translation', a text for each language, "
+        f"dataset {dataset!r} must have a column 'translation' with a text for each language, "
         f"got {found}."
     )
 
 
 def _text_file(prefix: str, language: str) -> Path | None:
-    paths = (Path(f"{prefix}.{language}{packing}") for packing in PACKINGS)
+    paths = (Path(f"{prefix}.{language}{compression}") for compression in COMPRESSIONS)
     return next((path for path in paths if path.is_file()), None)
 
 
@@ -271,60 +285,60 @@ def _text_files(dataset: str, *languages: str) -> dict[str, list[Path]]:
     return found
 
 
-def _what_is_there(dataset: str) -> str:
-    """What the error of a dataset that cannot be loaded says of the folder it may be."""
+def _folder_description(dataset: str) -> str:
+    """Return the part of the error that says what is in the folder of the dataset."""
     folder = Path(dataset)
     if not folder.exists():
-        return ", and is no folder here"
-    # text of other languages, it may be
+        return ", and is no local folder"
+    # the files may be text in other languages
     found = sorted(path.name for path in folder.glob("train.*"))
     return f", and has {', '.join(found)}" if found else ""
 
 
-def other_validation(dataset: str) -> str:
-    """What to do where files for validation may have another name than they are looked for under.
+def validation_hint(dataset: str) -> str:
+    """Suggest to rename validation files that have another name than the expected one.
 
     Args:
-        dataset: As in `load_translations`.
+        dataset: Argument of `load_translations`.
 
     Returns:
-        A sentence after a space, or nothing.
+        A sentence after a space, or an empty string if there are no such files.
     """
     found = sorted(
         path.name for path in Path(dataset).glob("*") if re.match(r"(valid|val|dev)\.", path.name)
     )
-    return f" Rename {' and '.join(found)} to validation.* to be told." if found else ""
+    return f" Rename {' and '.join(found)} to validation.* to use them." if found else ""
 
 
 def lines_of(file: IO[bytes]) -> Iterator[bytes]:
-    """Read the lines of a file in bounded memory, for `read_lines`, which refuses long ones.
+    """Read the lines of a file in bounded memory, for `read_lines`, which refuses long lines.
 
     Args:
         file: File that is open for bytes.
 
     Yields:
-        The lines with their ends; a line of more than `MAX_LINE_BYTES` in parts, of which the first
-        has more.
+        Lines with their ends. A line longer than `MAX_LINE_BYTES` comes in parts, of which the
+        first is longer than the limit.
     """
     while part := file.read(MAX_LINE_BYTES):
-        # with the rest of its last line
+        # add the rest of the last line
         yield from io.BytesIO(part + file.readline(MAX_LINE_BYTES + 1))
 
 
 def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Iterator[str]:
-    """Decode lines of text. Only a line feed ends one: text may hold Unicode's other separators.
+    """Decode lines of text. Only a line feed ends a line: other Unicode separators are text.
 
     Args:
         lines: Lines of a file, from `lines_of`.
-        name: Of the file, for an error.
-        repair: Put U+FFFD where bytes are no UTF-8.
+        name: Name of the file, for an error.
+        repair: Replace bytes that are not UTF-8 by U+FFFD.
 
     Yields:
-        The lines, without their ends.
+        Lines without their ends.
 
     Raises:
-        ValueError: If a line is too long, or not UTF-8 and not to be repaired; says which line. If
-            carriage returns end the lines.
+        ValueError: If a line is too long, a line is not UTF-8 and `repair` is false, or carriage
+            returns end the lines; names the line.
     """
     errors = "replace" if repair else "strict"
     for number, line in enumerate(lines, start=1):
@@ -342,18 +356,18 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
 
 
 def _refuse_carriage_returns(count: int, name: str):
-    """Refuse a file without a line feed in which something else ends the lines."""
+    """Refuse a file without line feeds that has carriage returns."""
     if count:
         raise ValueError(
-            f"{name} must end its lines with line feeds, got none and {count:,} carriage returns, "
-            f"as files of old Macs have: `tr '\\r' '\\n'` converts them."
+            f"{name} must end its lines with line feeds, got none and {count:,} carriage returns: "
+            f"convert the file with `tr '\\r' '\\n'`."
         )
 
 
 def _too_long(name: str, number: int) -> ValueError:
     return ValueError(
-        f"{name} line {number} must have at most {MAX_LINE_BYTES:,} bytes, got more: split it into "
-        "sentences, one on each line."
+        f"{name} line {number} must have at most {MAX_LINE_BYTES:,} bytes, got more: split the "
+        "line into sentences, one on each line."
     )
 
 
@@ -370,16 +384,16 @@ def _not_utf_8(name: str, error: UnicodeDecodeError) -> ValueError:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file for its bytes.
+    """Open a plain or compressed file for reading bytes.
 
     Args:
-        path: Plain, .gz or .xz.
+        path: Path of the file, plain, .gz or .xz.
 
     Yields:
-        The file, unpacked as it is read.
+        The file, which is decompressed while it is read.
 
     Raises:
-        ValueError: If it cannot be read to its end.
+        ValueError: If the file cannot be read to its end.
     """
     opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, Path.open)
     try:
@@ -387,19 +401,19 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
-    except CUT_SHORT as error:
+    except TRUNCATED as error:
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 
 def _count_lines(path: Path) -> int:
-    # bytes of the line that the last part has begun
+    # `begun`: bytes so far of the line that is not complete yet
     count, num_returns, begun, last = 0, 0, 0, b"\n"
     with opened(path) as file:
         while part := file.read(MAX_LINE_BYTES):
             if count == begun == 0 and part.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-                raise ValueError(f"{path} must be UTF-8, got UTF-16, as its byte order mark says.")
+                raise ValueError(f"{path} must be UTF-8, got UTF-16 by its byte order mark.")
             if count == begun == 0 and part.startswith(GZIP):
-                raise ValueError(f"{path} must be text, or be called .gz, got a gzip file.")
+                raise ValueError(f"{path} must be text, or have the suffix .gz, got a gzip file.")
             last = part[-1:]
             num_returns += part.count(b"\r")
             end = part.find(b"\n")
@@ -432,7 +446,8 @@ def _read_text_files(
     counts = [_count_lines(path) for path in (source, target)]
     if counts[0] != counts[1]:
         raise ValueError(
-            f"{source} and {target} must have as many lines, got {counts[0]} and {counts[1]}."
+            f"{source} and {target} must have the same number of lines, "
+            f"got {counts[0]} and {counts[1]}."
         )
     if counts[0] == 0:
         raise ValueError(f"{source} must have at least one line, got none.")
@@ -442,10 +457,10 @@ def _read_text_files(
         "target": target,
         "source_lang": source_lang,
         "target_lang": target_lang,
-        # what cannot be read is left out of training, and counted; an evaluation must have it all
+        # training drops and counts lines that are not UTF-8; an evaluation must have every line
         "repair": is_trained_on,
-        # a file that changed is read again, not taken from the cache; a list would be taken
-        # for the parts of a corpus
+        # with this argument a changed file is read again and not taken from the cache; it is a
+        # string because `datasets` distributes the items of a list over shards
         "stamp": str([_stamp(path) for path in (source, target)]),
     }
     features = datasets.Features(
@@ -456,10 +471,10 @@ def _read_text_files(
             _text_pairs, features=features, gen_kwargs=arguments
         )
 
-    def write(place: Path):
+    def write(path: Path):
         schema = features.arrow_schema
         pairs = _text_pairs(**arguments)
-        with pa.OSFile(str(place), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
@@ -475,21 +490,21 @@ def _stamp(path: Path) -> tuple[int, int]:
 def texts_of(
     table: pa.Table, languages: Sequence[str], split: str, first_line: int = 1, repair: bool = False
 ) -> list[list[str]]:
-    """Take the texts of some languages out of a column of translations.
+    """Extract the texts of some languages from a column of translations.
 
     Args:
         table: Rows with the column "translation".
-        languages: The languages wanted.
+        languages: Languages to extract.
         split: Name of the split, for an error.
         first_line: Number of the first row in the split, for an error.
-        repair: Put U+FFFD where bytes are no UTF-8, as readers of text files do, and an empty text
-            where there is none.
+        repair: Replace bytes that are not UTF-8 by U+FFFD, as for text files, and a missing text
+            by an empty one.
 
     Returns:
-        The texts, a list for each language.
+        Texts, a list for each language.
 
     Raises:
-        ValueError: If a side of a row is no text; says which.
+        ValueError: If a side of a row is not text; names the row.
     """
     sides = []
     for language in languages:
@@ -497,7 +512,7 @@ def texts_of(
         try:
             texts = column.to_pylist()
         except UnicodeDecodeError:
-            # what wrote the corpus did not look
+            # some programs write bytes that are not UTF-8 as text
             lines = column.cast(pa.binary()).to_pylist()
             texts = [
                 line and _decoded(line, f"{split} line {number} in {language!r}", repair)
@@ -516,15 +531,15 @@ def texts_of(
 
 
 def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> str:
-    """A name for exactly these texts, wherever they lie and however they are stored.
+    """Hash the texts of a split, independent of their path and of how they are stored.
 
     Args:
-        rows: A split, with the column "translation".
-        languages: Source and target.
-        split: Its name, for an error.
+        rows: Rows of the split, with the column "translation".
+        languages: Source and target language.
+        split: Name of the split, for an error.
 
     Returns:
-        A SHA-256 of the lengths and bytes of all texts.
+        SHA-256 of the lengths and bytes of all texts.
 
     Raises:
         ValueError: If a side has no texts.
@@ -536,7 +551,7 @@ def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> s
             try:
                 texts = side.cast(pa.large_binary()).combine_chunks()
             except pa.ArrowNotImplementedError:
-                # says what there is
+                # this error says what the column holds
                 texts_of(table, [language], split)
                 raise
             sizes = pc.fill_null(pc.binary_length(texts), -1)

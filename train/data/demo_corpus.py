@@ -1,8 +1,8 @@
-"""The demo's parallel corpus: what Unicode's CLDR says in English, and what it says in German.
+"""Parallel corpus of the demo: English and German sentences around data from Unicode's CLDR.
 
-Dates, times, money, units, numbers, relative times and lists come from CLDR through Babel, number
-words from num2words. Short sentences around them give the word order and the endings that set the
-two languages apart. Each English sentence has exactly one translation.
+Dates, times, money, units, numbers, relative times and lists come from CLDR through Babel. Number
+words come from num2words. The short sentences around them show where word order and endings of the
+two languages differ. Each English sentence has exactly one translation.
 """
 
 import re
@@ -28,7 +28,7 @@ Pair = tuple[str, str]
 _MAX_DRAWS = 100_000
 _MIN_OCCURRENCES = 3
 
-# an English line and, below it, its German one; {name} is a slot, {name2} differs from {name}
+# each English line is followed by its German line; {name} is a slot, {name2} differs from {name}
 _LINES = """
 {date_full}
 {date_full}
@@ -207,7 +207,7 @@ Weil der Flug am {date_on}, zu teuer war, nimmt {person} um {time} Uhr für {pri
 """.strip().split("\n")
 _TEMPLATES = list(zip(_LINES[::2], _LINES[1::2], strict=True))
 
-# the slots that join two or three pieces of another slot by a CLDR list pattern
+# slots that join two or three values of another slot by a CLDR list pattern
 _LISTS = {
     "cities": ("city", "standard"),
     "countries": ("country", "standard"),
@@ -280,7 +280,7 @@ def _skeletons(skeleton: str, days: list[date]) -> list[Pair]:
 
 
 def _with_article(article: str, full: list[Pair], long: list[Pair]) -> list[Pair]:
-    # in a German sentence a weekday's date has an article: "Sonntag, der 3. März 2024"
+    # in a German sentence a date after a weekday has an article: "Sonntag, der 3. März 2024"
     return [
         (english, f"{weekday.split(', ')[0]}, {article} {german}")
         for (english, weekday), (_, german) in zip(full, long, strict=True)
@@ -320,7 +320,7 @@ def _relative(direction: int) -> list[Pair]:
     ]
 
     def render(span: tuple[str, timedelta], locale: str) -> str:
-        # a threshold no span reaches, or 23 hours are 1 day
+        # a threshold that no span reaches: otherwise 23 hours become 1 day
         unit, delta = span
         return format_timedelta(direction * delta, unit, 1e9, add_direction=True, locale=locale)
 
@@ -330,7 +330,7 @@ def _relative(direction: int) -> list[Pair]:
 def _time_slots() -> dict[str, list[Pair]]:
     minutes = range(0, 24 * 60, 5)
     clock = [
-        # the English space before AM and PM is the one that keyboards have
+        # English "hm" has a plain space before AM and PM, as on keyboards
         (format_skeleton("hm", moment, locale="en"), format_skeleton("Hm", moment, locale="de"))
         for moment in (time(minute // 60, minute % 60) for minute in minutes)
     ]
@@ -444,7 +444,7 @@ def _percent(percent: float, locale: str) -> str:
 
 
 def _sums() -> list[Pair]:
-    # the German verb stands at the end, for a clause that begins with "dass"
+    # the German verb is at the end, for a clause that begins with "dass"
     words = dict(enumerate(_words(range(1, 101)), start=1))
     sums = [
         *((a, ("plus", "plus"), b, a + b) for a in range(2, 40) for b in range(2, 20)),
@@ -506,29 +506,29 @@ def _distinct_pairs(seed: int) -> Iterator[Pair]:
 
 
 def _words_of(text: str) -> list[str]:
-    # a number is new more often than not, its digits are not
+    # most numbers are new, their digits are not
     return re.findall(r"[^\W\d_]+|\d|[^\w\s]", text)
 
 
 def build_demo_corpus(
     seed: int = 0, train: int = 24_000, validation: int = 500, test: int = 500
 ) -> DatasetDict:
-    """Draw an English-German corpus, the same for the same arguments, in WMT14's schema.
+    """Draw an English-German corpus in the schema of WMT14. The same arguments give the same text.
 
     No sentence of either language occurs twice, within a split or across splits. Every word of
-    validation and test, a number being spelled by its digits, occurs several times in train.
+    validation and test occurs several times in train; the digits of a number count as words.
 
     Args:
-        seed: Chooses the sentences.
-        train: Number of sentence pairs to learn from.
-        validation: Number of sentence pairs to watch the training with.
-        test: Number of sentence pairs to report.
+        seed: Seed of the random choice of sentences.
+        train: Number of sentence pairs in the training split.
+        validation: Number of sentence pairs in the validation split.
+        test: Number of sentence pairs in the test split.
 
     Returns:
-        The splits "train", "validation" and "test", with the one column "translation".
+        Splits "train", "validation" and "test", with the single column "translation".
 
     Raises:
-        ValueError: When a size is below 1, or together they exceed what there is.
+        ValueError: If a size is below 1, or there are fewer sentence pairs than the sum.
     """
     sizes = {"train": train, "validation": validation, "test": test}
     for split, size in sizes.items():
@@ -536,7 +536,7 @@ def build_demo_corpus(
             raise ValueError(f"{split} must be at least 1, got {size}.")
     pairs = _distinct_pairs(seed)
     learned = list(islice(pairs, train))
-    # one count per language: English "Name" says nothing about German "Name"
+    # one count per language: English "Name" and German "Name" are different words
     counts = [Counter(w for pair in learned for w in _words_of(pair[side])) for side in (0, 1)]
     known = (
         pair
@@ -551,7 +551,7 @@ def build_demo_corpus(
     if len(held_out) < validation + test:
         raise ValueError(
             f"train, validation and test must together be at most {len(learned) + len(held_out)}, "
-            f"all that there is without repetition and new words, got {sum(sizes.values())}."
+            f"the number of pairs without repetition and new words, got {sum(sizes.values())}."
         )
     splits = {"train": learned, "validation": held_out[:validation], "test": held_out[validation:]}
     features = Features({"translation": Translation(languages=["de", "en"])})

@@ -1,8 +1,7 @@
-"""Parallel text in JSON files: a record for each pair, {"translation": {"de": ..., "en": ...}}.
+"""Read parallel text from JSON files with records {"translation": {"de": ..., "en": ...}}.
 
-`datasets` guesses the types of a JSON file from its values, and turns a column of texts into
-another type where one value is a number. Here the types are given, and a value of another type is
-an error.
+`datasets` infers the types of a JSON file from its values. It changes the type of a column of texts
+if one value is a number. This reader has fixed types, and refuses a value of another type.
 """
 
 import codecs
@@ -22,15 +21,15 @@ from datasets.packaged_modules.json.json import Json
 from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
-from .compressed import CUT_SHORT, GZIP
+from .compressed import GZIP, TRUNCATED
 
 # bytes to read at once
 CHUNK = 10 << 20
-# longest record, so that a file without an end is not read whole
+# longest record: limits the memory for a damaged file
 MAX_RECORD_BYTES = 10 << 20
 COLUMN = "translation"
 NO_SPACE = re.compile(r"\S")
-# before the records of a list
+# separators before the records of a list
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*"), re.compile(r"\s*,\s*")
 
 
@@ -39,14 +38,14 @@ class JsonRecordsConfig(datasets.BuilderConfig):
     """Settings of the reader.
 
     Args:
-        languages: Source and target.
+        languages: Source and target language.
     """
 
     languages: tuple[str, ...] = ()
 
 
 class JsonRecords(datasets.ArrowBasedBuilder):
-    """Builds a dataset from files of JSON records; anything else in a record is left out."""
+    """Builder of a dataset from files of JSON records. Other fields of a record are ignored."""
 
     BUILDER_CONFIG_CLASS = JsonRecordsConfig
 
@@ -58,7 +57,7 @@ class JsonRecords(datasets.ArrowBasedBuilder):
         return [
             datasets.SplitGenerator(
                 name=split,
-                # lists are what a stream is parted by
+                # a stream is divided into shards by the items of these lists
                 gen_kwargs={"paths": dl_manager.download(list(names)), "names": list(names)},
             )
             for split, names in self.config.data_files.items()
@@ -73,14 +72,14 @@ class JsonRecords(datasets.ArrowBasedBuilder):
 
 
 def is_json(builder: datasets.DatasetBuilder) -> bool:
-    """Return whether a dataset lies in files of JSON records.
+    """Return whether a dataset consists of files that this module can read.
 
     Args:
-        builder: From `datasets.load_dataset_builder`.
+        builder: Builder from `datasets.load_dataset_builder`.
 
     Returns:
-        False for archives, for another encoding than UTF-8 and for a field around the records,
-        which the library reads.
+        False for archives, for another encoding than UTF-8, and for records inside a field. The
+        library reads these.
     """
     if not isinstance(builder, Json) or builder.config.field is not None:
         return False
@@ -96,46 +95,46 @@ def read_json(
     """Read the splits of a dataset in JSON files.
 
     Args:
-        builder: One for which `is_json` is true.
-        languages: Source and target.
-        streaming: Read the text as it is needed.
+        builder: Builder for which `is_json` is true.
+        languages: Source and target language.
+        streaming: Read the text during training.
 
     Returns:
-        The splits, and the languages of each. A text that a record does not have is None.
+        Splits, and the languages of each split. A text that is missing in a record is None.
 
     Raises:
         ValueError: If a value is not a text, there are no translations, or a file cannot be read;
-            says which record.
+            names the record.
     """
     files = builder.config.data_files
     known = {split: _languages(names, languages) for split, names in files.items()}
-    place = {"hash": builder.hash}
+    cache_key = {"hash": builder.hash}
     if builder.repo_id is not None:
-        # without a network the library finds what was prepared by the name of the configuration
+        # without a network the library finds prepared data by the name of the configuration
         name = builder.config.name
-        place = {"config_name": name, "config_id": name}
-        place["hash"] = "-".join([builder.hash, *languages])
-    ours = JsonRecords(
+        cache_key = {"config_name": name, "config_id": name}
+        cache_key["hash"] = "-".join([builder.hash, *languages])
+    records = JsonRecords(
         dataset_name=builder.dataset_name,
         base_path=builder.base_path,
         repo_id=builder.repo_id,
         data_files=files,
         languages=tuple(languages),
-        **place,
+        **cache_key,
     )
     if streaming:
-        return dict(ours.as_streaming_dataset()), known
+        return dict(records.as_streaming_dataset()), known
     try:
-        ours.download_and_prepare()
+        records.download_and_prepare()
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from error
         raise
-    return dict(ours.as_dataset()), known
+    return dict(records.as_dataset()), known
 
 
 def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Look for the languages of a split until the wanted ones are found."""
+    """Return the languages of a split; stop reading when the wanted languages are found."""
     found, fields = set(), set()
     for name in names:
         for chunk in _chunks(name, name):
@@ -147,21 +146,21 @@ def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
                     return sorted(found)
     if not found:
         raise ValueError(
-            f"{', '.join(names)} must have a column {COLUMN!r}, a text for each language, got "
+            f"{', '.join(names)} must have a column {COLUMN!r} with a text for each language, got "
             f"{', '.join(sorted(fields)) or 'no records'}."
         )
     return sorted(found)
 
 
 def _records(text: str, name: str) -> Iterator[Any]:
-    """Parse records that follow each other, on lines or not."""
-    decoder, place = json.JSONDecoder(), 0
-    while match := NO_SPACE.search(text, place):
+    """Parse consecutive records, which need not be on separate lines."""
+    decoder, position = json.JSONDecoder(), 0
+    while match := NO_SPACE.search(text, position):
         try:
-            record, place = decoder.raw_decode(text, match.start())
+            record, position = decoder.raw_decode(text, match.start())
         except ValueError:
-            # reading says what is wrong; the next line may be a record
-            place = text.find("\n", match.start()) + 1 or len(text)
+            # the error is reported when the data is read; the next line may be a record
+            position = text.find("\n", match.start()) + 1 or len(text)
             continue
         except RecursionError as error:
             raise _too_deep(name) from error
@@ -175,20 +174,20 @@ def _tables(path: str, name: str, languages: Sequence[str]) -> Iterator[pa.Table
     for chunk in _chunks(path, name):
         if chunk.isspace():
             continue
-        # records of several threads would have numbers of their own
+        # with several blocks, each thread would count its own records
         reading = pyarrow.json.ReadOptions(block_size=len(chunk))
         try:
             table = pyarrow.json.read_json(io.BytesIO(chunk), reading, parsing)
         except pa.ArrowInvalid as error:
-            raise ValueError(_what_is_wrong(error, chunk, name, num_read)) from error
+            raise ValueError(_record_error(error, chunk, name, num_read)) from error
         num_read += len(table)
         yield table
 
 
 def _chunks(path: str, name: str) -> Iterator[bytes]:
-    """Read whole lines; a list of records becomes lines."""
+    """Read chunks of whole lines; a list of records is converted to lines."""
     try:
-        with fsspec.open(path, "rb", compression=_packing(path, name)) as file:
+        with fsspec.open(path, "rb", compression=_compression(path, name)) as file:
             held = b""
             while chunk := file.read(CHUNK):
                 if file.tell() == len(chunk):
@@ -196,9 +195,9 @@ def _chunks(path: str, name: str) -> Iterator[bytes]:
                     if chunk.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
                         raise ValueError(f"{name} must be UTF-8, got UTF-16.")
                     if chunk.lstrip()[:1] == b"[":
-                        yield from _listed(chunk, file, name)
+                        yield from _list_as_lines(chunk, file, name)
                         return
-                # the last line of a chunk ends in the next one
+                # the last line of a chunk can continue in the next chunk
                 begun = len(held) - held.rfind(b"\n") - 1
                 end = chunk.find(b"\n") + 1 or len(chunk)
                 if begun + end > MAX_RECORD_BYTES:
@@ -213,7 +212,7 @@ def _chunks(path: str, name: str) -> Iterator[bytes]:
                     held += chunk
             if held:
                 yield held
-    except CUT_SHORT as error:
+    except TRUNCATED as error:
         raise ValueError(f"{name} cannot be read to its end: {error}") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} must be UTF-8, got {error.reason}.") from error
@@ -225,23 +224,23 @@ def _too_deep(name: str) -> ValueError:
     return ValueError(f"{name} must hold JSON records, got one that is nested too deeply.")
 
 
-def _listed(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
-    """Read a list of records in bounded memory, and write a line for each."""
+def _list_as_lines(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
+    """Convert a list of records to lines, in bounded memory."""
     to_text, decoder = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
     text, num_read, arrived = to_text.decode(start).lstrip().removeprefix("["), 0, start
     while arrived:
         arrived = file.read(CHUNK)
         text += to_text.decode(arrived, final=not arrived)
-        lines, place = [], 0
-        while before := (BEFORE_NEXT if num_read else BEFORE_FIRST).match(text, place):
+        lines, position = [], 0
+        while before := (BEFORE_NEXT if num_read else BEFORE_FIRST).match(text, position):
             try:
-                record, place = decoder.raw_decode(text, before.end())
+                record, position = decoder.raw_decode(text, before.end())
             except ValueError:
-                # its end may be in the next chunk
+                # the record may end in the next chunk
                 break
             lines.append(json.dumps(record))
             num_read += 1
-        text = text[place:]
+        text = text[position:]
         if lines:
             yield "\n".join(lines).encode()
         if len(text) > MAX_RECORD_BYTES:
@@ -253,8 +252,8 @@ def _listed(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
         )
 
 
-def _packing(path: str, name: str) -> str | None:
-    """Return how a file is packed, by its name or by what it begins with."""
+def _compression(path: str, name: str) -> str | None:
+    """Return the compression of a file, by its name or its first bytes."""
     if name.endswith(".zst") and "zstd" not in available_compressions():
         raise ValueError(f"{name} needs zstandard, got none: pip install zstandard.")
     if infer_compression(name) is None and Path(path).is_file():
@@ -263,8 +262,8 @@ def _packing(path: str, name: str) -> str | None:
     return infer_compression(name)
 
 
-def _what_is_wrong(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:
-    """Return the sentence for a record that Arrow has refused."""
+def _record_error(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: int) -> str:
+    """Return the error message for a record that Arrow has refused."""
     found = re.search(r"in row (\d+)", str(error))
     if found is None:
         return f"{name} must hold JSON records: {error}."
@@ -274,11 +273,11 @@ def _what_is_wrong(error: pa.ArrowInvalid, chunk: bytes, name: str, num_read: in
     if field is None:
         return f"{where} must be a JSON record: {str(error).removeprefix('JSON parse error: ')}."
     column, expected, got = field.groups()
-    what = {"string": "a text", "object": "an object"}[expected]
-    what += f" in {column.split('/')[-1]!r}" if column else ""
+    rule = {"string": "a text", "object": "an object"}[expected]
+    rule += f" in {column.split('/')[-1]!r}" if column else ""
     lines = [line for line in chunk.splitlines() if line.strip()]
     record = lines[row].decode(errors="replace") if row < len(lines) else ""
-    return f"{where} must have {what}, got {got}: {record[:200]}"
+    return f"{where} must have {rule}, got {got}: {record[:200]}"
 
 
 __all__ = ["JsonRecords", "is_json", "read_json"]

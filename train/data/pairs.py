@@ -1,4 +1,4 @@
-"""Pairs as token ids: made once, cleaned and counted, taken by their numbers. Section 5.1."""
+"""Sentence pairs as token ids: encode, filter, count, and read by index. Section 5.1."""
 
 import dataclasses
 import hashlib
@@ -25,26 +25,26 @@ from .corpus import text_hash, texts_of
 
 logger = logging.getLogger(__name__)
 
-# what token ids and judgements are made by
+# code that the cached token ids and verdicts depend on
 CODE = (__file__, bpe_dropout.__file__)
 
-# what becomes of a pair: it is kept, or the first of these rules that holds leaves it out
+# verdict on a pair: it is kept, or it is dropped by the first of these rules that applies
 VERDICTS = ("kept", "wrong_encoding", "empty", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
-# what remains of text that was read with a wrong encoding. The second byte of a letter or a symbol
-# in UTF-8, as Windows-1252 shows it:
+# Traces of text that was decoded with a wrong encoding. Second bytes of letters and symbols in
+# UTF-8, decoded as Windows-1252:
 _SECOND = bytes(byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d").decode(
     "cp1252"
 )
-# of these, marks and symbols that may follow a word which ends with a capital letter, as in ALEMÃ»
+# those of these characters that can follow a word that ends with a capital letter, as in ALEMÃ»
 _MARKS = "\u2026\u2019\u201c\u201d\u2013\u2014"
 _SYMBOLS = "\xa0\xad«»°§®·\u00b4²³™\u2039\u203a"
 _CAPITALS, _SMALL = (
     "".join(filter(is_of_kind, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
     for is_of_kind in (str.isupper, str.islower)
 )
-# every alternative looks back at the first character: a search skips to one of these at once
-NO_TEXT = re.compile(
+# every alternative looks back at the first character, so that a search skips to such a character
+GARBLED = re.compile(
     "[\ufffd\x80-\x9f\0ÂÃÅâ](?:{})".format(
         "|".join(
             part.format(
@@ -56,7 +56,7 @@ NO_TEXT = re.compile(
                 small=_SMALL,
             )
             for part in (
-                # a replaced character, a control character of the second kind, half of a wider one
+                # a replacement character, a C1 control character, or a NUL of a wider encoding
                 "(?<=[\ufffd\x80-\x9f\0])",
                 "(?<=[ÂÃ])[{clear}]",
                 "(?<=â)€[{second}]",
@@ -66,7 +66,7 @@ NO_TEXT = re.compile(
                 "(?<=Ã)(?<![{capitals}]Ã)[{marks}{symbols}](?=[{small}])",
                 # the word à
                 "(?<=Ã)(?<!\\SÃ)\xa0(?!\\S)",
-                # a symbol behind no capital letter; a text may begin with the Â, or be about it
+                # a symbol that no capital letter precedes; a text can begin with Â, or quote it
                 "(?<=[^{capitals}«\u201c\u2018\u201e\"'(]Â)[{symbols}]",
                 # N°
                 "(?<=NÂ)(?<![^\\W\\d_]NÂ)°",
@@ -87,18 +87,18 @@ FEATURES = datasets.Features(
         "hash_low": datasets.Value("int64"),
     }
 )
-# pairs that are looked at together: bounds memory, changes no result
+# pairs that are processed at once: limits memory and does not change the result
 CHUNK = 1_000_000
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """One of the ways in which a corpus is spelled.
+    """One spelling of a corpus by BPE-dropout.
 
     Args:
-        dropout: Chance that a merge is left out, of sources and of targets.
-        seed: Of the run.
-        number: Which of them, from 0.
+        dropout: Probability that a merge is dropped, for sources and for targets.
+        seed: Seed of the run.
+        number: Index of the spelling, from 0.
     """
 
     dropout: tuple[float, float]
@@ -115,36 +115,42 @@ def encode_pairs(
     text_sha256: str | None = None,
     spelling: Spelling | None = None,
 ) -> datasets.Dataset:
-    """Turn texts into token ids; the result is cached by text, tokenizer, languages and spelling.
+    """Encode texts as token ids. The result is cached by text, tokenizer, languages and spelling.
 
-    The tokenizer itself computes on all cores.
+    The tokenizer uses all cores.
 
     Args:
-        rows: A split, with the column "translation".
-        split: Its name; in "train" bytes that are no UTF-8 are repaired, to be counted.
-        tokenizer: A fast one, which ends each sentence with its end token.
+        rows: Rows of the split, with the column "translation".
+        split: Name of the split; in "train" bytes that are not UTF-8 are replaced, so that the
+            pairs can be counted.
+        tokenizer: Fast tokenizer that ends each sentence with its end token.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
-        text_sha256: From `text_hash`, where it is known.
-        spelling: How to spell words other than the tokenizer does; each pair has its own chances.
+        text_sha256: Hash from `text_hash`, if it is known.
+        spelling: Spelling by BPE-dropout; each pair has its own random numbers.
 
     Returns:
-        The columns "input_ids" and "labels", and what `judge` wants to know of each pair.
+        Columns "input_ids" and "labels", and the columns that `filter_pairs` reads.
 
     Raises:
-        ValueError: If a row is no text; says which.
-        ValueError: If the tokenizer knows no other spelling.
+        ValueError: If a row is not text; names the row.
+        ValueError: If the tokenizer does not support BPE-dropout.
     """
     languages = [source_lang, target_lang]
-    # the tokenizer itself would not do: one that was learned is another object than the same loaded
+    # the library's hash of a tokenizer differs between the learned and the loaded object
     text_sha256 = text_sha256 or text_hash(rows, languages, split)
     content = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
     if spelling is not None:
         content += dataclasses.astuple(spelling)
     key = Hasher.hash([*content, str(FEATURES), "encode_pairs"])
-    own = {"split": split, "tokenizer": tokenizer, "languages": languages, "spelling": spelling}
+    settings = {
+        "split": split,
+        "tokenizer": tokenizer,
+        "languages": languages,
+        "spelling": spelling,
+    }
 
-    def encoded(place: Path) -> datasets.Dataset:
+    def encode(path: Path) -> datasets.Dataset:
         return (
             rows.with_format("arrow")
             .map(
@@ -155,15 +161,15 @@ def encode_pairs(
                 with_indices=True,
                 remove_columns=rows.column_names,
                 features=FEATURES,
-                fn_kwargs=own,
+                fn_kwargs=settings,
                 new_fingerprint=key,
-                cache_file_name=str(place),
+                cache_file_name=str(path),
                 desc=f"tokenizing {split}",
             )
             .with_format(None)
         )
 
-    return encoded(cached(f"{key}.arrow", CODE, encoded))
+    return encode(cached(f"{key}.arrow", CODE, encode))
 
 
 def encode_table(
@@ -174,21 +180,21 @@ def encode_table(
     languages: Sequence[str],
     spelling: Spelling | None = None,
 ) -> pa.Table:
-    """Turn some texts into token ids.
+    """Encode a table of texts as token ids.
 
     Args:
-        table: Rows of the column "translation".
-        indices: Their numbers in the split, of which the first is looked at, for an error.
-        split: As in `encode_pairs`.
-        tokenizer: As in `encode_pairs`.
-        languages: Source and target.
-        spelling: As in `encode_pairs`.
+        table: Rows with the column "translation".
+        indices: Indices of the rows in the split; without a spelling only the first is needed.
+        split: Argument of `encode_pairs`.
+        tokenizer: Argument of `encode_pairs`.
+        languages: Source and target language.
+        spelling: Argument of `encode_pairs`.
 
     Returns:
-        The columns of `FEATURES`.
+        Columns of `FEATURES`.
 
     Raises:
-        ValueError: If a row is no text; says which.
+        ValueError: If a row is not text; names the row.
     """
     sides = texts_of(table, languages, split, indices[0] + 1, repair=split == "train")
     backend = tokenizer.backend_tokenizer
@@ -196,17 +202,17 @@ def encode_table(
     backend.no_padding()
     sentences = [[text.ids for text in backend.encode_batch_fast(side)] for side in sides]
     if spelling is not None:
-        chances = [random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices]
+        randoms = [random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices]
         for number, (side, dropout) in enumerate(zip(sides, spelling.dropout, strict=True)):
             if dropout:
                 spell = BpeDropout(tokenizer, dropout)
-                sentences[number] = list(map(spell, backend.encode_batch(side), chances))
+                sentences[number] = list(map(spell, backend.encode_batch(side), randoms))
     source, target = sentences
     verdicts, hashes = [], []
     for pair in zip(*sides, strict=True):
-        is_wrong = any(NO_TEXT.search(text) for text in pair)
+        is_garbled = any(GARBLED.search(text) for text in pair)
         is_empty = not all(text.strip() for text in pair)
-        verdicts.append(WRONG_ENCODING if is_wrong else EMPTY if is_empty else KEPT)
+        verdicts.append(WRONG_ENCODING if is_garbled else EMPTY if is_empty else KEPT)
         content = "\n".join((str(len(pair[0])), *pair)).encode()
         hashes.append(hashlib.blake2b(content, digest_size=16).digest())
     hash_columns = np.frombuffer(b"".join(hashes), "<i8").reshape(-1, 2)
@@ -222,58 +228,58 @@ def encode_table(
 
 
 def lengths(rows: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Lengths of all pairs, in tokens.
+    """Return the lengths of all pairs, in tokens.
 
     Args:
-        rows: From `encode_pairs`.
+        rows: Rows from `encode_pairs`.
 
     Returns:
-        Of the sources, and of the targets.
+        Lengths of the sources and lengths of the targets, each [pairs].
     """
     columns = rows.with_format("numpy")
     return columns["source_length"][:], columns["target_length"][:]
 
 
-def judge(
+def filter_pairs(
     rows: datasets.Dataset,
     max_length: int,
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
 ) -> np.ndarray:
-    """Say of each pair whether it is fit to train on.
+    """Decide for each pair whether it is used.
 
     Args:
-        rows: From `encode_pairs`.
-        max_length: Most tokens of either side, the end token included.
-        max_length_ratio: Most tokens of the longer side for each of the shorter, end tokens left
-            out.
-        drop_duplicates: Keep only the first of pairs that are equal in every character. Takes 40
-            bytes for each of a few million pairs at a time.
+        rows: Rows from `encode_pairs`.
+        max_length: Maximum number of tokens of either side, end token included.
+        max_length_ratio: Maximum ratio of the longer side to the shorter side, in tokens without
+            end tokens.
+        drop_duplicates: Keep only the first of several pairs with the same text. Needs 40 bytes of
+            memory for each of a few million pairs at a time.
 
     Returns:
-        Lengths of the sources, lengths of the targets, and places in `VERDICTS`, [3, pairs].
+        Lengths of the sources, lengths of the targets, and indices in `VERDICTS`, [3, pairs].
     """
-    judged = np.empty((3, len(rows)), np.int32)
+    filtered = np.empty((3, len(rows)), np.int32)
     columns = rows.select_columns(["source_length", "target_length", "verdict"])
     for first in range(0, len(rows), CHUNK):
         part = columns.with_format("numpy")[first : first + CHUNK]
         source, target, verdict = (part[name] for name in columns.column_names)
         shorter, longer = np.minimum(source, target), np.maximum(source, target)
-        # an empty sentence is its end token
+        # an empty sentence consists of its end token
         verdict[(verdict == KEPT) & (shorter <= 1)] = EMPTY
         verdict[(verdict == KEPT) & (longer > max_length)] = TOO_LONG
         if max_length_ratio is not None:
             is_skewed = longer - 1 > max_length_ratio * (shorter - 1)
             verdict[(verdict == KEPT) & is_skewed] = LENGTH_RATIO
-        judged[:, first : first + CHUNK] = source, target, verdict
+        filtered[:, first : first + CHUNK] = source, target, verdict
     if drop_duplicates:
-        for numbers in _repeats(rows, judged[2] == KEPT):
-            judged[2, numbers] = DUPLICATE
-    return judged
+        for numbers in _duplicates(rows, filtered[2] == KEPT):
+            filtered[2, numbers] = DUPLICATE
+    return filtered
 
 
-def _repeats(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray]:
-    """The numbers of pairs that have come before, a part of all hashes at a time."""
+def _duplicates(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray]:
+    """Find the pairs that repeat an earlier pair, for one part of all hashes at a time."""
     columns = rows.select_columns(["hash_high", "hash_low"]).with_format("numpy")
     bits = max(0, math.ceil(math.log2(max(len(rows), 1) / (4 * CHUNK))))
     for part in range(2**bits):
@@ -289,118 +295,121 @@ def _repeats(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray
                 )
             )
         numbers, high, low = (np.concatenate(column) for column in zip(*found, strict=True))
-        # of equal hashes the order stays, and the first pair is first
+        # the sort is stable, so that the first of several equal pairs stays first
         order = np.lexsort((low, high))
         is_repeat = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
         yield numbers[order[1:][is_repeat]]
 
 
 def counts_of(verdicts: np.ndarray) -> dict[str, int]:
-    """Count what was kept and what was left out, and why.
+    """Count the pairs by verdict.
 
     Args:
-        verdicts: Places in `VERDICTS`, [pairs].
+        verdicts: Indices in `VERDICTS`, [pairs].
 
     Returns:
-        A number for each of `VERDICTS`, also where it is 0.
+        Number of pairs for each of `VERDICTS`, zeros included.
     """
     numbers = np.bincount(verdicts, minlength=len(VERDICTS)).tolist()
     return dict(zip(VERDICTS, numbers, strict=True))
 
 
 def say_counts(counts: Mapping[str, int]) -> str:
-    """The counts, to be read.
+    """Format counts as text.
 
     Args:
-        counts: From `counts_of`.
+        counts: Counts from `counts_of`.
 
     Returns:
-        One line.
+        The counts in one line.
     """
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
-def refuse_useless(counts: Mapping[str, int], corpus: str) -> None:
-    """Refuse text of which nothing is left, or which was read with a wrong encoding.
+def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
+    """Refuse a corpus of which no pair is kept, or most of which has a wrong encoding.
 
     Args:
-        counts: From `counts_of`.
-        corpus: Its name, for an error.
+        counts: Counts from `counts_of`.
+        corpus: Name of the corpus, for an error.
 
     Raises:
-        ValueError: If no pair is kept, or most have a wrong encoding.
+        ValueError: If no pair is kept, or most pairs have a wrong encoding.
     """
     if 2 * counts["wrong_encoding"] > sum(counts.values()):
         raise ValueError(
             f"{corpus} must be UTF-8 in at least half of its pairs, got {say_counts(counts)}."
         )
     if counts["kept"] == 0:
-        raise ValueError(
-            f"{corpus} must have a pair that is fit to be used, got {say_counts(counts)}."
-        )
+        raise ValueError(f"{corpus} must have a pair that can be used, got {say_counts(counts)}.")
 
 
 def drop_untrainable(
     rows: datasets.Dataset, split: str, max_length: int
 ) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Leave out pairs with an empty, a too long or a garbled side, and say how many.
+    """Drop pairs with an empty, too long or garbled side, and log the counts.
 
     Args:
-        rows: From `encode_pairs`.
-        split: Its name, for the log.
-        max_length: Most tokens of either side, the end token included.
+        rows: Rows from `encode_pairs`.
+        split: Name of the split, for the log.
+        max_length: Maximum number of tokens of either side, end token included.
 
     Returns:
-        The pairs to train on, and how many were kept and left out.
+        Rows to train on, and the counts from `counts_of`.
 
     Raises:
-        ValueError: If nothing is left, or most are garbled.
+        ValueError: If no pair is left, or most pairs are garbled.
     """
-    verdicts = judge(rows, max_length)[2]
+    verdicts = filter_pairs(rows, max_length)[2]
     counts = counts_of(verdicts)
     logger.info("%s: %s", split, say_counts(counts))
-    refuse_useless(counts, split)
+    refuse_unusable(counts, split)
     if counts["kept"] == len(rows):
         return rows, counts
     return rows.select(np.flatnonzero(verdicts == KEPT)), counts
 
 
 class Pairs:
-    """Tokenized pairs, on disk or in memory, that are taken by their numbers.
+    """Tokenized pairs, on disk or in memory, that are read by index.
 
     Args:
-        rows: From `encode_pairs`.
-        judged: From `judge`; nothing is copied, and a file that is mapped is one for all processes.
+        rows: Rows from `encode_pairs`.
+        filtered: Result of `filter_pairs`. It is not copied: all processes share a mapped file.
     """
 
-    def __init__(self, rows: datasets.Dataset, judged: np.ndarray):
+    def __init__(self, rows: datasets.Dataset, filtered: np.ndarray):
         self.rows = rows
-        self.judged = judged
+        self.filtered = filtered
 
     def __reduce__(self):
-        return Pairs, (self.rows, self.judged)
+        return Pairs, (self.rows, self.filtered)
 
     @property
     def source_lengths(self) -> np.ndarray:
-        """Tokens of each source, [pairs]."""
-        return self.judged[0]
+        """Number of tokens of each source, [pairs]."""
+        return self.filtered[0]
 
     @property
     def target_lengths(self) -> np.ndarray:
-        """Tokens of each target, [pairs]."""
-        return self.judged[1]
+        """Number of tokens of each target, [pairs]."""
+        return self.filtered[1]
+
+    @property
+    def verdicts(self) -> np.ndarray:
+        """Index in `VERDICTS` of each pair, [pairs]."""
+        return self.filtered[2]
 
     def kept(self, first: int = 0, last: int | None = None) -> np.ndarray:
-        """Numbers of the pairs that are fit to train on.
+        """Return the indices of the pairs that are kept.
 
         Args:
-            first: Number of the first pair to look at.
-            last: Number of the pair after the last; None for the end.
+            first: Index of the first pair to consider.
+            last: Index after the last pair to consider; None for the end.
 
         Returns:
-            The numbers, in order.
+            Indices of the kept pairs, in order.
         """
-        verdicts = self.judged[2, first:last]
+        verdicts = self.verdicts[first:last]
         parts = [
             (first + start + np.flatnonzero(verdicts[start : start + CHUNK] == KEPT)).astype(
                 np.int32
@@ -410,28 +419,28 @@ class Pairs:
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def __getitem__(self, numbers: np.ndarray) -> dict[str, list[np.ndarray]]:
-        """Take some pairs.
+        """Return some pairs.
 
         Args:
-            numbers: Of the pairs.
+            numbers: Indices of the pairs.
 
         Returns:
             Columns "input_ids" and "labels".
         """
         starts, columns = self._columns
-        places = np.searchsorted(starts, numbers, side="right") - 1
-        inside = (numbers - starts[places]).tolist()
+        chunk_numbers = np.searchsorted(starts, numbers, side="right") - 1
+        inside = (numbers - starts[chunk_numbers]).tolist()
         return {
             name: [
-                chunks[place][1][slice(*chunks[place][0][index : index + 2])]
-                for place, index in zip(places.tolist(), inside, strict=True)
+                chunks[chunk][1][slice(*chunks[chunk][0][index : index + 2])]
+                for chunk, index in zip(chunk_numbers.tolist(), inside, strict=True)
             ]
             for name, chunks in columns.items()
         }
 
     @cached_property
     def _columns(self) -> tuple[np.ndarray, dict[str, list[tuple[np.ndarray, np.ndarray]]]]:
-        """Where each part of the table starts, and its ends of sentences and tokens, not copied."""
+        """First index of each chunk of the table; sentence offsets and tokens, without a copy."""
         columns = {name: self.rows.data.column(name).chunks for name in ("input_ids", "labels")}
         sizes = [len(chunk) for chunk in columns["input_ids"]]
         return np.cumsum([0, *sizes[:-1]]), {
@@ -447,34 +456,35 @@ def prepare_pairs(
     drop_duplicates: bool = False,
     spelled: Sequence[datasets.Dataset] = (),
 ) -> Pairs:
-    """Put corpora together and judge their pairs; the judgement is cached by its content.
+    """Concatenate corpora and filter their pairs. The verdicts are cached by content.
 
     Args:
         parts: Corpora, from `encode_pairs`.
-        max_length: As in `judge`.
-        max_length_ratio: As in `judge`.
-        drop_duplicates: As in `judge`, across the corpora.
-        spelled: The same corpora spelled in other ways, one way after another.
+        max_length: Argument of `filter_pairs`.
+        max_length_ratio: Argument of `filter_pairs`.
+        drop_duplicates: Argument of `filter_pairs`, applied across the corpora.
+        spelled: Other spellings of the same corpora, one spelling after another.
 
     Returns:
-        All pairs; in the other spellings if there are any, none of which is too long.
+        All pairs, in the other spellings if there are any. A kept pair is short enough in every
+        spelling.
     """
     rows = datasets.concatenate_datasets(list(parts))
     rules = (max_length, max_length_ratio, drop_duplicates)
-    prints = [[part._fingerprint for part in some] for some in (parts, spelled)]
-    key = Hasher.hash([*prints, rules, "judge"])
+    fingerprints = [[part._fingerprint for part in some] for some in (parts, spelled)]
+    key = Hasher.hash([*fingerprints, rules, "filter_pairs"])
 
-    def write(place: Path):
-        judged = judge(rows, *rules)
+    def write(path: Path):
+        filtered = filter_pairs(rows, *rules)
         if spelled:
             sides = zip(*map(lengths, spelled), strict=True)
             sizes = np.stack([np.concatenate(side) for side in sides])  # [2, spellings * pairs]
             longest = sizes.max(axis=0).reshape(-1, len(rows)).max(axis=0)
-            # a pair must fit however it is spelled
-            judged[2, (judged[2] == KEPT) & (longest > max_length)] = TOO_LONG
-            judged = np.concatenate([sizes, [np.tile(judged[2], len(spelled) // len(parts))]])
-        with place.open("wb") as file:
-            np.save(file, judged)
+            # a pair must be short enough in every spelling
+            filtered[2, (filtered[2] == KEPT) & (longest > max_length)] = TOO_LONG
+            filtered = np.concatenate([sizes, [np.tile(filtered[2], len(spelled) // len(parts))]])
+        with path.open("wb") as file:
+            np.save(file, filtered)
 
     path = cached(f"{key}.npy", CODE, write)
     if spelled:

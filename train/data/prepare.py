@@ -1,4 +1,4 @@
-"""From the settings of a run to the pairs it trains on. Section 5.1."""
+"""Load, encode and filter the corpora of a run, and plan its steps. Section 5.1."""
 
 import itertools
 import logging
@@ -12,37 +12,37 @@ from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
 from .batches import Collator, TrainingSteps, shares_of
-from .corpus import dataset_commit, load_translations, other_validation, text_hash, texts_of
+from .corpus import dataset_commit, load_translations, text_hash, texts_of, validation_hint
 from .pairs import (
-    NO_TEXT,
+    GARBLED,
     Pairs,
     Spelling,
     counts_of,
     encode_pairs,
-    judge,
+    filter_pairs,
     prepare_pairs,
-    refuse_useless,
+    refuse_unusable,
     say_counts,
 )
 from .streaming import Stream, StreamedSteps
 
 logger = logging.getLogger(__name__)
 
-# of a stream, to learn a vocabulary from: as many sentences as `learn_vocabulary` keeps
+# pairs of streams that a vocabulary is learned from; `learn_vocabulary` keeps as many sentences
 VOCABULARY_PAIRS = 1_000_000
 
 
 @dataclass
 class Texts:
-    """The text of a run.
+    """Text of a run.
 
     Args:
-        train: What to train on, corpus after corpus.
-        names: What the corpora are called.
-        weights: Their shares; None where all pairs come once an epoch.
-        validation: The split to watch the loss on, if there is one.
-        commits: Where on the Hub each corpus was, if it was there.
-        languages: Source and target.
+        train: Training split of each corpus.
+        names: Name of each corpus.
+        weights: Relative share of each corpus; None if an epoch contains every pair once.
+        validation: Validation split, if there is one.
+        commits: Commit of each corpus on the Hub; None for a local corpus.
+        languages: Source and target language.
     """
 
     train: list[datasets.Dataset] | list[datasets.IterableDataset]
@@ -54,21 +54,21 @@ class Texts:
 
     @cached_property
     def hashes(self) -> list[str]:
-        """SHA-256 of each corpus to train on; none of a stream can be known."""
+        """SHA-256 of the training split of each corpus; not available for streams."""
         return [text_hash(rows, self.languages, "train") for rows in self.train]
 
 
 @dataclass
 class Data:
-    """What a run trains on.
+    """Data of a run.
 
     Args:
-        texts: The text it is made of.
-        tokenizer: What it is made with.
-        pairs: To train on, corpus after corpus; None where they are streamed.
-        sizes: How many pairs each corpus has.
-        validation: Pairs to watch the loss on.
-        facts: What to note of it all.
+        texts: Text of the run.
+        tokenizer: Tokenizer of the run.
+        pairs: Training pairs, corpus after corpus; None if they are streamed.
+        sizes: Number of pairs of each corpus.
+        validation: Validation pairs, if there are any.
+        facts: Facts for `environment.txt`, by name.
     """
 
     texts: Texts
@@ -80,16 +80,16 @@ class Data:
 
 
 def load_main_corpus(config: TrainConfig) -> dict[str, datasets.Dataset]:
-    """Load the corpus that a run is validated and evaluated with.
+    """Load the corpus that has the validation and test splits of a run.
 
     Args:
         config: Settings of the run.
 
     Returns:
-        Its splits.
+        Splits of the corpus.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        ValueError: If the corpus cannot be loaded.
     """
     return _load(
         {"dataset": config.dataset, "name": config.name, "revision": config.revision}, config
@@ -111,27 +111,27 @@ def load_texts(config: TrainConfig) -> Texts:
     """Load the corpora of a run.
 
     Args:
-        config: Its settings.
+        config: Settings of the run.
 
     Returns:
-        The splits to train on, and the main corpus's to validate with.
+        Training splits of all corpora, and the validation split of the main corpus.
 
     Raises:
-        ValueError: If a corpus cannot be loaded, or has no split to train on.
+        ValueError: If a corpus cannot be loaded, or has no split "train".
     """
     main = {"dataset": config.dataset, "name": config.name, "revision": config.revision}
     corpora = [main | {"weight": config.weight}, *config.mix]
     texts = Texts([], [], None, None, [], (config.source_lang, config.target_lang))
     for corpus in corpora:
-        place = [corpus[name] for name in ("dataset", "name", "revision")]
+        source = [corpus[name] for name in ("dataset", "name", "revision")]
         splits = _load(corpus, config)
         if "train" not in splits:
             raise ValueError(
-                f"dataset {place[0]!r} must have a split 'train', got {', '.join(splits)}."
+                f"dataset {source[0]!r} must have a split 'train', got {', '.join(splits)}."
             )
         texts.train.append(splits["train"])
-        texts.names.append(" ".join(filter(None, place)))
-        texts.commits.append(dataset_commit(*place, config.source_lang, config.target_lang))
+        texts.names.append(" ".join(filter(None, source)))
+        texts.commits.append(dataset_commit(*source, config.source_lang, config.target_lang))
         if corpus is corpora[0]:
             texts.validation = splits.get("validation")
     if config.weight is not None:
@@ -140,18 +140,18 @@ def load_texts(config: TrainConfig) -> Texts:
 
 
 def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterator[str]:
-    """The sentences to learn a vocabulary from: each corpus has its share of them.
+    """Generate the sentences to learn a vocabulary from. Each corpus contributes its share.
 
     Args:
-        texts: Of the run; of streams the first `VOCABULARY_PAIRS`.
-        languages: Source and target.
-        seed: Of the run; says what comes first in a stream.
+        texts: Text of the run; of streams only the first `VOCABULARY_PAIRS` are read.
+        languages: Source and target language.
+        seed: Seed of the run, which determines the order of a stream.
 
     Yields:
-        Sentences of both languages; those of pairs with a wrong encoding are left out.
+        Sentences of both languages, without pairs that have a wrong encoding.
 
     Raises:
-        ValueError: If there are none.
+        ValueError: If there are no sentences.
     """
     is_read = False
     for text in _readable_texts(texts, languages, seed):
@@ -159,7 +159,7 @@ def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Itera
         yield text
     if not is_read:
         raise ValueError(
-            f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides, to learn "
+            f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides to learn "
             "a vocabulary from, got none."
         )
 
@@ -169,14 +169,14 @@ def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterat
         weights = texts.weights or [1.0]
         for number, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):
             stream = Stream(rows, seed, number)
-            # all of a small corpus is enough
+            # a pass ends with None: a small corpus is read once
             for table in iter(stream.tables().__next__, None):
-                first = stream.place["pairs"] - len(table)
+                first = stream.position["pairs"] - len(table)
                 if first >= VOCABULARY_PAIRS * weight / sum(weights):
                     break
                 sides = texts_of(table, languages, "train", first + 1, repair=True)
                 for pair in zip(*sides, strict=True):
-                    if not any(NO_TEXT.search(text) for text in pair):
+                    if not any(GARBLED.search(text) for text in pair):
                         yield from pair
         return
     sizes = [len(rows) for rows in texts.train]
@@ -185,26 +185,26 @@ def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterat
         for table in rows.with_format("arrow").iter(batch_size=1000):
             sides = texts_of(table, languages, "train", line + 1, repair=True)
             for pair in zip(*sides, strict=True):
-                # spread evenly over the corpus, again and again if its share is larger
+                # spread the share evenly over the corpus; a share above its size repeats pairs
                 repeats = (line + 1) * share // size - line * share // size
                 line += 1
-                if not any(NO_TEXT.search(text) for text in pair):
+                if not any(GARBLED.search(text) for text in pair):
                     yield from itertools.chain(*itertools.repeat(pair, repeats))
 
 
 def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokenizerBase) -> Data:
-    """Tokenize and clean the text of a run, and say what was left out.
+    """Tokenize and filter the text of a run, and log how many pairs were dropped.
 
     Args:
         config: Settings of the run.
-        texts: From `load_texts`.
-        tokenizer: Of the run.
+        texts: Text from `load_texts`.
+        tokenizer: Tokenizer of the run.
 
     Returns:
-        The pairs to train on, and those to validate with.
+        Training pairs and validation pairs.
 
     Raises:
-        ValueError: If nothing is left of a corpus, or it was read with a wrong encoding.
+        ValueError: If no pair of a corpus is left, or a corpus has a wrong encoding.
     """
     languages = (config.source_lang, config.target_lang)
     commits = ", ".join(commit or "none" for commit in texts.commits)
@@ -214,19 +214,19 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         rows = encode_pairs(
             texts.validation, "validation", tokenizer, *languages, validation_sha256
         )
-        validation = Pairs(rows, judge(rows, config.max_length))
-        counts = counts_of(validation.judged[2])
-        refuse_useless(counts, "validation")
+        validation = Pairs(rows, filter_pairs(rows, config.max_length))
+        counts = counts_of(validation.verdicts)
+        refuse_unusable(counts, "validation")
         logger.info("validation pairs: %s", say_counts(counts))
     else:
         logger.warning(
-            "%s has no split 'validation': the loss on text that is not trained on is not known.%s",
+            "%s has no split 'validation': there is no validation loss.%s",
             texts.names[0],
-            other_validation(config.dataset),
+            validation_hint(config.dataset),
         )
     shared = {"validation_sha256": validation_sha256, "dataset_commit": commits}
     if config.streaming:
-        facts = {**shared, "cleaning": "as it is read, in metrics.jsonl"}
+        facts = {**shared, "cleaning": "counted in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
     parts = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
@@ -239,14 +239,14 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
     pairs = prepare_pairs(parts, **_rules(config), spelled=spelled)
-    said = []
+    lines = []
     ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
     for name, (first, last) in zip(texts.names, ends, strict=True):
-        counts = counts_of(pairs.judged[2, first:last])
-        said.append(f"{name}: {say_counts(counts)}")
-        logger.info("training pairs of %s", said[-1])
-        refuse_useless(counts, name)
-    facts = {"text_sha256": ", ".join(texts.hashes), **shared, "cleaning": "; ".join(said)}
+        counts = counts_of(pairs.verdicts[first:last])
+        lines.append(f"{name}: {say_counts(counts)}")
+        logger.info("training pairs of %s", lines[-1])
+        refuse_unusable(counts, name)
+    facts = {"text_sha256": ", ".join(texts.hashes), **shared, "cleaning": "; ".join(lines)}
     return Data(texts, tokenizer, pairs, sizes, validation, facts)
 
 
@@ -271,21 +271,21 @@ def make_steps(
     process_index: int,
     position: dict[str, Any] | None = None,
 ) -> TrainingSteps | StreamedSteps:
-    """Plan what a process sees at each step.
+    """Plan the steps of one process.
 
     Args:
         config: Settings of the run.
-        data: From `prepare_data`.
-        collator: Makes a micro-batch.
-        num_processes: How many there are.
-        process_index: Which of them this is.
-        position: Of the last step, where a stream is gone on with.
+        data: Data from `prepare_data`.
+        collator: Collator that makes a micro-batch.
+        num_processes: Number of processes.
+        process_index: Index of this process.
+        position: Position of the last step in the streams, if a streamed run resumes.
 
     Returns:
-        The steps.
+        Steps of this process.
 
     Raises:
-        ValueError: If the pairs cannot be trained on, or a stream is not what it was.
+        ValueError: If the pairs cannot be trained on, or a stream has changed.
     """
     shared = {
         "collator": collator,

@@ -1,12 +1,13 @@
-"""Training text that is read while it is trained on, for corpora that fit no disk. Section 5.1.
+"""Stream training text: read it during training, for corpora that do not fit on disk. Section 5.1.
 
-A stream goes through its files pass by pass, each pass in another order of files, and is read in
-blocks: as many pairs as are tokenized, cleaned and planned into steps together, as in a block of
-`batches`; a single corpus smaller than that is a block. In a mixture every block has each corpus's
-share of pairs, and small corpora are read again and again to fill it: `block_pairs` should not be
-many times their size. The pairs of a step depend on corpus, seed and
-size of a block alone. Repeats are found within a block only; a pair is at most a block away from
-where its file has it, so that a corpus that is sorted should be shuffled, or have many files.
+A stream reads its files in passes, each pass in a new order of the files. The pairs of a block are
+tokenized, filtered and planned into steps together, as in `batches`. A single corpus smaller than
+`block_pairs` is one block. In a mixture every block contains the share of each corpus, and a small
+corpus is read several times to fill it: `block_pairs` should not be many times its size.
+
+The pairs of a step depend only on corpus, seed and block size. Duplicates are found only within a
+block. A pair moves by at most one block from its position in the file: shuffle a sorted corpus, or
+divide it into many files.
 """
 
 import hashlib
@@ -22,21 +23,21 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .batches import Block, Collator, StepData, refuse_longest, steps_for
-from .pairs import Pairs, counts_of, encode_table, judge, refuse_useless
+from .pairs import Pairs, counts_of, encode_table, filter_pairs, refuse_unusable
 
-# read at once
+# pairs that are read at once
 READ_PAIRS = 1000
 
 
 class Stream:
-    """One corpus, pass after pass, from any place in it.
+    """Endless stream of one corpus, pass after pass, from any position.
 
     Args:
-        rows: Its pairs.
-        seed: Of the run; with `number` it decides the order of the files in each pass.
-        number: Of the corpus in the run.
-        place: Where to go on, from another stream's; the beginning if not given.
-        read_pairs: Pairs to read at once.
+        rows: Pairs of the corpus.
+        seed: Seed of the run; seed and `number` determine the order of the files in each pass.
+        number: Index of the corpus in the run.
+        position: Position to start from, `position` of another stream; by default the beginning.
+        read_pairs: Number of pairs to read at once.
     """
 
     def __init__(
@@ -44,85 +45,85 @@ class Stream:
         rows: datasets.IterableDataset,
         seed: int,
         number: int,
-        place: dict[str, Any] | None = None,
+        position: dict[str, Any] | None = None,
         read_pairs: int = READ_PAIRS,
     ):
         self.rows = rows
         self.seed = seed
         self.number = number
         self.read_pairs = read_pairs
-        # after the last pairs that were read, in JSON's types; pairs are those of all passes
-        self.place = place or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
+        # position after the last read, in JSON types; "pairs" counts the pairs of all passes
+        self.position = position or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
 
     def tables(self) -> Iterator[pa.Table | None]:
-        """Read on, without an end.
+        """Read tables of pairs without an end.
 
         Yields:
-            Some pairs, with the column "translation"; None where a pass ends.
+            Pairs, with the column "translation"; None at the end of a pass.
 
         Raises:
-            ValueError: If a whole pass has none.
+            ValueError: If a whole pass has no pairs.
         """
         while True:
-            begun = self.place
-            a_pass = begun["pass"]
-            random = np.random.default_rng([self.seed, 3, self.number, a_pass])
+            start = self.position
+            pass_number = start["pass"]
+            random = np.random.default_rng([self.seed, 3, self.number, pass_number])
             order = random.permutation(self.rows.num_shards).tolist()
-            for shard in range(begun["shard"], len(order)):
+            for shard in range(start["shard"], len(order)):
                 rows = self.rows.shard(len(order), order[shard]).with_format("arrow")
-                if self.place["state"] is not None:
-                    rows.load_state_dict(self.place["state"])
+                if self.position["state"] is not None:
+                    rows.load_state_dict(self.position["state"])
                 for table in rows.iter(self.read_pairs):
-                    self.place = {
-                        "pass": a_pass,
+                    self.position = {
+                        "pass": pass_number,
                         "shard": shard,
                         "state": rows.state_dict(),
-                        "pairs": self.place["pairs"] + len(table),
+                        "pairs": self.position["pairs"] + len(table),
                     }
                     yield table
-                self.place = {**self.place, "shard": shard + 1, "state": None}
-            if starts_a_pass(begun) and self.place["pairs"] == begun["pairs"]:
+                self.position = {**self.position, "shard": shard + 1, "state": None}
+            if starts_a_pass(start) and self.position["pairs"] == start["pairs"]:
                 raise ValueError("a corpus must have at least one pair to stream, got none.")
-            self.place = {**self.place, "pass": a_pass + 1, "shard": 0}
+            self.position = {**self.position, "pass": pass_number + 1, "shard": 0}
             yield None
 
 
-def starts_a_pass(place: dict[str, Any]) -> bool:
-    """Whether nothing of a pass has been read.
+def starts_a_pass(position: dict[str, Any]) -> bool:
+    """Return whether a position is the beginning of a pass.
 
     Args:
-        place: Of a stream.
+        position: Position of a stream.
 
     Returns:
-        True where a pass begins.
+        True if nothing of the pass has been read.
     """
-    return place["shard"] == 0 and place["state"] is None
+    return position["shard"] == 0 and position["state"] is None
 
 
 class StreamedSteps(torch.utils.data.Dataset):
-    """What one process sees at each step, of text that is read on from step to step.
+    """Training data of one process, by step, from streams.
 
-    Every process and worker reads, tokenizes and plans all of the text: the next block a little at
-    each step, so that none waits for it.
+    Every process and worker reads, tokenizes and plans the whole text. Each step prepares a part of
+    the next block, so that no step waits for a whole block.
 
     Args:
-        corpora: What to read.
-        weights: Share of each in a block, of any sum; None for a single one.
-        tokenizer: As in `encode_pairs`.
-        languages: Source and target.
-        rules: The arguments of `judge`.
-        collator: Makes a micro-batch.
-        tokens_per_step: As in `TrainingSteps`.
-        length_groups_per_step: As in `plan_steps`.
-        tokens_per_micro_batch: As in `split_step`.
-        block_pairs: Pairs, about, of a block, before any is left out.
-        seed: Of the run.
-        num_processes: As in `split_step`.
-        process_index: Which of them this is.
-        position: Where to go on: that of a step before; the beginning if not given.
+        corpora: Corpora to read.
+        weights: Relative share of each corpus in a block; None for a single corpus.
+        tokenizer: Argument of `encode_pairs`.
+        languages: Source and target language.
+        rules: Arguments of `filter_pairs`.
+        collator: Collator that makes a micro-batch.
+        tokens_per_step: Argument of `TrainingSteps`.
+        length_groups_per_step: Argument of `plan_steps`.
+        tokens_per_micro_batch: Argument of `split_step`.
+        block_pairs: Approximate number of pairs in a block before filtering.
+        seed: Seed of the run.
+        num_processes: Argument of `split_step`.
+        process_index: Index of this process.
+        position: Position of an earlier step to resume from; by default the beginning.
 
     Raises:
-        ValueError: If there is no text, or not that of the position.
+        ValueError: If there is no text, or the text at the position has changed.
     """
 
     def __init__(
@@ -158,43 +159,45 @@ class StreamedSteps(torch.utils.data.Dataset):
         self._start = position or {
             "block": 0,
             "first_step": 0,
-            "places": [Stream(rows, seed, number).place for number, rows in enumerate(corpora)],
+            "places": [Stream(rows, seed, number).position for number, rows in enumerate(corpora)],
             "counts": {},
         }
-        # what cannot be trained on is refused here; forked workers have the block, but open the
-        # files again: to read from one that is open would move it for all
+        # unusable text is refused here. Forked workers inherit the block, but they must reopen the
+        # files: processes that share an open file share its position
         self._load_first_block()
         self._tables = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # a worker that is started anew reads its own
+        # a spawned worker reads its own block
         return self.__dict__ | {"_block": None, "_tables": None}
 
     @property
     def text_sha256(self) -> str:
-        """SHA-256 of the pairs of the block that was read last."""
+        """SHA-256 of the pairs of the current block."""
         return self._position["text_sha256"]
 
     def fingerprint(self) -> dict[str, Any]:
-        """What must be the same where a run is resumed; the text is compared block by block.
+        """Return the facts that must be unchanged when a run is resumed.
+
+        The text is compared block by block.
 
         Returns:
-            That it is streamed.
+            The fact that the text is streamed.
         """
         return {"streaming": True}
 
     def __getitem__(self, steps_done: int) -> StepData:
-        """What this process has of the step after `steps_done` others.
+        """Make the micro-batches of a step.
 
         Args:
-            steps_done: Steps before it, since the beginning of the run.
+            steps_done: Number of steps before this step, since the beginning of the run.
 
         Returns:
-            Its micro-batches, and the place where the block began that they are of.
+            Micro-batches of this process, and the position of the beginning of their block.
 
         Raises:
             ValueError: If the text cannot be trained on, or the step is before the position that
-                was gone on from.
+                the run resumed from.
         """
         if steps_done < self._start["first_step"]:
             raise ValueError(
@@ -207,7 +210,7 @@ class StreamedSteps(torch.utils.data.Dataset):
             self._read(1.0)
             self._plan()
         index = steps_done - self._position["first_step"]
-        # the next block is there when this one ends
+        # the next block is complete when this block ends
         self._read((index + 1) / len(self._block.steps))
         batches = self._block.micro_batches(
             index,
@@ -227,23 +230,23 @@ class StreamedSteps(torch.utils.data.Dataset):
         found, expected = self._position["text_sha256"], self._start.get("text_sha256", None)
         if expected not in (None, found):
             raise ValueError(
-                f"a run must be resumed with its own text, with the SHA-256 {expected} in block "
-                f"{self._position['block']}, got {found}."
+                f"a run must be resumed with the same text, got block {self._position['block']} "
+                f"with the SHA-256 {found} instead of {expected}."
             )
 
     def _read(self, share: float):
-        """Read so much of the following block as is not read yet."""
+        """Read the following block until this share of it is read."""
         if self._tables is None:
-            places = self._places if any(self._parts) else self._following["places"]
-            # no more at once than a block has of a corpus, or the next would have none
+            positions = self._positions if any(self._parts) else self._following["places"]
+            # reading more at once than the share of a corpus would leave none for the next block
             self._streams = [
-                Stream(rows, self.seed, number, place, max(1, min(READ_PAIRS, int(share))))
-                for number, (rows, place, share) in enumerate(
-                    zip(self.corpora, places, self._shares, strict=True)
+                Stream(rows, self.seed, number, position, max(1, min(READ_PAIRS, int(share))))
+                for number, (rows, position, share) in enumerate(
+                    zip(self.corpora, positions, self._shares, strict=True)
                 )
             ]
             self._tables = [stream.tables() for stream in self._streams]
-        for stream, tables, parts, place, own_share in zip(
+        for stream, tables, parts, position, own_share in zip(
             self._streams,
             self._tables,
             self._parts,
@@ -251,35 +254,35 @@ class StreamedSteps(torch.utils.data.Dataset):
             self._shares,
             strict=True,
         ):
-            # what a block has too much of a corpus, the next has less
+            # counted from the beginning: surplus pairs of a block are deducted from the next
             end = (self._following["block"] + 1) * own_share
-            while not self._is_whole and stream.place["pairs"] < place["pairs"] + share * (
-                end - place["pairs"]
+            while not self._is_whole and stream.position["pairs"] < position["pairs"] + share * (
+                end - position["pairs"]
             ):
-                first = stream.place["pairs"]
+                first = stream.position["pairs"]
                 table = next(tables)
                 if table is None:
-                    self._is_whole = len(self.corpora) == 1 and starts_a_pass(place)
+                    self._is_whole = len(self.corpora) == 1 and starts_a_pass(position)
                     continue
                 try:
                     tokens = encode_table(table, [first], "train", self.tokenizer, self.languages)
                 except ValueError as error:
                     raise ValueError(
-                        f"{error} Lines of a stream are counted as they are read, over files in "
-                        "the order of their pass."
+                        f"{error} Lines of a stream are counted in the order in which its files "
+                        "are read."
                     ) from error
                 parts.append(tokens)
-        self._places = [stream.place for stream in self._streams]
+        self._positions = [stream.position for stream in self._streams]
 
     def _plan(self):
-        """Make the block of what was read."""
-        # with a name of its own the library does not read all of it to find one
+        """Plan a block from the pairs that were read."""
+        # with a given fingerprint the library need not hash the whole table
         tables = itertools.chain.from_iterable(self._parts)
         self._is_whole = False
         rows = datasets.Dataset(pa.concat_tables(tables), fingerprint="block")
         self._parts = [[] for _ in self.corpora]
-        judged = judge(rows, **self.rules)
-        counts = counts_of(judged[2])
+        filtered = filter_pairs(rows, **self.rules)
+        counts = counts_of(filtered[2])
         digest = hashlib.sha256()
         for name in ("hash_high", "hash_low"):
             for chunk in rows.data.column(name).chunks:
@@ -289,10 +292,10 @@ class StreamedSteps(torch.utils.data.Dataset):
             "block_counts": counts,
             "text_sha256": digest.hexdigest(),
         }
-        # later on, a run would be lost for what is only to be counted
+        # later blocks are only counted: an error would end a long run
         if self._position["block"] == 0:
-            refuse_useless(counts, "the first block of the text to train on")
-        pairs = Pairs(rows.select_columns(["input_ids", "labels"]), judged)
+            refuse_unusable(counts, "the first block of the training text")
+        pairs = Pairs(rows.select_columns(["input_ids", "labels"]), filtered)
         numbers = pairs.kept()
         self._block = None
         if len(numbers):
@@ -309,6 +312,6 @@ class StreamedSteps(torch.utils.data.Dataset):
         self._following = {
             "block": self._position["block"] + 1,
             "first_step": self._position["first_step"] + num_steps,
-            "places": self._places,
+            "places": self._positions,
             "counts": dict(Counter(self._position["counts"]) + Counter(counts)),
         }

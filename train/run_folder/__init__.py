@@ -1,1 +1,1 @@
-"""The run folder: what a run writes and reads back."""
+"""The run folder: files that a run writes and reads back."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or not there."""
+"""Write and read checkpoints. A checkpoint is always complete."""
 
 import hashlib
 import json
@@ -36,51 +36,58 @@ STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
-# name in the state of the SHA-256 of all else in it
+# entry of the state with the SHA-256 of all other entries
 OWN_HASH = "state_sha256"
-BAD_FILE = "missing, cut off or changed"
-# state of Adam for each weight, beside the number of steps
+BAD_FILE = "missing, truncated or changed"
+# Adam's state of each weight, except the number of steps
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-# state of torch's scaler of the loss
+# state of torch's gradient scaler
 SCALER_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
-DAMAGED = "a run goes on from the checkpoint before where this one's folder is removed"
+DAMAGED = "remove this checkpoint's folder to resume from the checkpoint before it"
 
 logger = logging.getLogger(__name__)
-# name of a file of the checkpoint itself
+# name of a file in the folder of the checkpoint, without a path
 PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
 COUNTS = mapping(others=whole(0))
 WINDOW = mapping(
     {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
     others=NOTHING,
 )
-PLACE = mapping({"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING})
+STREAM_POSITION = mapping(
+    {"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING}
+)
 POSITION = mapping(
     {
         "block": whole(0),
         "first_step": whole(0),
         "counts": COUNTS,
-        "places": list_of(PLACE, least=1),
-    },
-    {"block_counts": COUNTS, "text_sha256": TEXT},
+        "places": list_of(STREAM_POSITION, least=1),
+        "block_counts": COUNTS,
+        "text_sha256": TEXT,
+    }
 )
 STATE = mapping(
-    {"step": whole(0), "sizes": mapping(others=whole(0), names=PLAIN_NAME)},
-    {"is_stop": TRUTH, "seconds": NUMBER, "sha256": mapping(others=TEXT, names=PLAIN_NAME)},
+    {
+        "step": whole(0),
+        "is_stop": TRUTH,
+        "seconds": NUMBER,
+        "sizes": mapping(others=whole(0), names=PLAIN_NAME),
+        "sha256": mapping(others=TEXT, names=PLAIN_NAME),
+        OWN_HASH: TEXT,
+    }
 )
-# of a run that can be resumed; earlier versions noted less
+# further entries that a run needs to resume
 RUN_STATE = mapping(
     {
         "skipped": whole(0),
         "skipped_in_a_row": whole(0),
-        "data": mapping(),
-        "window": or_null(WINDOW),
-    },
-    {
         "is_late": TRUTH,
         "num_processes": whole(1),
-        "tokens_per_micro_batch": or_null(whole(1)),
+        "tokens_per_micro_batch": whole(1),
+        "data": mapping(),
+        "window": or_null(WINDOW),
         "position": or_null(POSITION),
-    },
+    }
 )
 
 
@@ -97,30 +104,31 @@ def save_checkpoint(
     scaler: Any = None,
     is_stop: bool = False,
 ) -> Path:
-    """Write `step-N` in a folder of checkpoints, and remove those that are not to be kept.
+    """Write the checkpoint `step-N`, and remove old checkpoints.
 
-    It is written beside its place and renamed when all of it is on disk: whatever has the name of
-    a checkpoint is one. One that a stop made is there to go on from: it takes no other's place, and
-    goes with the next.
+    The checkpoint is written under another name and renamed when it is on disk, so that a folder
+    with the name of a checkpoint is always complete. A checkpoint of a stop, which exists only to
+    resume from, replaces no regular checkpoint and is removed with the next save.
 
     Args:
-        folder: Of all checkpoints.
-        step: Steps done.
-        model: The model, not wrapped for several processes, which may have a part of each weight.
-        weights: All of its weights, by name.
-        optimizer_state: All that its optimizer has.
-        state: What else the run needs to go on.
-        keep: How many checkpoints to keep.
-        keep_seconds: To keep those of so much training time, `seconds` in the state, instead.
-        moving_average: Of the weights, where the run has one.
-        scaler: Of the loss, in half precision.
-        is_stop: Whether it is made out of turn, because the run was asked to end.
+        folder: Folder of all checkpoints.
+        step: Number of steps done.
+        model: The model, not wrapped; a process may have only a part of each weight.
+        weights: All weights of the model, by name.
+        optimizer_state: Whole state of the optimizer.
+        state: Other entries of the state, `seconds` of training among them.
+        keep: Number of checkpoints to keep.
+        keep_seconds: Keep the checkpoints of the last seconds of training instead.
+        moving_average: Moving average of the weights, if the run has one.
+        scaler: Gradient scaler, in half precision.
+        is_stop: Whether the run was asked to end, between two regular checkpoints.
 
     Returns:
-        The folder of this checkpoint.
+        Folder of this checkpoint.
 
     Raises:
-        OSError: If it cannot be written, for want of space for one; the last one is untouched.
+        OSError: If the checkpoint cannot be written, on a full disk for example. The checkpoint
+            before it stays intact.
     """
     final = folder / f"step-{step}"
     unfinished = unfinished_path(final)
@@ -128,48 +136,29 @@ def save_checkpoint(
         make_folder(folder)
         remove_unfinished(folder)
         unfinished.mkdir()
-        hashes: dict[Path, Future[str]] = {}
-        synced: list[Future[None]] = []
-        with ThreadPoolExecutor() as threads:
-
-            def settle():
-                # while the next file is written
-                for path in sorted(set(unfinished.iterdir()) - set(hashes)):
-                    hashes[path] = threads.submit(_sha256, path)
-                    synced.append(threads.submit(to_disk, path))
-
-            model.save_pretrained(unfinished, state_dict=dict(weights), max_shard_size="1TB")
-            settle()
-            if moving_average is not None:
-                save_file(dict(moving_average), unfinished / EMA_FILE, metadata={"format": "pt"})
-                settle()
-            tensors = {"optimizer": optimizer_state}
-            if scaler is not None:
-                tensors["scaler"] = scaler.state_dict()
-            torch.save(tensors, unfinished / OPTIMIZER_FILE)
-            settle()
-        for done in synced:
-            done.result()
-        sha256 = {path.name: found.result() for path, found in hashes.items()}
-        sizes = {path.name: path.stat().st_size for path in hashes}
+        tensors = {"optimizer": optimizer_state}
+        if scaler is not None:
+            tensors["scaler"] = scaler.state_dict()
+        sha256 = _write_files(unfinished, model, weights, moving_average, tensors)
+        sizes = {name: (unfinished / name).stat().st_size for name in sha256}
         notes = {"step": step, "is_stop": is_stop, **state, "sizes": sizes, "sha256": sha256}
-        write_whole(unfinished / STATE_FILE, _state_text(notes))
+        write_state(unfinished, notes)
         if final.exists():
             _remove(final)
         unfinished.rename(final)
         to_disk(folder)
-    # the writers of safetensors and torch have their own names for a full disk
+    # safetensors and torch raise other errors than OSError on a full disk
     except (OSError, SafetensorError, RuntimeError) as error:
         free = free_space(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
         last = checkpoints(folder)
-        intact = f"{last[-1]} is intact" if last else "there is none before it"
+        intact = f"{last[-1]} is intact" if last else "there is no checkpoint before it"
         raise OSError(
             f"checkpoint {final} cannot be written with {free}, {intact}: "
             f"{' '.join(str(error).split())}"
         ) from error
     found = checkpoints(folder)
-    regular = [path for path in found if not _is_of_a_stop(path)]
+    regular = [path for path in found if not _is_of_stop(path)]
     kept = regular[-keep:] if keep_seconds is None else of_the_last(keep_seconds, regular)
     for path in found:
         if path != final and path not in kept:
@@ -177,14 +166,59 @@ def save_checkpoint(
     return final
 
 
-def _sha256(path: Path) -> str:
+def _write_files(
+    folder: Path,
+    model: PreTrainedModel,
+    weights: Mapping[str, Tensor],
+    moving_average: Mapping[str, Tensor] | None,
+    tensors: Mapping[str, Any],
+) -> dict[str, str]:
+    """Write the files of a checkpoint except its state; return their SHA-256 by name."""
+    hashes: dict[Path, Future[str]] = {}
+    synced: list[Future[None]] = []
+    with ThreadPoolExecutor() as threads:
+
+        def hash_and_sync():
+            # these threads run while the next file is written
+            for path in sorted(set(folder.iterdir()) - set(hashes)):
+                hashes[path] = threads.submit(sha256_of, path)
+                synced.append(threads.submit(to_disk, path))
+
+        model.save_pretrained(folder, state_dict=dict(weights), max_shard_size="1TB")
+        hash_and_sync()
+        if moving_average is not None:
+            save_file(dict(moving_average), folder / EMA_FILE, metadata={"format": "pt"})
+            hash_and_sync()
+        torch.save(tensors, folder / OPTIMIZER_FILE)
+        hash_and_sync()
+    for done in synced:
+        done.result()
+    return {path.name: found.result() for path, found in hashes.items()}
+
+
+def sha256_of(path: Path) -> str:
+    """Hash a file.
+
+    Args:
+        path: Path of the file.
+
+    Returns:
+        SHA-256 of its content, in hexadecimal.
+    """
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _state_text(notes: Mapping[str, Any]) -> str:
+def write_state(checkpoint: Path, notes: Mapping[str, Any]) -> None:
+    """Write the state of a checkpoint, with a hash of its own content.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        notes: Entries of the state, by name.
+    """
     notes = {name: note for name, note in notes.items() if name != OWN_HASH}
-    return json.dumps({**notes, OWN_HASH: _hash_of(notes)}, indent=1)
+    text = json.dumps({**notes, OWN_HASH: _hash_of(notes)}, indent=1)
+    write_whole(checkpoint / STATE_FILE, text)
 
 
 def _hash_of(notes: Mapping[str, Any]) -> str:
@@ -192,47 +226,47 @@ def _hash_of(notes: Mapping[str, Any]) -> str:
 
 
 def _remove(path: Path):
-    # what is half removed has no longer the name of a checkpoint
+    # a half removed folder must not have the name of a checkpoint
     doomed = unfinished_path(path)
     try:
         path.rename(doomed)
         shutil.rmtree(doomed)
     except OSError as error:
-        logger.warning("%s cannot be removed, and stays: %s", path, error)
+        logger.warning("%s cannot be removed and stays: %s", path, error)
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what a killed save left behind, half written or half removed.
+    """Remove the half written and half removed checkpoints that a killed process left.
 
     Args:
-        folder: Of all checkpoints.
+        folder: Folder of all checkpoints.
     """
     for path in folder.glob(".step-*.unfinished"):
         remove(path)
 
 
 def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
-    """The whole checkpoints of a folder; one with a missing or cut file is passed over.
+    """List the complete checkpoints of a folder, without those with a missing or truncated file.
 
     Args:
-        folder: Of all checkpoints.
-        spared: Names of files that need not be whole.
+        folder: Folder of all checkpoints.
+        spared: Names of files that need not be complete.
 
     Returns:
-        Their folders, the oldest first.
+        Folders of the checkpoints, oldest first.
     """
     return [path for path in _named(folder) if _damaged_file(path, spared) is None]
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Find the newest checkpoint of which every file is as it was saved.
+    """Find the newest checkpoint of which every file is unchanged.
 
     Args:
         folder: Folder of all checkpoints.
 
     Returns:
-        The checkpoint, or None; and the newer ones, each with the first file that is missing, cut
-        off or changed.
+        Checkpoint, or None; and the newer checkpoints, each with the first file that is missing,
+        truncated or changed.
     """
     passed_over: list[tuple[Path, str]] = []
     for path in reversed(_named(folder)):
@@ -244,38 +278,37 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
 
 
 def cut_checkpoints(folder: Path, spared: Collection[str] = ()) -> dict[Path, str]:
-    """Find the checkpoints that `checkpoints` leaves out.
+    """Find the incomplete checkpoints, which `checkpoints` leaves out.
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that need not be whole.
+        spared: Names of files that need not be complete.
 
     Returns:
-        The first file of each that is missing or cut off.
+        First missing or truncated file of each incomplete checkpoint.
     """
     found = {path: _damaged_file(path, spared) for path in _named(folder)}
     return {path: file for path, file in found.items() if file is not None}
 
 
 def changed_file(checkpoint: Path, spared: Collection[str] = ()) -> str | None:
-    """Read a whole checkpoint once, and find what is no longer as it was saved.
+    """Find a file of a checkpoint that has changed since it was saved.
 
     Args:
-        checkpoint: Folder of one checkpoint.
-        spared: Names of files that need not be as they were.
+        checkpoint: Folder of the checkpoint.
+        spared: Names of files that may have changed.
 
     Returns:
-        Name of the first file whose SHA-256 is not the one in the state, or None. An earlier
-        version saved no SHA-256.
+        Name of the first file whose SHA-256 differs from the one in the state, or None.
     """
-    for name, sha256 in read_state(checkpoint).get("sha256", {}).items():
-        if name not in spared and _sha256(checkpoint / name) != sha256:
+    for name, sha256 in read_state(checkpoint)["sha256"].items():
+        if name not in spared and sha256_of(checkpoint / name) != sha256:
             return name
     return None
 
 
 def _named(folder: Path) -> list[Path]:
-    # a user's copy of one has another name
+    # a user's copy of a checkpoint has another name
     return sorted(
         filter(_is_name, folder.glob("step-*")),
         key=lambda path: int(path.name.removeprefix("step-")),
@@ -287,7 +320,7 @@ def _is_name(path: Path) -> bool:
 
 
 def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
-    """The first file that is not there as it was saved, if there is one."""
+    """Return the first file that is missing or has another size than the saved file, or None."""
     try:
         sizes = read_state(checkpoint)["sizes"]
     except (OSError, ValueError, KeyError):
@@ -300,80 +333,79 @@ def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
 
 
 def regular_checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
-    """The whole checkpoints that were made in their turn, none of them by a stop.
+    """List the complete checkpoints that were not made by a stop.
 
     Args:
-        folder: Of all checkpoints.
-        spared: Names of files that need not be whole.
+        folder: Folder of all checkpoints.
+        spared: Names of files that need not be complete.
 
     Returns:
-        Their folders, the oldest first; where stops made all there are, the newest of those.
+        Folders of the checkpoints, oldest first. If stops made all checkpoints, the newest one.
     """
     found = checkpoints(folder, spared)
-    return [path for path in found if not _is_of_a_stop(path)] or found[-1:]
+    return [path for path in found if not _is_of_stop(path)] or found[-1:]
 
 
 def of_the_last(seconds: float, found: Sequence[Path]) -> list[Path]:
-    """The checkpoints that were made in the last so many seconds of training.
+    """Select the checkpoints of the last seconds of training.
 
     Args:
-        seconds: Of training time, which goes on where a resumed run goes on.
-        found: Checkpoints, the oldest first.
+        seconds: Training time before the last checkpoint; a resumed run continues to count.
+        found: Checkpoints, oldest first.
 
     Returns:
-        Those of them from the last one back, which is always among them.
+        Selected checkpoints, oldest first, always including the last one.
     """
-    # an earlier version did not count
-    made_at = {path: read_state(path).get("seconds", 0.0) for path in found}
+    made_at = {path: read_state(path)["seconds"] for path in found}
     return [path for path in found if made_at[found[-1]] - made_at[path] <= seconds]
 
 
 def make_regular(checkpoint: Path) -> None:
-    """Let a checkpoint that a stop made count as any other, because the run ends with it.
+    """Turn a checkpoint of a stop into a regular one, because the run ends with it.
 
     Args:
-        checkpoint: Its folder.
+        checkpoint: Folder of the checkpoint.
     """
-    text = _state_text({**read_state(checkpoint), "is_stop": False})
-    write_whole(checkpoint / STATE_FILE, text)
+    write_state(checkpoint, {**read_state(checkpoint), "is_stop": False})
 
 
-def _is_of_a_stop(checkpoint: Path) -> bool:
-    # a checkpoint of an earlier version does not say
-    return read_state(checkpoint).get("is_stop", False)
+def _is_of_stop(checkpoint: Path) -> bool:
+    return read_state(checkpoint)["is_stop"]
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """What the run had noted beside the tensors.
+    """Read the state of a checkpoint: everything except the tensors.
 
     Args:
-        checkpoint: Folder of one checkpoint.
+        checkpoint: Folder of the checkpoint.
 
     Returns:
-        `step`, and what was given to `save_checkpoint`.
+        Entries that `save_checkpoint` has written, by name.
 
     Raises:
-        ValueError: If it is not as it was written.
+        ValueError: If the file is damaged or was changed.
     """
     path = checkpoint / STATE_FILE
     state = read_json(path, STATE)
-    # an earlier version had none
-    saved = state.pop(OWN_HASH, None)
-    if saved is not None and saved != _hash_of(state):
+    if state.pop(OWN_HASH) != _hash_of(state):
         raise ValueError(f"{path} must be as it was saved, and was changed.")
     if _is_name(checkpoint) and checkpoint.name != f"step-{state['step']}":
-        raise ValueError(f"{path}: step must be that of its folder, got {state['step']}.")
+        raise ValueError(
+            f"{path}: step must match the name of the folder, {checkpoint.name}, got "
+            f"{state['step']}."
+        )
     return state
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Any]:
-    """Read what an optimizer needs to go on; the tensors stay in the file until they are used.
+    """Read the optimizer file. The tensors stay in the file until they are used.
 
     Args:
-        checkpoint: Folder of one checkpoint.
+        checkpoint: Folder of the checkpoint.
 
     Returns:
-        `optimizer`, the `state_dict` of all of it, and `scaler` of the loss in half precision.
+        `optimizer`, its whole `state_dict`, and in half precision `scaler`, that of the gradient
+        scaler.
 
     Raises:
         ValueError: If the file is damaged.
@@ -381,7 +413,7 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / OPTIMIZER_FILE
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    # what is damaged may be the archive, what is pickled in it, or the names
+    # the archive, the pickled data in it or its names can be damaged
     except UNREADABLE as error:
         raise ValueError(f"{path} must be as it was saved, and is damaged: {DAMAGED}.") from error
 
@@ -390,14 +422,14 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     """Read the state of an optimizer, and check that it fits the model before it takes memory.
 
     Args:
-        checkpoint: Folder of one checkpoint.
+        checkpoint: Folder of the checkpoint.
         model: The model, not wrapped.
 
     Returns:
-        `optimizer`, with the state of each weight by its number, and `scaler` if there is one.
+        `optimizer`, with the state of each weight by its index, and `scaler` if there is one.
 
     Raises:
-        ValueError: If the file is damaged, or holds the state of another model.
+        ValueError: If the file is damaged, or contains the state of another model.
     """
     path, content = checkpoint / OPTIMIZER_FILE, read_optimizer(checkpoint)
     optimizer = _mapping(path, "its content", content).get("optimizer")
@@ -407,8 +439,8 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
     for index, slots in _mapping(path, "state", slots_of).items():
         if type(index) is not int or not 0 <= index < len(parameters):
             raise ValueError(
-                f"{path} must hold the state of the model's {len(parameters)} weights, got one of "
-                f"the number {index!r:.40}."
+                f"{path} must hold the state of the model's {len(parameters)} weights, got an "
+                f"entry with the index {index!r:.40}."
             )
         name, weight = parameters[index]
         wanted = {"step": ((), torch.float32)}
@@ -416,16 +448,16 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
         _refuse_other_names(path, f"the state of {name}", _mapping(path, name, slots), wanted)
         for slot, (shape, dtype) in wanted.items():
             _check_tensor(path, f"{slot} of {name}", slots[slot], shape, dtype)
-        # out of the file, which goes when a later checkpoint is saved
+        # copied, because the file is removed when a later checkpoint is saved
         state[index] = {slot: slots[slot].clone() for slot in wanted}
     before = {"optimizer": {"state": dict(sorted(state.items()))}}
     if "scaler" in content:
         before["scaler"] = _mapping(path, "scaler", content["scaler"])
-        _refuse_other_names(path, "the scale of the loss", before["scaler"], SCALER_STATE)
+        _refuse_other_names(path, "the gradient scaler", before["scaler"], SCALER_STATE)
         for name, value in before["scaler"].items():
             if type(value) not in (int, float) or not 0 <= value < math.inf:
                 raise ValueError(
-                    f"{path} must hold a number for {name} of the scale of the loss, got "
+                    f"{path} must hold a number for {name} of the gradient scaler, got "
                     f"{value!r:.40}."
                 )
     return before
@@ -435,14 +467,14 @@ def read_moving_average(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]
     """Read the moving average of the weights, and check that it fits the model.
 
     Args:
-        checkpoint: Folder of one checkpoint.
+        checkpoint: Folder of the checkpoint.
         model: The model, not wrapped.
 
     Returns:
-        Tensors by the name of the weight.
+        Averaged tensors, by the name of the weight.
 
     Raises:
-        ValueError: If the file is damaged, or holds the average of another model.
+        ValueError: If the file is damaged, or contains the average of another model.
     """
     path, averages = checkpoint / EMA_FILE, read_weights(checkpoint, EMA_FILE)
     parameters = dict(model.named_parameters())
@@ -455,8 +487,7 @@ def read_moving_average(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]
 def _mapping(path: Path, name: str, value: Any) -> Mapping[Any, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(
-            f"{path} must hold a mapping for {name}, as it was saved, got a "
-            f"{type(value).__name__}: {DAMAGED}."
+            f"{path} must hold a mapping for {name}, got a {type(value).__name__}: {DAMAGED}."
         )
     return value
 
@@ -480,11 +511,11 @@ def _check_tensor(
 
 
 def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
-    """Read the weights of a saved model, tied ones once.
+    """Read the weights of a saved model; tied weights are in the file once.
 
     Args:
-        folder: Of a checkpoint or a model.
-        name: Of the file, that of a moving average for one.
+        folder: Folder of a checkpoint or a model.
+        name: Name of the file: the weights, or their moving average.
 
     Returns:
         Tensors by name.
@@ -497,39 +528,39 @@ def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ValueError(
-            f"{folder / name} must be as it was saved, and is damaged: {error}. {DAMAGED}."
+            f"{folder / name} must be as it was saved, and is damaged: {error}. "
+            f"{DAMAGED.capitalize()}."
         ) from error
 
 
 def refuse_not_finite(weights: Mapping[str, Tensor], owner: str):
-    """Refuse weights with an infinite number, or one that is not a number.
+    """Refuse weights that contain an infinity or NaN.
 
     Args:
         weights: Tensors by name.
-        owner: What they are the weights of, for the error.
+        owner: Description of the weights, for the error.
 
     Raises:
-        FloatingPointError: If there is one; says in which weight.
+        FloatingPointError: If a weight is not finite; names the weight.
     """
     for name, weight in weights.items():
-        # a number that is none is the least and the greatest
+        # `aminmax` returns NaN if a number is NaN
         if weight.numel() and not all(map(torch.isfinite, weight.detach().aminmax())):
             raise FloatingPointError(
-                f"{owner} must be finite, got {name} with numbers that are not. Train with a lower "
+                f"{owner} must be finite, got {name} with infinity or NaN. Train with a lower "
                 "learning_rate_factor, more warmup_steps or max_grad_norm 1.0."
             )
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Put weights into a model; tied ones follow the one that was saved.
+    """Load weights into a model; tied weights share the tensor that was saved.
 
     Args:
         model: The model to change.
-        weights: Tensors by name; buffers and weights that the model's class does not save may be
-            missing.
+        weights: Tensors by name, without buffers and weights that the model's class does not save.
 
     Raises:
-        ValueError: If a name or a size is not the model's.
+        ValueError: If a name or a size does not fit the model.
     """
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)
@@ -539,5 +570,5 @@ def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
     missing -= {*(model._keys_to_ignore_on_save or ()), *dict(model.named_buffers())}
     if missing or unexpected:
         raise ValueError(
-            f"weights must be the model's, got without {sorted(missing)}, with {unexpected}."
+            f"weights must fit the model, got missing {sorted(missing)}, unexpected {unexpected}."
         )

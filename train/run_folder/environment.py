@@ -32,13 +32,13 @@ ENVIRONMENT_FILE = "environment.txt"
 
 
 def environment_facts() -> dict[str, Any]:
-    """What the program runs on, and as what.
+    """Collect facts on the program and its machine.
 
     Returns:
         Command, machine, versions and commit, by name.
     """
     return {
-        # in one line, which a shell reads as the several that were given
+        # on one line, in which a shell still reads the line feeds of the arguments
         "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", "'$'\\n''"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -54,11 +54,11 @@ def environment_facts() -> dict[str, Any]:
 
 
 def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Note what the run ran on, in `environment.txt`; a resumed run adds to it.
+    """Write the environment of a run to `environment.txt`; a resumed run appends to the file.
 
     Args:
-        folder: The run folder.
-        facts: What else to note, by name.
+        folder: Run folder.
+        facts: Further facts to write, by name.
     """
     lines = {**environment_facts(), **facts}
     path = folder / ENVIRONMENT_FILE
@@ -68,7 +68,7 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _program() -> list[str]:
-    """How the command line begins, without where it lies on this machine."""
+    """Return the beginning of the command line, without the path on this machine."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
         return [Path(sys.argv[0]).name]
@@ -90,7 +90,7 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # a checkout of something else may surround an installed package
+        # an installed package can be inside a checkout of another project
         if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
             return "none"
         return git("rev-parse", "HEAD") + (" (dirty)" if git("status", "--porcelain") else "")
@@ -102,13 +102,13 @@ def read_environment(folder: Path) -> list[dict[str, str]]:
     """Read `environment.txt`.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        What was noted, by name, when the run began and each time it went on.
+        Facts by name, for each start of the run.
 
     Raises:
-        ValueError: If it is no text, or a number is none.
+        ValueError: If the file is not text, or a number in it is not a number.
     """
     path = folder / ENVIRONMENT_FILE
     blocks = read_text(path).replace("\r\n", "\n").split("\n\n") if path.exists() else []

@@ -1,4 +1,4 @@
-"""What a run leaves to look at: environment, log, scores, loss curve and an attention map."""
+"""Files of a run folder: recipe, metrics, scores, and the record of the averaged model."""
 
 import contextlib
 import json
@@ -36,7 +36,7 @@ AVERAGE = mapping(
     {
         "steps": list_of(whole(0), least=1),
         "ema_decay": or_null(NUMBER),
-        "seconds": or_null(NUMBER),
+        "seconds": NUMBER,
     }
 )
 COMPARISON = mapping(
@@ -49,14 +49,13 @@ SCORES = mapping(
     others=mapping(
         optional={
             "average": or_null(TEXT),
-            "search": mapping(others=SETTING),
             "against": mapping(
                 others=mapping(optional={"bleu": COMPARISON, "chrf": COMPARISON}, others=NOTHING)
             ),
         }
     )
 )
-# an entry of translations; there are others, of trees for one
+# scores of translations; other entries, the scores of trees for example, have other fields
 TRANSLATED = mapping(
     {
         **dict.fromkeys(("dataset", "split", "source_lang", "target_lang"), TEXT),
@@ -64,13 +63,14 @@ TRANSLATED = mapping(
         "sentences": whole(1),
         **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
         **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
+        "search": mapping(others=SETTING),
     },
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
         **dict.fromkeys(("comet_signature", "compound_bleu_signature"), TEXT),
     },
 )
-# what a model in a folder consists of, and what was found of it
+# files of a model in a folder, and its results
 MODEL_FILES = (
     CONFIG_NAME,
     GENERATION_CONFIG_NAME,
@@ -84,7 +84,7 @@ MODEL_FILES = (
     "pictures/loss.png",
     "pictures/attention.png",
 )
-# all that commands write to a run folder
+# everything that commands write to a run folder
 WRITTEN = (
     *(name for name in MODEL_FILES if "/" not in name),
     RECIPE_FILE,
@@ -98,15 +98,15 @@ WRITTEN = (
 
 
 def refuse_other_files(folder: Path, rule: str, names: Iterable[str] = MODEL_FILES) -> None:
-    """Refuse a folder with files that what is to be left in it would replace.
+    """Refuse a folder with files that a command would replace.
 
     Args:
-        folder: Where it is to be.
-        rule: What the folder must be, for the error.
-        names: Of the files; those of a model if not given.
+        folder: Folder to write to.
+        rule: Rule for the folder, the beginning of the error.
+        names: Names of the files that the command writes; by default the files of a model.
 
     Raises:
-        ValueError: If there is such a file; says which.
+        ValueError: If there is such a file; names the file.
     """
     for name in names:
         if (folder / name).exists():
@@ -115,19 +115,19 @@ def refuse_other_files(folder: Path, rule: str, names: Iterable[str] = MODEL_FIL
 
 @contextlib.contextmanager
 def hold_run(folder: Path, seconds: float = 0.0) -> Iterator[None]:
-    """Keep a run folder from other commands until the block ends.
+    """Lock a run folder against other commands until the block ends.
 
     Args:
-        folder: Run folder; made if it does not exist.
+        folder: Run folder; created if it does not exist.
         seconds: Time to wait for another command.
 
     Raises:
-        ValueError: If another command has it, or a file or folder in it is a link.
+        ValueError: If another command has locked the folder, or a file or folder in it is a link.
     """
     with held(folder, seconds) as is_locked:
         refuse_links(folder, WRITTEN)
         if is_locked:
-            # left by commands that were killed
+            # killed commands leave unfinished files
             for path in folder.glob(".*.unfinished"):
                 remove(path)
         yield
@@ -137,13 +137,13 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
     """Read the lines of `metrics.jsonl`.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        A mapping a line, in order; a line that a killed run left unfinished is left out.
+        Metrics of each line, in order, without a last line that a killed run left unfinished.
 
     Raises:
-        ValueError: If a whole line is not as it was written; says which.
+        ValueError: If a complete line is damaged; names the line.
     """
     path = folder / METRICS_FILE
     return read_json_lines(path, METRICS) if path.exists() else []
@@ -153,10 +153,10 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
     """Read `scores.json`.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        What `evaluate` found, by split; nothing if it has not run.
+        Results of `evaluate`, by name; empty before the first evaluation.
 
     Raises:
         ValueError: If the file is damaged.
@@ -170,28 +170,28 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def write_average(
-    folder: Path, steps: Sequence[int], ema_decay: float | None, seconds: float | None
+    folder: Path, steps: Sequence[int], ema_decay: float | None, seconds: float
 ) -> None:
-    """Note what the model in a run folder is the average of.
+    """Record which checkpoints the model in a run folder is the average of.
 
     Args:
-        folder: The run folder.
-        steps: Of the checkpoints.
-        ema_decay: Of the moving average, which is that of the one checkpoint; or None.
-        seconds: Of training until the last of them; None where that was not counted.
+        folder: Run folder.
+        steps: Steps of the checkpoints.
+        ema_decay: Decay, if the model is the moving average of a single checkpoint; else None.
+        seconds: Training time until the last of the checkpoints.
     """
     text = json.dumps({"steps": list(steps), "ema_decay": ema_decay, "seconds": seconds})
     write_whole(folder / AVERAGE_FILE, text + "\n")
 
 
 def read_average(folder: Path) -> dict[str, Any] | None:
-    """Read what `write_average` has noted.
+    """Read the record that `write_average` has written.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        `steps`, `ema_decay` and `seconds`; None where an earlier version has not noted it.
+        `steps`, `ema_decay` and `seconds`; None if the folder has no complete model.
 
     Raises:
         ValueError: If the file is damaged.
@@ -201,13 +201,13 @@ def read_average(folder: Path) -> dict[str, Any] | None:
 
 
 def describe_average(folder: Path) -> str | None:
-    """What the model in a run folder is the average of, in words.
+    """Describe in words which checkpoints the model in a run folder is the average of.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        A clause; None where an earlier version has not noted it.
+        Noun phrase; None if the folder has no complete model.
     """
     average = read_average(folder)
     if average is None:
@@ -227,13 +227,13 @@ def read_recipe(folder: Path) -> TrainConfig:
     """Read the settings of a run.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
 
     Returns:
-        The settings it was started with.
+        Settings that the run was started with.
 
     Raises:
-        ValueError: If the folder is none of a run, or its recipe is refused.
+        ValueError: If the folder is not a run folder, or its recipe is refused.
     """
     path = folder / RECIPE_FILE
     if not path.is_file():
@@ -242,15 +242,15 @@ def read_recipe(folder: Path) -> TrainConfig:
 
 
 def vocabulary_size(folder: Path, recipe: TrainConfig) -> int | None:
-    """How many tokens a run's model has, which may be fewer than it was to learn.
+    """Return the vocabulary size of a run. It can be smaller than the size in the recipe.
 
     Args:
-        folder: The run folder.
-        recipe: Its settings.
+        folder: Run folder.
+        recipe: Settings of the run.
 
     Returns:
-        As its configuration says, or as it was to learn before there is one; None for the tokens
-        of a tokenizer that was given.
+        Size in the model's configuration, or in the recipe if there is no model yet; None if there
+        is no model and the recipe names a tokenizer.
 
     Raises:
         OSError: If the configuration cannot be read.

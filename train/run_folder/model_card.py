@@ -1,4 +1,4 @@
-"""The model card of a run: what the model is, how good it is, how it was trained, on what."""
+"""The model card of a run: description, results, training data and settings of the model."""
 
 import itertools
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ EXAMPLES = 3
 
 
 def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> None:
-    """Write `README.md` from what stands in the run folder: recipe, curve, scores if there are any.
+    """Write `README.md` from the files of a run folder: recipe, metrics, and scores if any.
 
     Args:
-        folder: The run folder, with its model.
+        folder: Run folder with a model.
         config: Settings of the run.
-        num_parameters: Of the model, tied ones counted once.
+        num_parameters: Number of parameters of the model; tied weights count once.
 
     Raises:
-        ValueError: If what was kept of evaluations is damaged; says which file.
+        ValueError: If a file of an evaluation is damaged; names the file.
     """
     average = describe_average(folder)
     scores = {key: score for key, score in read_scores(folder).items() if "bleu" in score}
@@ -44,7 +44,7 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         f"---\n{_metadata(title, config, scores, average, on_hub).to_yaml()}\n---\n",
         f"# {title}: {config.source_lang} to {config.target_lang}\n",
         f"{_model_name(config)}, with "
-        f"{num_parameters:,} parameters, trained from nothing for {steps:,} steps on "
+        f"{num_parameters:,} parameters, trained from scratch for {steps:,} steps on "
         f"{' and '.join(_data_name(corpus, on_hub) for corpus in corpora)}."
         f"{f' Its weights are {average}.' if average else ''}\n",
         "```python\nimport vanilla_transformer\nfrom transformers import pipeline\n\n"
@@ -60,15 +60,14 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
     parts += [
         f"![{text}](pictures/{name})\n"
         for name, text in (
-            ("loss.png", "Loss over the steps"),
+            ("loss.png", "Loss against steps"),
             ("attention.png", "Attention of the last decoder layer to the source"),
         )
         if (folder / "pictures" / name).is_file()
     ]
     recipe = read_text(folder / RECIPE_FILE).strip()
     parts += [
-        "All settings, `recipe.yaml`, as the training takes them "
-        "(`vanilla-transformer train recipe.yaml`):\n",
+        "All settings, as `recipe.yaml` (train with `vanilla-transformer train recipe.yaml`):\n",
         f"```yaml\n{recipe}\n```\n",
         "## Environment\n",
         *_environment(folder),
@@ -87,27 +86,27 @@ def _trust(config: TrainConfig) -> str:
 
 
 def _search_text(folder: Path, config: TrainConfig) -> str:
-    """Return the sentence on the model's own search."""
+    """Return the sentence about the model's default search."""
     search = GenerationConfig.from_pretrained(folder)
     if getattr(search, "length_penalty_alpha", None) is None:
         return (
-            "The model is searched with the beam search of transformers: "
+            "Translation uses the beam search of transformers: "
             f"{search.num_beams} beams, length penalty length^{search.length_penalty}, "
             f"at most {search.max_length} tokens.\n"
         )
     return (
-        f"It searches as the paper does, section 6.1: beam {config.num_beams}, length penalty "
-        f"((5 + length) / 6)^{config.length_penalty_alpha}, at most {config.max_extra_tokens} "
-        "tokens more than the source.\n"
+        f"Translation uses the beam search of the paper, section 6.1: beam size "
+        f"{config.num_beams}, length penalty ((5 + length) / 6)^{config.length_penalty_alpha}, "
+        f"at most {config.max_extra_tokens} tokens more than the source.\n"
     )
 
 
 def _on_hub(folder: Path, config: TrainConfig) -> list[str]:
-    """The corpora that readers of the card find on the Hub."""
+    """Return the corpora that readers of the card can find on the Hub."""
     corpora = [corpus["dataset"] for corpus in _corpora(config)]
     began = next(iter(read_environment(folder)), {})
     commits = began.get("dataset_commit", "").split(", ")
-    # what lay beside the run when it began may not be seen from here
+    # a corpus that was local when the run began may not be local to this process
     local = [dataset for dataset, commit in zip(corpora, commits, strict=False) if commit == "none"]
     languages = (config.source_lang, config.target_lang)
     return [
@@ -129,7 +128,7 @@ def _metadata(
         EvalResult(
             task_type="translation",
             task_name=f"Translation {direction}",
-            # text that is on no Hub has no name there, and what it is called here must do
+            # a corpus that is not on the Hub gets the name of its folder
             dataset_type=config.dataset
             if config.dataset in on_hub
             else _folder_name(config.dataset),
@@ -141,15 +140,15 @@ def _metadata(
             metric_value=round(score[metric], DIGITS.get(metric, 2)),
         )
         for key, score in scores.items()
-        # with other data, another search or other weights it is not a result of this model
+        # a score with other data, another search or other weights is not a result of this model
         if key == score["split"]
-        and not _is_of_others(score, average)
+        and not _is_of_other_weights(score, average)
         and _other_search(key, score, config) is None
         for metric, label in METRICS.items()
         if metric in score
     ]
     return ModelCardData(
-        # a formal language has no code there
+        # a language of symbols has no language code
         language=[
             language
             for language in (config.source_lang, config.target_lang)
@@ -170,7 +169,7 @@ def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def _folder_name(dataset: str) -> str:
-    # "." has a name too
+    # resolved, so that "." has a name
     return Path(dataset).resolve().name
 
 
@@ -185,7 +184,7 @@ def _results(
 ) -> str:
     if not scores:
         return "Not evaluated yet.\n"
-    # a column for what was measured somewhere
+    # one column for each metric that some score has
     labels = {**METRICS, "compound_bleu": COMPOUND_BLEU}
     labels = {
         name: label
@@ -195,7 +194,7 @@ def _results(
     lines = [f"| split | sentences | {' | '.join(labels.values())} | exact match |"]
     lines += ["|---" * (len(labels) + 3) + "|"]
     for key, score in scores.items():
-        is_other, search = _is_of_others(score, average), _other_search(key, score, config)
+        is_other, search = _is_of_other_weights(score, average), _other_search(key, score, config)
         cells = [
             key
             + (f", of other weights: {score['average']}" if is_other else "")
@@ -214,8 +213,8 @@ def _results(
             lines.append(f"- {label}, {', '.join(of)}: `{signature}`")
     for key, score in scores.items():
         for other, comparison in score.get("against", {}).items():
-            shown = f"{key}, of other weights," if _is_of_others(score, average) else key
-            lines += ["", f"{shown} beside {other}, by paired bootstrap, with 95% confidence:", ""]
+            shown = f"{key}, of other weights," if _is_of_other_weights(score, average) else key
+            lines += ["", f"{shown} against {other}, paired bootstrap, 95% confidence:", ""]
             lines += [
                 f"- {METRICS[name]} {result['score']:.2f} ± {result['ci']:.2f} against "
                 f"{result['other']:.2f} ± {result['other_ci']:.2f}, p = {result['p_value']:.4f}: "
@@ -225,53 +224,53 @@ def _results(
     if "compound_bleu" in labels:
         lines += [
             "",
-            f"The paper's tables count {COMPOUND_BLEU}, most often higher than sacreBLEU's BLEU on "
-            "the same text, and not to be compared with it.",
+            f"The paper's tables report {COMPOUND_BLEU}. It is usually higher than sacreBLEU's "
+            "BLEU on the same text; the two cannot be compared.",
         ]
     return "\n".join(lines) + "\n"
 
 
-def _is_of_others(score: Mapping[str, Any], average: str | None) -> bool:
-    """Whether a score is of weights that the run had before it was averaged anew."""
+def _is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:
+    """Return whether a score belongs to weights that a later average has replaced."""
     return score.get("average", average) != average
 
 
 def _other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> str | None:
-    """By which search a score was found that stands under its split's name, if not the run's own.
+    """Return the search of a score if it is not the run's default search, else None.
 
-    Where a search was asked for it is part of the name.
+    Only a score under the name of its split is checked; other names contain the search.
     """
-    # an earlier version did not note it
-    search = score.get("search", {})
-    # a model of another class does not have the paper's settings
-    own = {name: it for name, it in search.items() if it is not None}
-    if key != score["split"] or all(getattr(config, name, None) == it for name, it in own.items()):
+    search = score["search"]
+    # a model of another class lacks the paper's settings, which are None
+    known = {name: value for name, value in search.items() if value is not None}
+    is_default = all(getattr(config, name, None) == value for name, value in known.items())
+    if key != score["split"] or is_default:
         return None
-    return ", ".join(f"{name} {it}" for name, it in search.items())
+    return ", ".join(f"{name} {value}" for name, value in search.items())
 
 
 def _examples(
     folder: Path, scores: Mapping[str, Mapping[str, Any]], average: str | None
 ) -> list[str]:
-    """The first sentences of a split of the run's own data."""
+    """Return a table with the first sentences of a split of the run's dataset."""
     own = [key for key, score in scores.items() if key == score["split"]]
-    split = min(own, key=lambda key: _is_of_others(scores[key], average), default=None)
+    split = min(own, key=lambda key: _is_of_other_weights(scores[key], average), default=None)
     if split is None:
         return []
     sides = ("source", "reference", "translation")
     paths = [folder / "hypotheses" / f"{split}.{side}.txt" for side in sides]
     if not all(path.is_file() for path in paths):
         return []
-    # what follows the last line feed is no sentence
+    # the text after the last line feed is not a sentence
     columns = [read_text(path).split("\n")[:-1] for path in paths]
     for path, column in zip(paths, columns, strict=True):
         if len(column) != len(columns[0]):
             raise ValueError(
                 f"{path} must have as many lines as {paths[0].name}, {len(columns[0]):,}, got "
-                f"{len(column):,}: evaluate again."
+                f"{len(column):,}: evaluate the run again."
             )
-    others = ", by other weights" if _is_of_others(scores[split], average) else ""
-    lines = [f"The first sentences of {split}{others}; `hypotheses/` has all of them.", ""]
+    others = ", by other weights" if _is_of_other_weights(scores[split], average) else ""
+    lines = [f"The first sentences of {split}{others}; `hypotheses/` contains all.", ""]
     lines += ["| source | reference | translation |", "|---|---|---|"]
     for row in itertools.islice(zip(*columns, strict=True), EXAMPLES):
         cells = (" ".join(text.replace("|", "\\|").split()) for text in row)
@@ -280,60 +279,61 @@ def _examples(
 
 
 def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
-    """What a reader looks for first, of all that recipe, log and environment say."""
+    """Return a table with the main facts from recipe, metrics and environment."""
     model = PreTrainedConfig.from_dict(read_config(folder))
-    # a configuration is saved with the names of its own fields
+    # a saved configuration has the names of its own fields, without their aliases
     width = getattr(model, "hidden_size", None) or model.d_model
     metrics = read_metrics(folder)
-    # of steps that were all skipped there is no loss
+    # steps that were all skipped have no loss
     last = next((line for line in reversed(metrics) if line.get("loss") is not None), {})
     checked = next((line for line in reversed(metrics) if "validation_loss" in line), {})
+    cooldown = f", linear cooldown of {config.cooldown_steps:,} steps"
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
-        "layers": f"{size_of(model, 'encoder_layers')} of the encoder, "
-        f"{size_of(model, 'decoder_layers')} of the decoder",
+        "layers": f"{size_of(model, 'encoder_layers')} in the encoder, "
+        f"{size_of(model, 'decoder_layers')} in the decoder",
         "d_model, d_ff, heads": f"{width}, {size_of(model, 'encoder_ffn_dim')}, "
         f"{size_of(model, 'encoder_attention_heads')}",
-        "vocabulary": f"{model.vocab_size:,} tokens, of both languages",
+        "vocabulary": f"{model.vocab_size:,} tokens, shared by both languages",
         "dropout, label smoothing": f"{size_of(model, 'dropout')}, {config.label_smoothing}",
         "batch": f"about {config.tokens_per_step:,} source and {config.tokens_per_step:,} target "
-        "tokens a step",
-        "rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "
-        f"{config.learning_rate_factor:g}"
-        + (f", falling in the last {config.cooldown_steps:,}" if config.cooldown_steps else ""),
+        "tokens per step",
+        "learning rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "
+        f"{config.learning_rate_factor:g}" + (cooldown if config.cooldown_steps else ""),
         "precision": config.precision,
     }
     environment = read_environment(folder)
     changes = [
-        f"{start['changed']}, from step {start['first_step']} on"
+        f"from step {start['first_step']} on: {start['changed']}"
         for start in environment
         if "changed" in start
     ]
     if changes:
-        facts["changed on the way"] = "; ".join(changes)
+        facts["changed settings"] = "; ".join(changes)
     losses = []
     if last:
         facts["steps"] = f"{last['step']:,}, {last['epoch']:.1f} epochs"
-        losses.append(f"{last['loss']:.3f} in training, smoothed")
+        losses.append(f"{last['loss']:.3f} training, smoothed")
     if checked.get("validation_perplexity") is not None:
         losses.append(
-            f"{checked['validation_loss']:.3f} in validation, "
-            f"a perplexity of {checked['validation_perplexity']:.2f}"
+            f"{checked['validation_loss']:.3f} validation, "
+            f"perplexity {checked['validation_perplexity']:.2f}"
         )
     if losses:
         facts["loss"] = "; ".join(losses)
-    seconds = (read_average(folder) or {}).get("seconds")
+    average = read_average(folder)
     needed = {"gpus", "cpus", "threads_per_process", "processes"}
-    # what someone has cut off is not known
-    if seconds is not None and environment and all(needed <= start.keys() for start in environment):
-        # a run may have gone on elsewhere
+    # environment.txt may be truncated
+    is_complete = environment and all(needed <= start.keys() for start in environment)
+    if average is not None and is_complete:
+        # a run may have resumed on another machine
         devices = dict.fromkeys(map(_devices, environment))
-        facts["time"] = f"{_duration(seconds)} on {', then '.join(devices)}"
+        facts["time"] = f"{_duration(average['seconds'])} on {', then '.join(devices)}"
     return "\n".join(["| | |", "|---|---|", *(f"| {k} | {v} |" for k, v in facts.items())]) + "\n"
 
 
 def _devices(start: Mapping[str, str]) -> str:
-    """What a start of a run has computed on."""
+    """Return the devices that a start of a run has used."""
     devices, processes = start["gpus"], start["processes"]
     if devices == "none":
         cores = int(start["cpus"])
@@ -353,9 +353,9 @@ def _duration(seconds: float) -> str:
 def _environment(folder: Path) -> list[str]:
     blocks = read_environment(folder)
     if not blocks:
-        return ["Not known.\n"]
+        return ["Unknown.\n"]
     starts = []
     if len(blocks) > 1:
-        starts = [f"The first of {len(blocks)} starts; `environment.txt` has all.\n"]
+        starts = [f"The first of {len(blocks)} starts; `environment.txt` contains all.\n"]
     text = "\n".join(f"{name}: {fact}" for name, fact in blocks[0].items())
     return [*starts, f"```\n{text}\n```\n"]

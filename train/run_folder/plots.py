@@ -12,26 +12,26 @@ from .files import read_metrics
 
 
 def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-    """One quantity against the steps.
+    """Extract one quantity from the metrics.
 
     Args:
-        metrics: From `read_metrics`.
-        name: Of the quantity.
+        metrics: Metrics from `read_metrics`.
+        name: Name of the quantity.
 
     Returns:
-        The steps where it was logged and finite, and what it was.
+        Steps at which the quantity was logged and finite, and its values.
     """
     points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
 
 
 def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None = None) -> None:
-    """Plot training and validation loss over the steps, in one colour where they are a run's.
+    """Plot training and validation loss against the steps.
 
     Args:
-        axes: To plot on.
-        metrics: From `read_metrics`.
-        run: What to call it beside other runs.
+        axes: Axes to plot on.
+        metrics: Metrics from `read_metrics`.
+        run: Name of the run in a plot of several runs; both of its curves then have one colour.
     """
     color = None
     for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
@@ -54,10 +54,10 @@ def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None
 
 
 def draw_loss_curve(folder: Path) -> None:
-    """Draw training and validation loss over the steps, as `pictures/loss.png`.
+    """Draw training and validation loss against the steps, as `pictures/loss.png`.
 
     Args:
-        folder: The run folder, with its metrics.
+        folder: Run folder with metrics.
     """
     figure, axes = new_figure(6.0, 3.6)
     plot_losses(axes, read_metrics(folder))
@@ -69,16 +69,16 @@ def draw_loss_curve(folder: Path) -> None:
 def draw_attention(
     folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, source: str
 ) -> None:
-    """Draw what each target token attends to in the source, as `pictures/attention.png`.
+    """Draw the attention of each target token to the source, as `pictures/attention.png`.
 
-    The mean over the heads of the decoder's last layer, section 3.2.3, for the translation that
-    the model itself finds.
+    The picture shows the mean over the heads of the decoder's last layer, section 3.2.3, for the
+    model's own translation.
 
     Args:
-        folder: The run folder.
-        model: A trained model.
-        tokenizer: Its tokenizer.
-        source: A sentence to translate.
+        folder: Run folder.
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        source: Sentence to translate.
     """
     weights = attention_weights(model, tokenizer, source)
     width, height = 2.8 + 0.32 * len(weights.source), 1.5 + 0.28 * len(weights.target)
@@ -86,7 +86,7 @@ def draw_attention(
     image = axes.imshow(
         weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
     )
-    figure.colorbar(image, ax=axes, label="weight, the mean of the heads of the last layer")
+    figure.colorbar(image, ax=axes, label="attention weight, mean over the heads of the last layer")
     label_places(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
