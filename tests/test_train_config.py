@@ -114,7 +114,10 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         ),
         (["demo", "--model", "{vocab_size: 5}"], "vocab_size: it is a setting of its own"),
         (["demo", "--model", "{pad_token_id: 7}"], "model must not hold pad_token_id: it is the t"),
-        (["demo", "--seed", "4294967296"], "seed must be below 4294967296, got 4294967296"),
+        (
+            ["demo", "--seed", "4294967296"],
+            "seed must be at least 0 and below 4294967296, got 4294967296",
+        ),
         (
             ["demo", "--source_lang", " "],
             "source_lang must be text of whole characters, and not empty, got ' '",
@@ -257,8 +260,8 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the paper does not (null)" in shown
-    assert "store none (false)" in shown
+    assert "the paper does not clip it (null)" in shown
+    assert "store no copy (false)" in shown
     assert "sec. 5.3 (1e-09)" in shown
     assert "(None)" not in shown
 
