@@ -131,7 +131,7 @@ def test_saved_settings_are_read_back_equal(tmp_path):
             ["demo", "--model", "{dropout: 0.1, dropout: 0.2}"],
             "model must be a YAML value, .*: line 1, column 16: 'dropout' is given twice",
         ),
-        (["demo", "--license", "None"], "license must be null where there is to be none, got None"),
+        (["demo", "--license", "None"], "license must be null for no value, got None"),
     ],
 )
 def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
@@ -245,7 +245,7 @@ def test_a_run_that_was_moved_is_not_gone_on_with_where_it_was(tmp_path, monkeyp
     (folder / "checkpoints").mkdir(parents=True)
     recipe = folder / "recipe.yaml"
     save_config(load_config("demo", {"output_dir": str(tmp_path / "before")}), recipe)
-    with pytest.raises(ValueError, match=r"output_dir must be given .* lies beside checkpoints in"):
+    with pytest.raises(ValueError, match=r"output_dir must be given .* its checkpoints are in"):
         parse_arguments([str(recipe), "--resume"])
     given = ["--output_dir", str(folder)]
     assert parse_arguments([str(recipe), "--resume", *given])[0].output_dir == str(folder)
@@ -271,8 +271,8 @@ def test_what_a_step_does_otherwise_is_said():
     assert changes_of_steps(load_config("demo", {"seed": 3, "log_every_steps": 9}), before) == ""
     given = {"label_smoothing": 0.5, "precision": "bf16", "max_steps": 900}
     assert changes_of_steps(load_config("demo", given), before) == (
-        "max_steps 900, before it 700; label_smoothing 0.5, before it 0.1; "
-        "precision 'bf16', before it 'fp32'"
+        "max_steps 900, before 700; label_smoothing 0.5, before 0.1; "
+        "precision 'bf16', before 'fp32'"
     )
 
 

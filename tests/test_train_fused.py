@@ -16,8 +16,8 @@ from vanilla_transformer.train.devices.cpu_kernels import (
     FLOAT32_ATTENTION,
     CheapDropout,
     OneDnnLinear,
-    suit_processor,
     use_cheap_dropout,
+    use_cpu_kernels,
     use_onednn,
 )
 from vanilla_transformer.train.devices.fused_loss import fused_loss_sum
@@ -301,7 +301,7 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     # as is the sum over blocks of tokens and parts of the vocabulary
     monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * model.config.vocab_size * 5)
     monkeypatch.setattr(fused_loss, "CPU_TILE_BYTES", 4 * 10 * 5)
-    suit_processor(model, is_half=False)
+    use_cpu_kernels(model, is_half=False)
     with Products() as products:
         found = quick(model, batch, 0.1)
         found_gradients = taken(model, found)
@@ -327,7 +327,7 @@ def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn)
     model(**{name: batch[name] for name in ("input_ids", "decoder_input_ids")})
     assert calls == [1]
     handle.remove()
-    suit_processor(model, is_half=True)
+    use_cpu_kernels(model, is_half=True)
     assert obstacle(model.eval()) is None
     model.model.decoder.layers[1].dropout.train()
     assert obstacle(model) == "model.decoder.layers.1.dropout is in training mode"
@@ -337,7 +337,7 @@ def test_what_is_compiled_does_not_break_off_at_its_products(batch, onednn):
     model = train_toys.toy_model(dropout=0.0).train()
     inputs = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}
     expected = model(**inputs).logits
-    suit_processor(model, is_half=False)
+    use_cpu_kernels(model, is_half=False)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**inputs).logits, expected)
 
@@ -403,7 +403,7 @@ def test_on_a_processor_attention_is_in_single_precision_where_all_else_is_in_ha
     model = train_toys.toy_model(dropout=0.0).train()
     expected = plain(model, batch, 0.1)
     gradients = taken(model, expected)
-    suit_processor(model, is_half=True)
+    use_cpu_kernels(model, is_half=True)
     assert model.config._attn_implementation == FLOAT32_ATTENTION
     # the same masks and kernels: where there is no half precision nothing changes
     again = plain(model, batch, 0.1)
@@ -430,8 +430,8 @@ def test_on_a_processor_attention_is_in_single_precision_where_all_else_is_in_ha
 
 def test_another_attention_that_was_asked_for_is_kept():
     model = train_toys.toy_model()
-    suit_processor(model, is_half=False)
+    use_cpu_kernels(model, is_half=False)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    suit_processor(model, is_half=True)
+    use_cpu_kernels(model, is_half=True)
     assert model.config._attn_implementation == "eager"

@@ -212,7 +212,7 @@ def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monk
 
 
 def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, monkeypatch):
-    real_open, real_suit = loop.distribution.open_accelerator, loop.distribution.suit_processor
+    real_open, real_suit = loop.distribution.open_accelerator, loop.distribution.use_cpu_kernels
 
     def with_a_scaler(config):
         accelerator = real_open(config)
@@ -224,7 +224,7 @@ def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, mon
 
     monkeypatch.setattr(loop.distribution, "open_accelerator", with_a_scaler)
     monkeypatch.setattr(
-        loop.distribution, "suit_processor", lambda model, is_half: real_suit(model, True)
+        loop.distribution, "use_cpu_kernels", lambda model, is_half: real_suit(model, True)
     )
     settings = {"max_steps": 40, "warmup_steps": 20, "save_every_steps": 1, "max_skipped_steps": 20}
     train(train_toys.toy_config(corpus, tmp_path / "half", **settings))
@@ -521,7 +521,7 @@ def test_a_copy_of_the_tokenizer_serves_where_it_lies(corpus, whole_run, tmp_pat
     settings |= {"max_steps": 8, "tokenizer": str(first)}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
     settings |= {"max_steps": 10, "tokenizer": str(second)}
-    with pytest.raises(ValueError, match="its vocabulary be that of tokenizer"):
+    with pytest.raises(ValueError, match="have the vocabulary of tokenizer"):
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
 
 
@@ -532,7 +532,7 @@ def test_a_vocabulary_is_not_taken_for_one_of_other_text(tmp_path):
     assert prepare_tokenizer(config).get_vocab() == learned.get_vocab()
     train_toys.write_corpus(tmp_path / "corpus", seed=8)
     for begin in (prepare_tokenizer, train):
-        with pytest.raises(ValueError, match=r"learned from the same text: .* Without .*tokenizer"):
+        with pytest.raises(ValueError, match=r"learned from the same text: .* Remove .*tokenizer"):
             begin(config)
     shutil.rmtree(tmp_path / "run/tokenizer")
     assert train(config)
@@ -574,7 +574,7 @@ def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp
             train_toys.toy_config(moved, tmp_path / "run", max_steps=2, label_smoothing=0.5),
             resume=True,
         )
-    change = "label_smoothing 0.5, before it 0.1"
+    change = "label_smoothing 0.5, before 0.1"
     assert f"From step 3 on: {change}." in caplog.text
     assert "no checkpoint" not in caplog.text
     assert read_environment(tmp_path / "run")[-1]["changed"] == change
@@ -790,7 +790,7 @@ def test_a_tokenizer_with_gaps_in_its_numbers_is_refused(whole_run, tmp_path):
     vocabulary = definition["model"]["vocab"]
     vocabulary[max(vocabulary, key=vocabulary.get)] = 5000
     (folder / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
-    message = rf"{folder}' must number its {len(vocabulary)} tokens from 0 .*, got the id 5,000"
+    message = rf"{folder}' must have the ids 0 to {len(vocabulary) - 1} .*, got the id 5,000"
     with pytest.raises(ValueError, match=message):
         load_tokenizer(str(folder))
 

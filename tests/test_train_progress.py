@@ -86,7 +86,7 @@ def test_the_bar_fits_the_terminal(corpus, tmp_path, columns):
     bars = [line for line in lines if "/12" in line]
     assert all(len(line) <= columns for line in bars)
     last = bars[-1]
-    for part in ("12/12", "left", "loss ", "rate ", "tok/s", "% filled"):
+    for part in ("12/12", "left", "loss ", "lr ", "tok/s", "% padding"):
         assert part in last
     assert "█" in last
 
@@ -98,7 +98,7 @@ def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypat
     progress.log(step=1, learning_rate=4.9e-4)
     text = progress.bar.desc
     line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR, prefix=text)
-    assert line.rstrip().endswith("loss 3.000 rate 4.9e-04 555,556 tok/s 97% filled")
+    assert line.rstrip().endswith("loss 3.000 lr 4.9e-04 555,556 tok/s 3% padding")
     assert "123456/300000" in line
     assert "left" in line
 
@@ -150,7 +150,7 @@ def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
     for given, expected in (
         ("tensorbord", "got 'tensorbord'. Did you mean 'tensorboard'?"),
         ("[tensorboard, 7]", "got 7."),
-        ("tensorboard, wandb", "report_to 'wandb' must be installed, got no package of it."),
+        ("tensorboard, wandb", "report_to 'wandb' must be installed, and its package is missing."),
     ):
         assert main([str(recipe), "--report_to", given]) == 1
         (line,) = capsys.readouterr().err.splitlines()

@@ -205,7 +205,7 @@ AttentionInterface.register(FLOAT32_ATTENTION, attention_in_float32)
 AttentionMaskInterface.register(FLOAT32_ATTENTION, sdpa_mask)
 
 
-def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
+def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
     """Exchange modules that are slow to train on a CPU, in place, in a model of this release.
 
     A model with code of its own stays as it is: it may use the exchanged modules in another way.

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from ..config import TrainConfig
 from ..run_folder.checkpoint import ADAM_MOMENTS
-from .cpu_kernels import suit_processor
+from .cpu_kernels import use_cpu_kernels
 from .memory import keep_memory
 
 logger = logging.getLogger(__name__)
@@ -307,7 +307,7 @@ def prepare(
         autocast = torch.autocast(accelerator.device.type, torch.bfloat16)
         model.forward = autocast(model.forward)
     if accelerator.device.type == "cpu":
-        suit_processor(model, is_half=config.precision != "fp32")
+        use_cpu_kernels(model, is_half=config.precision != "fp32")
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=1.0,
