@@ -314,7 +314,7 @@ def test_an_average_that_cannot_be_had_is_refused(corpus, run, tmp_path, capsys)
         (run, ["--minutes", "5", "--ema"], "got minutes 5.0 and ema True"),
         (run, ["--minutes", "0"], "minutes must be above 0, got 0.0"),
         (run, ["--minutes", "nan"], "minutes must be above 0, got nan"),
-        (tmp_path / "run", ["--ema"], "must have been trained with ema_decay"),
+        (tmp_path / "run", ["--ema"], "must have a moving average, from training with ema_decay"),
         (tmp_path / "run", ["--output_dir", str(run)], "must not be another run's folder"),
     ):
         assert main(["average", str(folder), *flags]) == 1

@@ -196,7 +196,7 @@ def test_a_process_that_is_stopped_ends_the_run_and_is_named(start, recipe, tmp_
     _, stderr = process.communicate(timeout=120)
     assert process.returncode != 0
     said = (
-        "error: process 1 of the run gave no sign for 6 seconds (stall_minutes). The last "
+        "error: process 1 of the run gave no sign of life for 6 seconds (stall_minutes). The last "
         "checkpoint is intact: resume with --resume."
     )
     assert stderr.count(said) == 1
@@ -210,7 +210,7 @@ def test_a_main_process_that_is_stopped_is_named_by_another(start, recipe, tmp_p
     stopped = next(it for it in processes_of(process) if it.environ()["RANK"] == "0")
     stopped.send_signal(signal.SIGSTOP)
     _, stderr = process.communicate(timeout=120)
-    assert stderr.count("error: process 0 of the run gave no sign for 6 seconds") == 1
+    assert stderr.count("error: process 0 of the run gave no sign of life for 6 seconds") == 1
 
 
 def test_a_worker_that_dies_is_one_sentence(start, recipe, tmp_path):

@@ -175,7 +175,7 @@ def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
     tables = []
     for seed in (1, 1, 2):
         config = train_toys.toy_config(corpus, tmp_path, seed=seed)
-        model, _ = loop._make_model(config, VanillaTransformerTokenizer())
+        model, _ = setup._make_model(config, VanillaTransformerTokenizer())
         tables.append(model.lm_head.weight)
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
@@ -649,7 +649,7 @@ def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
     assert saved == [(4, False), (10, False), (12, False)]
     spoilt[:] = range(8, 13)
     config = dataclasses.replace(config, output_dir=str(tmp_path / "stopped"), max_skipped_steps=3)
-    with pytest.raises(FloatingPointError, match="go on with --resume"):
+    with pytest.raises(FloatingPointError, match="resume with --resume"):
         train(config)
     assert [path.name for path in checkpoints(tmp_path / "stopped/checkpoints")] == ["step-4"]
     spoilt.clear()

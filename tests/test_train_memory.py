@@ -215,7 +215,7 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
 
     def tokens(config, **given):
         state = {"tokens_per_micro_batch": None, **given}
-        return loop._with_micro_batch(config, accelerator, model, state).tokens_per_micro_batch
+        return setup._with_micro_batch(config, accelerator, model, state).tokens_per_micro_batch
 
     assert tokens(free) == 300
     assert tokens(free, num_processes=1, tokens_per_micro_batch=77) == 77
@@ -237,8 +237,7 @@ def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     assert main([str(recipe)]) == 1
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert last == (
-        "error: memory must hold a micro-batch, and was full in step 1: go on with --resume and "
-        "tokens_per_micro_batch below 80."
+        "error: out of memory in step 1: resume with --resume and tokens_per_micro_batch below 80."
     )
 
 
