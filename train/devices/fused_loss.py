@@ -5,6 +5,7 @@ and the embedding has one gradient instead of a sum of three.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -130,27 +131,18 @@ def _loss_and_gradients(
         zip(*(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True)
     ):
         label, x = label[:, None], x.to(kind)
-        scores = [product(x, part).float() for part in parts]  # [block, columns] each
-        if bias is not None:
-            for tile, of_tile in zip(scores, bias.split(columns), strict=True):
-                tile += of_tile
+        scores = _logits(x, parts, bias)  # [block, columns] each
         places = [
             _place(label - index * columns, tile.shape[1]) for index, tile in enumerate(scores)
         ]
-        most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
-        true, sums = torch.zeros_like(most), torch.zeros_like(most)
-        for tile, (place, is_here) in zip(scores, places, strict=True):
-            true += tile.gather(1, place).where(is_here, 0.0)
-            sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
-        del tile
+        most, true, sums = _exponentiate(scores, places)
         mean = (x.float() @ summed + summed_bias)[:, None]
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
         total += loss.sum()
         # the gradient of a logit is powers / sums - spread, minus 1 - smoothing at the true token.
-        # dividing the products by sums is cheaper than dividing all powers. spread is subtracted
-        # before the products, because a difference of two similar products would be mostly rounding
-        # error. float16 cannot hold the range of the sums and the powers, so there the powers
-        # themselves are divided
+        # dividing the products by sums is cheaper than dividing all powers; only float16 cannot hold
+        # their range. spread is subtracted before the products, because a difference of two similar
+        # products would be mostly rounding error
         divisor = torch.ones_like(sums) if kind == torch.float16 else sums
         weighted = (x.float() / divisor).to(kind)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
@@ -170,6 +162,26 @@ def _loss_and_gradients(
             del powers
         grad.copy_(grad_scaled / divisor)
     return total, (grad_states, grad_weight, grad_bias)
+
+
+def _logits(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
+    logits = [product(x, part).float() for part in parts]
+    if bias is not None:
+        for tile, of_tile in zip(logits, bias.split(len(parts[0])), strict=True):
+            tile += of_tile
+    return logits
+
+
+def _exponentiate(
+    scores: list[Tensor], places: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Replace logits by exp(logit - maximum); return the maximum, the true logit and the sum."""
+    most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
+    true, sums = torch.zeros_like(most), torch.zeros_like(most)
+    for tile, (place, is_here) in zip(scores, places, strict=True):
+        true += tile.gather(1, place).where(is_here, 0.0)
+        sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
+    return most, true, sums
 
 
 def _place(column: Tensor, columns: int) -> tuple[Tensor, Tensor]:
