@@ -140,7 +140,7 @@ def _loss_and_gradients(
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
         total += loss.sum()
         # the gradient of a logit is powers / sums - spread, minus 1 - smoothing at the true token.
-        # dividing the products by sums is cheaper than dividing all powers; only float16 cannot hold
+        # dividing products by sums is cheaper than dividing all powers; only float16 cannot hold
         # their range. spread is subtracted before the products, because a difference of two similar
         # products would be mostly rounding error
         divisor = torch.ones_like(sums) if kind == torch.float16 else sums
