@@ -1,4 +1,4 @@
-"""`python -m vanilla_transformer.train`, with FSDP2 and DeepSpeed on the processor.
+"""`python -m vanilla_transformer.train`, with FSDP2 and DeepSpeed on the CPU.
 
 accelerate shards a model on accelerators alone: on processors it takes FSDP for nothing asked, and
 opens DeepSpeed without a backend. What training does with either is the same on both, so the tests

@@ -1,4 +1,4 @@
-"""Pairs of commands in one folder: one is refused in a sentence, or both do their work."""
+"""Pairs of commands in one folder: one fails with a sentence, or both succeed."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ REFUSALS = ("is in use by another command", "must be new", "must be a new or an 
 
 
 def run_both(commands, offset, folder):
-    """Start two commands, some seconds apart; return their exit statuses and what they said."""
+    """Start two commands, some seconds apart; return their exit statuses and output."""
     said = [folder / f"{number}.txt" for number in range(2)]
     processes = []
     for arguments, place in zip(commands, said, strict=True):
@@ -74,7 +74,7 @@ def commands_of(recipe, run, out):
 
 
 def check_run(run):
-    """The model is the mean of the checkpoints that it says, or there is none."""
+    """Check that the model is the mean of its recorded checkpoints, or that there is none."""
     assert not [path.name for path in run.glob(".*")]
     if not (run / "model.safetensors").is_file():
         return

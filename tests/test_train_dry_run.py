@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""Preview of a run."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from vanilla_transformer.train.schedule import rate_of
 
 
 def groups(text):
-    """Titles with the lines below them."""
+    """Return the lines of each group, by title."""
     found = {}
     for block in text.strip().split("\n\n"):
         title, *lines = block.split("\n")

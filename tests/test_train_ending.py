@@ -1,4 +1,4 @@
-"""Runs that are asked to end, lose their launcher, or have a process that stalls."""
+"""Runs that are stopped by a signal, lose their launcher, or have a stalled process."""
 
 import signal
 import subprocess
@@ -24,13 +24,13 @@ ENDLESS = {"eval_every_steps": 50_000, "save_every_steps": FOREVER, "max_steps":
 
 @pytest.fixture
 def recipe(corpus, tmp_path):
-    """A run that does not end by itself."""
+    """Recipe of a run that does not end by itself."""
     settings = train_toys.toy_settings(corpus, tmp_path / "run", **ENDLESS)
     return train_toys.write_recipe(tmp_path / "toy.yaml", settings)
 
 
 def the_saved_step(folder):
-    """The only checkpoint, which is intact."""
+    """Return the only checkpoint, which must be intact."""
     (saved,) = checkpoints(folder / "checkpoints")
     assert newest_intact(folder / "checkpoints") == (saved, [])
     return int(saved.name.split("-")[1])
@@ -138,7 +138,7 @@ def test_a_run_whose_terminal_is_closed_saves_its_step(recipe, tmp_path):
 
 
 def processes_of(process):
-    """The processes that train, below their launcher."""
+    """Return the training processes of a launcher."""
     found = psutil.Process(process.pid).children(recursive=True)
     return [it for it in found if "vanilla_transformer.train" in " ".join(it.cmdline())]
 

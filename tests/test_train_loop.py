@@ -1,4 +1,4 @@
-"""Whole runs: any number of processes, killed at any time, end with the same model."""
+"""Whole runs, with any number of processes and killed at any time, give the same model."""
 
 import dataclasses
 import errno
@@ -51,7 +51,7 @@ TIMES = ("tokens_per_second",)
 
 @pytest.fixture(scope="module")
 def whole_run(corpus, tmp_path_factory):
-    """A run of 12 steps, never stopped; an epoch has more than 4 and fewer than 12."""
+    """Uninterrupted run of 12 steps; an epoch has more than 4 and fewer than 12."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert train(train_toys.toy_config(corpus, folder))
     return folder
@@ -193,7 +193,7 @@ def test_dropout_is_another_for_each_seed_step_and_process(monkeypatch):
     assert len(seeds) == len(set(seeds)) == 8
 
 
-def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monkeypatch):
+def test_the_gradient_scale_of_half_precision_is_resumed(corpus, tmp_path, monkeypatch):
     real_open = loop.distribution.open_accelerator
 
     def with_a_scaler(config):
@@ -248,7 +248,7 @@ def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, mon
 
 
 class Wrapper(torch.nn.Module):
-    """What accelerate puts around a model that several processes have."""
+    """Stand-in for the wrapper of accelerate around a model on several processes."""
 
     def __init__(self, module):
         super().__init__()
@@ -327,7 +327,7 @@ def test_a_save_killed_in_the_middle_costs_nothing_but_time(
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """A function from a step to a run that is asked to end within it."""
+    """Return a function that runs a training and stops it in a given step."""
 
     def stop(config, at, resume=False):
         real_step = loop._step
@@ -475,7 +475,7 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     assert curve(run) == curve(whole_run)
 
 
-def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path):
+def test_a_run_does_not_resume_with_other_settings_or_other_data(corpus, tmp_path):
     own = train_toys.write_corpus(tmp_path / "corpus")
     train(train_toys.toy_config(own, tmp_path / "run", max_steps=4))
     with pytest.raises(ValueError, match="tokens_per_step was 300, got 400"):
@@ -486,7 +486,7 @@ def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_run_does_not_go_on_beside_other_validation_text(tmp_path, is_streamed):
+def test_a_run_does_not_resume_with_other_validation_text(tmp_path, is_streamed):
     own = train_toys.write_corpus(tmp_path / "corpus")
     stream = {"streaming": True, "block_pairs": 30, "tokens_per_step": 200}
     settings = stream if is_streamed else {}
@@ -539,7 +539,7 @@ def test_a_vocabulary_is_not_taken_for_one_of_other_text(tmp_path):
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_run_does_not_go_on_with_a_tokenizer_replaced_in_its_place(corpus, tmp_path, is_streamed):
+def test_a_run_does_not_resume_with_a_replaced_tokenizer(corpus, tmp_path, is_streamed):
     stream = {"streaming": True, "block_pairs": 30, "tokens_per_step": 200}
     settings = {"max_steps": 4, **(stream if is_streamed else {})}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
@@ -656,7 +656,7 @@ def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
     assert train(config, resume=True)
 
 
-def test_a_save_that_waits_is_made_by_whoever_goes_on(corpus, tmp_path, spoilt, saved, monkeypatch):
+def test_a_late_save_is_made_after_resuming(corpus, tmp_path, spoilt, saved, monkeypatch):
     spoilt += [8, 9]
     config = train_toys.toy_config(corpus, tmp_path, save_every_steps=4)
     real_log = loop._log
@@ -726,7 +726,7 @@ def test_a_tokenizer_that_does_not_know_the_text_is_refused(unknown, streaming, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):
+def test_a_tokenizer_can_be_given(corpus, whole_run, tmp_path):
     brought = Path(shutil.copytree(whole_run / "tokenizer", tmp_path / "brought"))
     settings = {"tokenizer": str(brought), "max_steps": 1}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))

@@ -1,4 +1,4 @@
-"""How much memory a step takes, and what follows for the size of a micro-batch."""
+"""Memory of a step, and the size of a micro-batch."""
 
 import ctypes
 import json
@@ -135,7 +135,7 @@ def test_processes_of_a_host_share_its_memory_and_a_container_has_less(tmp_path,
 
 @pytest.fixture
 def fitting(monkeypatch):
-    """A function from free gigabytes, and the device, to the tokens of a micro-batch."""
+    """Return a function from free gigabytes and device to the tokens of a micro-batch."""
 
     def fit(gigabytes, device="cpu", num_processes=1, **settings):
         monkeypatch.setattr(memory, "free_bytes", lambda *given: int(gigabytes * 1e9))
@@ -192,7 +192,7 @@ def settings_of(run):
     )
 
 
-def test_a_run_goes_on_with_the_micro_batches_it_began_with(corpus, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_size_of_micro_batches(corpus, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 77)
     train(train_toys.toy_config(corpus, whole, tokens_per_micro_batch=None))
@@ -226,7 +226,7 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
     assert tokens(free) == 120
 
 
-def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
+def test_out_of_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
@@ -241,7 +241,7 @@ def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     )
 
 
-def test_another_error_of_a_step_is_not_taken_for_full_memory(corpus, tmp_path, monkeypatch):
+def test_another_error_of_a_step_is_not_taken_for_out_of_memory(corpus, tmp_path, monkeypatch):
     def broken(*given):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

@@ -1,4 +1,4 @@
-"""What is said of a run while it trains."""
+"""Progress bar, metrics and trackers of a run."""
 
 import fcntl
 import json
@@ -62,7 +62,7 @@ def test_metrics_survive_a_resume_that_is_killed(corpus, tmp_path, monkeypatch):
 
 
 def screen(command, columns):
-    """What a command shows on a terminal of some width: lines, and what overwrote them."""
+    """Return all lines that a command shows on a terminal, overwritten ones too."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     process = subprocess.Popen(command, env=train_toys.environment(), stdout=child, stderr=child)
@@ -116,7 +116,7 @@ def test_a_log_file_does_not_get_a_line_a_moment(corpus, tmp_path):
 
 
 def tensorboard(folder):
-    """The numbers of event files as TensorBoard shows them: by name and step."""
+    """Return the numbers in event files of TensorBoard, by name and step."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder))
     events.Reload()
@@ -159,7 +159,7 @@ def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_no_tracker_is_none(corpus, tmp_path):
+def test_none_means_no_tracker(corpus, tmp_path):
     assert train_toys.toy_config(corpus, tmp_path, report_to="none").report_to == []
     both = train_toys.toy_config(corpus, tmp_path, report_to="tensorboard, wandb").report_to
     assert both == ["tensorboard", "wandb"]
