@@ -1,8 +1,8 @@
 """Stand-in for a GPU that computes on the CPU and refuses what a GPU would refuse.
 
-`python tests/stand_in_device.py` searches and trains on it and on the processor, and prints what
-came out and how often the host waited for the device. torch lets a device be written in Python once
-in a process, so this is a process of its own.
+`python tests/stand_in_device.py` searches and trains on it and on the CPU, and prints the results
+and how often the host waited for the device. torch allows only one device in Python per process, so
+this is a separate process.
 """
 
 import copy
@@ -208,7 +208,7 @@ def main():
     # torch asks how many devices there are before it first goes backward
     with torch.library._scoped_library("aten", "IMPL") as library:
         open_device(library)
-        # the processor's translations by the model's own modules
+        # translations on the CPU by the modules of the model
         expected = search(model, inputs, engine="off")
         expected["training"] = train(copy.deepcopy(model), inputs)
         with Device():
