@@ -30,8 +30,8 @@ def test_a_run_may_end_with_a_linear_cooldown():
     expected += [expected[-1] * share for share in (0.75, 0.5, 0.25)]
     assert [rate(step) for step in range(1, 21)] == pytest.approx(expected)
     assert rate(21) == rate(30) == 0
-    for wrong in (-1, 20):
-        with pytest.raises(ValueError, match=f"and below max_steps, 20, got {wrong}"):
+    for wrong, rule in ((-1, "at least 0"), (20, "below max_steps, 20")):
+        with pytest.raises(ValueError, match=f"cooldown_steps must be {rule}, got {wrong}"):
             TrainConfig(**settings, cooldown_steps=wrong)
 
 

@@ -176,7 +176,7 @@ def naming_a_dead_worker(workers: int) -> Iterator[None]:
         raise
 
 
-def say_last(text: str):
+def print_after_launcher(text: str):
     """Print a line on stderr after the launcher has ended, which prints a traceback.
 
     Args:
@@ -190,7 +190,7 @@ def say_last(text: str):
 
 
 @contextlib.contextmanager
-def ending_with_the_stalled(minutes: float) -> Iterator[None]:
+def ending_if_stalled(minutes: float) -> Iterator[None]:
     """End this process with an error if another process of the run stalls.
 
     Otherwise the processes would wait for a process that was stopped or whose machine is gone. A
@@ -293,9 +293,9 @@ __all__ = [
     "SIGNALS",
     "STARTER",
     "Requests",
-    "ending_with_the_stalled",
+    "ending_if_stalled",
     "leave_signals_to_the_run",
     "naming_a_dead_worker",
     "noticing_requests",
-    "say_last",
+    "print_after_launcher",
 ]

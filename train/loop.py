@@ -29,15 +29,15 @@ from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
 from .ending import (
     Requests,
-    ending_with_the_stalled,
+    ending_if_stalled,
     leave_signals_to_the_run,
     naming_a_dead_worker,
     noticing_requests,
-    say_last,
+    print_after_launcher,
 )
 from .evaluate import validation_loss
 from .progress import count_cells, perplexity
-from .run import Run, data_identity, intact_checkpoint, open_run, saying_what_is_left
+from .run import Run, data_identity, intact_checkpoint, naming_intact_checkpoint, open_run
 from .run_folder import checkpoint as checkpointing
 from .step import StepResult, mask_for_sdpa, training_step
 
@@ -111,7 +111,7 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
 def _say_end(number: int, saved: str):
     text = f"{signal.Signals(number).name}: {saved}. Resume with --resume."
     logger.warning("%s", text)
-    say_last(text)
+    print_after_launcher(text)
 
 
 def _train(run: Run, requests: Requests) -> int | None:
@@ -139,9 +139,9 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     with (
         run.progress.bar,
         logging_redirect_tqdm([PACKAGE_LOGGER]),
-        saying_what_is_left(run.folder),
+        naming_intact_checkpoint(run.folder),
         requests.deferred(),
-        ending_with_the_stalled(config.stall_minutes),
+        ending_if_stalled(config.stall_minutes),
     ):
         for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
             result = _step(run, step, batches)

@@ -178,7 +178,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         is_late=state["is_late"],
         seconds_before=state["seconds"],
     )
-    with saying_what_is_left(folder):
+    with naming_intact_checkpoint(folder):
         if accelerator.is_main_process:
             _record_start(run, given, changes, checkpoint)
         open_trackers(accelerator, config, state["step"])
@@ -422,7 +422,7 @@ def _with_micro_batch(
 
 
 @contextlib.contextmanager
-def saying_what_is_left(folder: Path) -> Iterator[None]:
+def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
     """Name the checkpoint to resume from if the disk is full while other files are written.
 
     Args:
