@@ -14,7 +14,7 @@ from ..paper.study import Section
 from ..train.config import TrainConfig
 from ..train.data.batches import IGNORED
 from ..train.devices import distribution
-from ..train.devices.cpu_kernels import suit_processor
+from ..train.devices.cpu_kernels import use_cpu_kernels
 from ..train.devices.fused_loss import fused_loss_sum
 from ..train.step import mask_for_sdpa, training_step
 from .contest import COLUMNS, Contender, matrix_product, numbers_of, race, ratio_figure, rows_of
@@ -249,7 +249,7 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     expected = peer.loss_sum(theirs, tensors, smoothing)
     expected.backward()
     # with the kernels of the timed step
-    suit_processor(ours, is_half=False)
+    use_cpu_kernels(ours, is_half=False)
     for module in ours.modules():
         module.training = isinstance(module, nn.Linear)
     places = (tensors["labels"].flatten() != IGNORED).nonzero()[:, 0]

@@ -1,8 +1,7 @@
-"""`python -m vanilla_transformer.train`, with FSDP2 and DeepSpeed on the processor.
+"""`python -m vanilla_transformer.train`, with FSDP2 and DeepSpeed on the CPU.
 
-accelerate shards a model on accelerators alone: on processors it takes FSDP for nothing asked, and
-opens DeepSpeed without a backend. What training does with either is the same on both, so the tests
-let accelerate do it.
+accelerate shards a model only on GPUs. On a CPU it ignores FSDP, and opens DeepSpeed without a
+backend. Training does the same on CPU and GPU, so the tests make accelerate shard on the CPU.
 """
 
 import os
@@ -29,7 +28,7 @@ if os.environ.get("ACCELERATE_USE_FSDP") == "true":
     AcceleratorState.__init__ = open_sharded_state
 
 if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-    # with the processor asked for, as where there are accelerators, it would not think of DeepSpeed
+    # with ACCELERATE_USE_CPU=true accelerate would ignore DeepSpeed
     os.environ["ACCELERATE_USE_CPU"] = "false"
     handler = distribution.InitProcessGroupKwargs
     distribution.InitProcessGroupKwargs = lambda **options: handler(backend="gloo", **options)

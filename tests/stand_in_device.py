@@ -1,8 +1,8 @@
-"""A device of which the processor does the arithmetic: what a GPU would refuse, it refuses.
+"""Stand-in for a GPU that computes on the CPU and refuses what a GPU would refuse.
 
-`python tests/stand_in_device.py` searches and trains on it and on the processor, and prints what
-came out and how often the host waited for the device. torch lets a device be written in Python once
-in a process, so this is a process of its own.
+`python tests/stand_in_device.py` searches and trains on it and on the CPU, and prints the results
+and how often the host waited for the device. torch allows only one device in Python per process, so
+this is a separate process.
 """
 
 import copy
@@ -65,7 +65,7 @@ class OnDevice(Tensor):
         return compute(operator, arguments, options or {})
 
     def tolist(self) -> list:
-        """Read by the host.
+        """Read a number on the host.
 
         Returns:
             The numbers.
@@ -75,14 +75,14 @@ class OnDevice(Tensor):
 
 
 class Device(TorchDispatchMode):
-    """Within it, tensors may be asked for on the device."""
+    """Allow tensors on the device within this context."""
 
     def __torch_dispatch__(self, operator, types, arguments=(), options=None):
         return compute(operator, arguments, options or {})
 
 
 def compute(operator, arguments: tuple, options: dict):
-    """Do on the processor what is asked of the device.
+    """Run operations of the device on the CPU.
 
     Args:
         operator: Of torch.
@@ -128,7 +128,7 @@ def compute(operator, arguments: tuple, options: dict):
 
 
 def open_device(library: torch.library.Library):
-    """Make the device known to torch, and how numbers of the host come there.
+    """Register the device with torch, and the copies from host to device.
 
     Args:
         library: Knows of it as long as it is kept.
@@ -196,7 +196,7 @@ def train(model, inputs: dict[str, Tensor]) -> dict:
 
 
 def main():
-    """Do the same on both, and print it."""
+    """Run the same computation on CPU and device, and print the results."""
     model = toy_model(dropout=0.0).eval()
     for name, parameter in model.named_parameters():
         if "_proj.weight" in name or "embed_tokens" in name:
@@ -208,7 +208,7 @@ def main():
     # torch asks how many devices there are before it first goes backward
     with torch.library._scoped_library("aten", "IMPL") as library:
         open_device(library)
-        # the processor's translations by the model's own modules
+        # translations on the CPU by the modules of the model
         expected = search(model, inputs, engine="off")
         expected["training"] = train(copy.deepcopy(model), inputs)
         with Device():

@@ -115,10 +115,13 @@ def test_a_tokenizer_without_merges_is_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"bpe_dropout": 1.5}, "bpe_dropout must be from 0 to 1, got 1.5"),
-        ({"bpe_dropout_target": -0.5}, "bpe_dropout_target must be from 0 to 1, got -0.5"),
+        ({"bpe_dropout": 1.5}, "bpe_dropout must be at least 0 and at most 1, got 1.5"),
+        (
+            {"bpe_dropout_target": -0.5},
+            "bpe_dropout_target must be at least 0 and at most 1, got -0.5",
+        ),
         ({"bpe_dropout": 0.1, "num_spellings": 0}, "num_spellings must be at least 1, got 0"),
-        ({"bpe_dropout": 0.1, "streaming": True}, "bpe_dropout must be 0 where text is streamed"),
+        ({"bpe_dropout": 0.1, "streaming": True}, "bpe_dropout must be 0 with streaming"),
     ],
 )
 def test_an_invalid_setting_is_refused(settings, message):

@@ -1,4 +1,4 @@
-"""Two commands in one folder: one is refused with a sentence, or both succeed."""
+"""Pairs of commands in one folder: one fails with a sentence, or both succeed."""
 
 import itertools
 import json
@@ -24,7 +24,7 @@ REFUSALS = ("is in use by another command", "must be new", "must be a new or an 
 
 
 def run_both(commands, offset, folder):
-    """Start two commands, some seconds apart; return their exit statuses and outputs."""
+    """Start two commands, some seconds apart; return their exit statuses and output."""
     said = [folder / f"{number}.txt" for number in range(2)]
     processes = []
     for arguments, place in zip(commands, said, strict=True):
@@ -74,7 +74,7 @@ def commands_of(recipe, run, out):
 
 
 def check_run(run):
-    """Check that the model, if there is one, is the average of the checkpoints that it names."""
+    """Check that the model is the mean of its recorded checkpoints, or that there is none."""
     assert not [path.name for path in run.glob(".*")]
     if not (run / "model.safetensors").is_file():
         return

@@ -33,7 +33,7 @@ from vanilla_transformer.conversion.library_code import LIBRARY_CODE
 from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
 from vanilla_transformer.identity_vanilla_transformer import RELEASED
 from vanilla_transformer.train.data.batches import IGNORED
-from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, suit_processor
+from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, use_cpu_kernels
 from vanilla_transformer.train.evaluate import evaluate, validation_loss
 from vanilla_transformer.train.step import batch_loss_sum, smoothed_loss_sum, takes_fused_loss
 from vanilla_transformer.train.translate import translate_lines
@@ -577,10 +577,10 @@ def test_only_a_released_model_gets_faster_modules_for_training(tokenizer):
         model = make_model(tokenizer, dropout=0.3)
         change(model)
         kinds = [type(module) for module in model.modules()]
-        suit_processor(model, is_half=False)
+        use_cpu_kernels(model, is_half=False)
         assert [type(module) for module in model.modules()] == kinds
     plain = make_model(tokenizer, dropout=0.3)
-    suit_processor(plain, is_half=False)
+    use_cpu_kernels(plain, is_half=False)
     assert any(type(module) is CheapDropout for module in plain.modules())
 
 

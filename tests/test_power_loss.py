@@ -38,7 +38,7 @@ def run(*command):
 
 @pytest.fixture(scope="module")
 def disk(tmp_path_factory):
-    """An image of a file system, and where it is mounted."""
+    """Image of a file system, and its mount point."""
     if not sys.platform.startswith("linux") or os.geteuid() != 0:
         pytest.skip("needs root, to mount a file system from a loop device")
     folder = tmp_path_factory.mktemp("disk")
@@ -115,7 +115,7 @@ def crash_at(seconds, corpus, disk, settings):
         ),
     ],
 )
-def test_a_run_goes_on_after_every_power_loss_as_if_there_had_been_none(
+def test_a_run_resumes_after_every_power_loss_as_if_there_had_been_none(
     corpus, tmp_path, disk, crashes, settings
 ):
     image, place = disk

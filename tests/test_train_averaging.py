@@ -1,4 +1,4 @@
-"""The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
+"""Averaged model of a run, from checkpoints or a moving average. Section 6.1."""
 
 import math
 import os
@@ -94,7 +94,7 @@ def test_checkpoints_are_kept_for_as_long_as_they_may_be_averaged(tmp_path):
 
 
 def set_minutes(run: Path, minutes: dict[int, float]):
-    """As if the checkpoints had been made after so many minutes of training."""
+    """Pretend that the checkpoints were made after the given minutes of training."""
     for path in checkpoints(run / "checkpoints"):
         state = read_state(path)
         state["seconds"] = 60 * minutes[state["step"]]
@@ -122,7 +122,7 @@ def assert_same_weights(left, right):
     assert all(torch.equal(left[name], right[name]) for name in left)
 
 
-def test_the_time_of_training_goes_on_where_a_resumed_run_does(corpus, tmp_path):
+def test_a_resumed_run_continues_to_count_its_training_time(corpus, tmp_path):
     config = train_toys.toy_config(corpus, tmp_path / "run", max_steps=5)
     train(config)
     set_minutes(tmp_path / "run", {4: 7.0, 5: 8.0})
@@ -169,7 +169,7 @@ def test_the_model_of_a_run_can_be_the_moving_average(corpus, tmp_path):
     assert any(not torch.equal(now[name], after[name]) for name in now)
 
 
-def test_a_moving_average_goes_on_to_the_bit(corpus, tmp_path):
+def test_a_resumed_moving_average_is_bit_identical(corpus, tmp_path):
     settings = {"ema_decay": 0.9, "save_every_steps": 3}
     train(train_toys.toy_config(corpus, tmp_path / "whole", **settings))
     train(train_toys.toy_config(corpus, tmp_path / "parts", **settings, max_steps=5))
@@ -180,7 +180,7 @@ def test_a_moving_average_goes_on_to_the_bit(corpus, tmp_path):
     )
 
 
-def test_a_run_goes_on_with_its_moving_average_or_without_one(corpus, tmp_path):
+def test_a_run_resumes_only_with_the_same_ema_decay(corpus, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=1))
     with pytest.raises(ValueError, match=r"ema_decay was None, got 0\.9"):
         train(train_toys.toy_config(corpus, tmp_path / "run", ema_decay=0.9), resume=True)
@@ -211,7 +211,7 @@ def test_a_skipped_step_leaves_the_moving_average(corpus, tmp_path, monkeypatch)
 
 @pytest.fixture(scope="module")
 def run(corpus, tmp_path_factory):
-    """A run with checkpoints, and a moving average in each."""
+    """Run with checkpoints that contain moving averages."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     train(train_toys.toy_config(corpus, folder, ema_decay=0.9, num_averaged_checkpoints=3))
     return folder
@@ -315,7 +315,7 @@ def test_an_average_that_cannot_be_had_is_refused(corpus, run, tmp_path, capsys)
         (run, ["--minutes", "5", "--ema"], "got minutes 5.0 and ema True"),
         (run, ["--minutes", "0"], "minutes must be above 0, got 0.0"),
         (run, ["--minutes", "nan"], "minutes must be above 0, got nan"),
-        (tmp_path / "run", ["--ema"], "must have been trained with ema_decay"),
+        (tmp_path / "run", ["--ema"], "must have a moving average, from training with ema_decay"),
         (tmp_path / "run", ["--output_dir", str(run)], "must not be another run's folder"),
     ):
         assert main(["average", str(folder), *flags]) == 1

@@ -1,4 +1,4 @@
-"""Settings: the paper's, then a recipe's, then the command line's."""
+"""Settings from defaults, recipes and the command line."""
 
 import copy
 import dataclasses
@@ -45,7 +45,7 @@ def test_the_command_line_wins_over_the_recipe_and_the_recipe_over_the_paper():
     assert (sizes.d_model, sizes.dropout) == (1024, 0.1)
 
 
-def test_a_text_that_can_be_absent_is_absent_with_null():
+def test_null_removes_an_optional_text():
     config, _ = parse_arguments(["paper-base", "--name", "null", "--tokenizer", "null"])
     assert (config.name, config.tokenizer) == (None, None)
     # a language must be there, and this may be one
@@ -114,7 +114,10 @@ def test_saved_settings_are_read_back_equal(tmp_path):
         ),
         (["demo", "--model", "{vocab_size: 5}"], "vocab_size: it is a setting of its own"),
         (["demo", "--model", "{pad_token_id: 7}"], "model must not hold pad_token_id: it is the t"),
-        (["demo", "--seed", "4294967296"], "seed must be below 4294967296, got 4294967296"),
+        (
+            ["demo", "--seed", "4294967296"],
+            "seed must be at least 0 and below 4294967296, got 4294967296",
+        ),
         (
             ["demo", "--source_lang", " "],
             "source_lang must be text of whole characters, and not empty, got ' '",
@@ -128,7 +131,7 @@ def test_saved_settings_are_read_back_equal(tmp_path):
             ["demo", "--model", "{dropout: 0.1, dropout: 0.2}"],
             "model must be a YAML value, .*: line 1, column 16: 'dropout' is given twice",
         ),
-        (["demo", "--license", "None"], "license must be null where there is to be none, got None"),
+        (["demo", "--license", "None"], "license must be null for no value, got None"),
     ],
 )
 def test_a_slip_is_refused_in_one_sentence(argv, message, capsys):
@@ -168,12 +171,12 @@ def test_a_slip_in_a_recipe_is_refused(text, message, tmp_path):
     [f.name for f in dataclasses.fields(TrainConfig) if "float" in str(f.type)],
 )
 @pytest.mark.parametrize("text", ["nan", "inf", "-inf", ".nan"])
-def test_a_number_that_is_none_is_refused(name, text):
+def test_a_number_that_is_not_finite_is_refused(name, text):
     with pytest.raises(ValueError, match=f"^{name} must be"):
         parse_arguments(["paper-base", f"--{name}={text}"])
 
 
-def test_what_was_measured_is_no_setting_and_no_part_of_a_run(tmp_path):
+def test_measured_results_are_no_settings_and_are_not_saved_with_a_run(tmp_path):
     path = tmp_path / "mine.yaml"
     facts = "{device: d, time: t, score: s, signature: g, results: r}"
     path.write_text(f"max_steps: 5\nmeasured: [{facts}]\n", encoding="utf-8")
@@ -185,7 +188,7 @@ def test_what_was_measured_is_no_setting_and_no_part_of_a_run(tmp_path):
     assert (settings["max_steps"], measured) == (5, [])
 
 
-def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
+def test_a_run_resumes_with_its_own_data_and_any_number_of_steps():
     before = load_config("demo")
     refuse_other_run(load_config("demo", {"max_steps": 9, "log_every_steps": 3}), before)
     with pytest.raises(ValueError, match="tokens_per_step was 3000, got 77; seed was 1, got 2"):
@@ -195,14 +198,14 @@ def test_a_run_goes_on_with_its_own_data_but_for_as_long_as_wanted():
         )
 
 
-def test_a_field_given_as_it_is_anyway_makes_no_other_run():
+def test_a_field_with_its_default_value_makes_no_other_run():
     before = load_config("demo")
     refuse_other_run(load_config("demo", {"model": {"initializer_gain": 1, "d_k": None}}), before)
     with pytest.raises(ValueError, match=r"model was .*, got .*'initializer_gain': 0\.5"):
         refuse_other_run(load_config("demo", {"model": {"initializer_gain": 0.5}}), before)
 
 
-def test_text_that_is_compared_may_lie_elsewhere_and_a_stream_may_not():
+def test_the_path_of_a_corpus_may_change_unless_it_is_streamed():
     before = load_config("demo", {"dataset": "here/text"})
     refuse_other_run(load_config("demo", {"dataset": "there/text"}), before)
     mixed = [
@@ -217,14 +220,14 @@ def test_text_that_is_compared_may_lie_elsewhere_and_a_stream_may_not():
         refuse_other_run(streamed, dataclasses.replace(before, streaming=True))
 
 
-def test_a_tokenizer_that_is_compared_may_lie_elsewhere():
+def test_the_path_of_a_tokenizer_may_change():
     here, there = (load_config("demo", {"tokenizer": place}) for place in ("here", "there"))
     refuse_other_run(there, here)
     with pytest.raises(ValueError, match="tokenizer was 'here', got None"):
         refuse_other_run(load_config("demo"), here)
 
 
-def test_a_rate_does_not_begin_to_fall_before_the_step_that_is_gone_on_from():
+def test_a_cooldown_does_not_begin_before_the_step_that_a_run_resumes_from():
     before = load_config("demo", {"max_steps": 100})
     for steps in (20, 50):
         refuse_late_cooldown(
@@ -237,12 +240,12 @@ def test_a_rate_does_not_begin_to_fall_before_the_step_that_is_gone_on_from():
     refuse_late_cooldown(falling, falling, 120)
 
 
-def test_a_run_that_was_moved_is_not_gone_on_with_where_it_was(tmp_path, monkeypatch):
+def test_a_moved_run_does_not_resume_in_its_old_folder(tmp_path, monkeypatch):
     folder = tmp_path / "moved"
     (folder / "checkpoints").mkdir(parents=True)
     recipe = folder / "recipe.yaml"
     save_config(load_config("demo", {"output_dir": str(tmp_path / "before")}), recipe)
-    with pytest.raises(ValueError, match=r"output_dir must be given .* lies beside checkpoints in"):
+    with pytest.raises(ValueError, match=r"output_dir must be given .* its checkpoints are in"):
         parse_arguments([str(recipe), "--resume"])
     given = ["--output_dir", str(folder)]
     assert parse_arguments([str(recipe), "--resume", *given])[0].output_dir == str(folder)
@@ -257,19 +260,19 @@ def test_help_shows_a_value_as_the_flag_takes_it(capsys):
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    assert "the paper does not (null)" in shown
-    assert "store none (false)" in shown
+    assert "the paper does not clip it (null)" in shown
+    assert "store no copy (false)" in shown
     assert "sec. 5.3 (1e-09)" in shown
     assert "(None)" not in shown
 
 
-def test_what_a_step_does_otherwise_is_said():
+def test_changed_settings_of_a_step_are_described():
     before = load_config("demo")
     assert changes_of_steps(load_config("demo", {"seed": 3, "log_every_steps": 9}), before) == ""
     given = {"label_smoothing": 0.5, "precision": "bf16", "max_steps": 900}
     assert changes_of_steps(load_config("demo", given), before) == (
-        "max_steps 900, before it 700; label_smoothing 0.5, before it 0.1; "
-        "precision 'bf16', before it 'fp32'"
+        "max_steps 900, before 700; label_smoothing 0.5, before 0.1; "
+        "precision 'bf16', before 'fp32'"
     )
 
 
@@ -410,7 +413,7 @@ def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["dataset", "output_dir", "tokenizer"])
-def test_a_path_is_as_good_as_its_name(name, tmp_path):
+def test_a_path_object_is_accepted_as_text(name, tmp_path):
     config = load_config("paper-base", {name: tmp_path, "mix": [{"dataset": tmp_path}]})
     assert getattr(config, name) == str(tmp_path)
     assert config.mix[0]["dataset"] == str(tmp_path)

@@ -1,4 +1,4 @@
-"""One run, however it lies on its processes: same losses, same weights, same checkpoints."""
+"""Runs with other layouts and numbers of processes: same losses, weights and checkpoints."""
 
 import os
 import re
@@ -42,7 +42,7 @@ SETTINGS = {
 
 @pytest.fixture(scope="module")
 def alone(corpus, tmp_path_factory):
-    """A run of one process that takes each step at once."""
+    """Run of one process with one micro-batch per step."""
     folder = tmp_path_factory.mktemp("alone") / "run"
     config = train_toys.toy_config(corpus, folder, **SETTINGS, tokens_per_micro_batch=300)
     assert config.label_smoothing == 0.1
@@ -63,7 +63,7 @@ def launched(corpus, folder, *flags, processes=2, launch_file=None, **changes):
 
 @pytest.fixture(scope="module")
 def of_two(corpus, tmp_path_factory):
-    """The same run, of two processes with a copy of the model each."""
+    """The same run with two processes and a copy of the model on each."""
     folder = tmp_path_factory.mktemp("two") / "run"
     assert "layout: MULTI_CPU\n" in launched(corpus, folder)
     return folder
@@ -71,14 +71,14 @@ def of_two(corpus, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def of_parts(corpus, tmp_path_factory):
-    """The same run, of two processes with a part of the model each."""
+    """The same run with two processes and a part of the model on each."""
     folder = tmp_path_factory.mktemp("parts") / "run"
     assert "layout: FSDP\n" in launched(corpus, folder, launch_file="fsdp2.yaml")
     return folder
 
 
 def assert_same_run(run, other, first_step=1, weight_tolerance=1e-4):
-    """Losses to 1e-5, and the weights of each checkpoint to a share of their size."""
+    """Compare losses to 1e-5, and weights of each checkpoint relative to their size."""
     curves = [
         [line for line in read_metrics(folder) if line["step"] >= first_step]
         for folder in (run, other)
@@ -126,7 +126,7 @@ def test_micro_batches_in_turn_do_what_one_batch_does(corpus, alone, tmp_path, m
     assert_same_run(tmp_path / "run", alone)
 
 
-def test_two_processes_do_what_one_does(alone, of_two):
+def test_two_processes_train_as_one_does(alone, of_two):
     assert_same_run(of_two, alone)
 
 
@@ -147,7 +147,7 @@ def test_torchrun_may_start_the_processes(corpus, of_two, tmp_path):
     assert_same_run(folder, of_two)
 
 
-def test_processes_with_a_part_of_the_model_do_what_one_does(alone, of_parts):
+def test_processes_with_a_part_of_the_model_train_as_one_does(alone, of_parts):
     assert_same_run(of_parts, alone)
 
 
@@ -159,7 +159,7 @@ def without_the_last_checkpoint(run, folder):
 
 
 @pytest.mark.parametrize("before", ["of_two", "of_parts"])
-def test_a_checkpoint_of_two_processes_goes_on_with_one(corpus, tmp_path, request, before):
+def test_a_checkpoint_of_two_processes_resumes_with_one(corpus, tmp_path, request, before):
     run = request.getfixturevalue(before)
     folder = without_the_last_checkpoint(run, tmp_path / "run")
     saved = read_optimizer(folder / "checkpoints/step-45")["optimizer"]["state"]
@@ -186,7 +186,7 @@ def other_layout(request):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", ["of_two", "of_parts"])
-def test_a_checkpoint_goes_on_in_another_layout(corpus, tmp_path, request, before, other_layout):
+def test_a_checkpoint_resumes_in_another_layout(corpus, tmp_path, request, before, other_layout):
     run = request.getfixturevalue(before)
     folder = without_the_last_checkpoint(run, tmp_path / "run")
     launched(corpus, folder, "--resume", **other_layout)
@@ -194,7 +194,7 @@ def test_a_checkpoint_goes_on_in_another_layout(corpus, tmp_path, request, befor
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_deepspeed_goes_on_with_one_process(corpus, alone, tmp_path):
+def test_a_checkpoint_of_deepspeed_resumes_with_one_process(corpus, alone, tmp_path):
     pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     assert "layout: DEEPSPEED\n" in launched(
         corpus, tmp_path / "whole", launch_file="deepspeed.yaml"
@@ -227,7 +227,7 @@ def test_a_larger_run_does_not_depend_on_its_layout_either(tmp_path, other_layou
     config = train_toys.toy_config(corpus, tmp_path / "alone", **{**SETTINGS, **settings})
     train(config)
     launched(corpus, tmp_path / "run", **other_layout, **settings)
-    # biases begin at 0 and come to 5e-4 in these steps: rounding is 1e-4 of that on some processors
+    # biases begin at 0 and come to 5e-4 in these steps: rounding is 1e-4 of that on some CPUs
     assert_same_run(tmp_path / "run", tmp_path / "alone", weight_tolerance=5e-4)
 
 
@@ -266,7 +266,7 @@ def test_a_loss_that_stays_infinite_ends_every_layout_with_advice(corpus, tmp_pa
         text=True,
     )
     assert done.returncode == 1
-    assert re.search(r"error: .* got 3 steps in a row, .* try a lower learning", done.stderr)
+    assert re.search(r"error: .* 3 steps in a row .* try a lower learning", done.stderr)
 
 
 @pytest.mark.slow
@@ -338,7 +338,7 @@ def with_deepspeed(**changes):
         ({}, "fp16", "must be fp32 or bf16 with DeepSpeed, got 'fp16'"),
     ],
 )
-def test_what_deepspeed_would_do_otherwise_is_refused(changes, precision, message):
+def test_unsupported_settings_of_deepspeed_are_refused(changes, precision, message):
     with pytest.raises(ValueError, match=message):
         distribution._check_deepspeed(with_deepspeed(**changes), TrainConfig(precision=precision))
 
@@ -360,7 +360,7 @@ def test_the_first_fsdp_and_its_offload_are_refused(monkeypatch, version, offloa
         distribution._check_fsdp(SimpleNamespace(state=state))
 
 
-def test_deepspeed_that_is_not_there_is_asked_for(monkeypatch):
+def test_a_missing_deepspeed_is_named(monkeypatch):
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setattr(distribution, "is_deepspeed_available", lambda: False)
     with pytest.raises(ValueError, match="DeepSpeed must be installed"):
@@ -397,7 +397,7 @@ def test_all_launch_files_are_tested():
     "wrong",
     [{"label_smoothing": 2.0}, {"dataset": "not/there"}, {"tokens_per_step": 5}],
 )
-def test_a_refusal_is_said_once_by_all_processes(corpus, tmp_path, wrong):
+def test_an_error_of_all_processes_is_printed_once(corpus, tmp_path, wrong):
     settings = train_toys.toy_settings(corpus, tmp_path / "run", **wrong)
     recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
     done = subprocess.run(
@@ -413,7 +413,7 @@ def test_a_refusal_is_said_once_by_all_processes(corpus, tmp_path, wrong):
 
 
 def run_as_two_machines(folder: Path, recipe: Path, *flags: list[str]) -> list[tuple[str, int]]:
-    """Run two processes, each in a folder of its own; what each said, and how it ended."""
+    """Run two processes in separate folders; return their output and exit statuses."""
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]
@@ -433,8 +433,8 @@ def run_as_two_machines(folder: Path, recipe: Path, *flags: list[str]) -> list[t
     return [(process.communicate(timeout=300)[1], process.returncode) for process in started]
 
 
-def test_processes_that_see_other_folders_do_not_go_on(corpus, tmp_path):
-    """As two machines without a disk in common would."""
+def test_processes_with_different_folders_do_not_resume(corpus, tmp_path):
+    """The separate folders stand for two machines without a shared disk."""
     settings = train_toys.toy_settings(corpus, "run", max_steps=4)
     recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
     for said, status in run_as_two_machines(tmp_path, recipe, [], []):
@@ -447,7 +447,7 @@ def test_processes_that_see_other_folders_do_not_go_on(corpus, tmp_path):
     assert "rror" not in other
 
 
-def test_processes_that_were_told_other_things_do_not_begin(corpus, tmp_path):
+def test_processes_with_different_settings_do_not_begin(corpus, tmp_path):
     recipe = train_toys.write_recipe(
         tmp_path / "toy.yaml", train_toys.toy_settings(corpus, tmp_path / "run")
     )
@@ -461,7 +461,7 @@ def test_processes_that_were_told_other_things_do_not_begin(corpus, tmp_path):
     assert "rror" not in other
 
 
-def test_processes_that_stream_other_text_do_not_begin(corpus, tmp_path):
+def test_processes_that_stream_different_text_do_not_begin(corpus, tmp_path):
     run = tmp_path / "run"
     prepare_tokenizer(train_toys.toy_config(corpus, run))
     for rank in range(2):
@@ -480,7 +480,7 @@ def test_processes_that_stream_other_text_do_not_begin(corpus, tmp_path):
     "refused", ["refuse_disagreement({'rank': rank})", "main_process_first(lambda: 1 // rank)"]
 )
 def test_refused_processes_leave_their_group_before_they_end(refused, tmp_path):
-    """A member of it that ends later than the others may be aborted."""
+    """A member that ends later than the others may be aborted."""
     script = tmp_path / "refused.py"
     script.write_text(
         "import atexit, os\n"

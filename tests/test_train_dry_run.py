@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""Preview of a run."""
 
 import dataclasses
 
@@ -18,7 +18,7 @@ from vanilla_transformer.train.schedule import rate_of
 
 
 def groups(text):
-    """Titles with the lines below them."""
+    """Return the lines of each group, by title."""
     found = {}
     for block in text.strip().split("\n\n"):
         title, *lines = block.split("\n")
@@ -65,14 +65,16 @@ def test_a_dry_run_counts_with_the_tokenizer_that_was_given(tmp_path):
 def test_the_highest_rate_is_one_that_the_run_has(steps, cooldown, highest):
     config = load_config("paper-base", {"max_steps": steps, "cooldown_steps": cooldown})
     rate = max(map(rate_of(config, 512), range(1, steps + 1)))
-    assert f"highest rate: {rate:.3g} at step {highest:,}\n" in describe(config, "paper-base")
+    assert f"highest learning rate: {rate:.3g} at step {highest:,}\n" in describe(
+        config, "paper-base"
+    )
 
 
 def test_the_settings_of_a_dry_run_are_a_recipe():
     config = load_config("iwslt14", {"adam_epsilon": 1e-7, "dataset": "my/text: 1"})
     found = groups(describe(config, "iwslt14"))
-    other = yaml.safe_load("\n".join(found["settings that are not the paper's base model's"]))
-    default = yaml.safe_load("\n".join(found["settings by default"]))
+    other = yaml.safe_load("\n".join(found["settings that differ from the paper's base model"]))
+    default = yaml.safe_load("\n".join(found["default settings"]))
     assert {**other, **default} == dataclasses.asdict(config)
     assert (other["vocab_size"], default["label_smoothing"]) == (10_000, 0.1)
     assert not other.keys() & default.keys()
@@ -81,7 +83,7 @@ def test_the_settings_of_a_dry_run_are_a_recipe():
 def test_a_dry_run_says_what_the_recipe_is_and_what_it_gave():
     found = groups(describe(load_config("demo"), "demo"))
     assert found["demo"][0].startswith("Dates, money, countries")
-    measured = dict(line.split(": ", 1) for line in found["measured, with the recipe as it is"])
+    measured = dict(line.split(": ", 1) for line in found["measured, with the unchanged recipe"])
     assert measured["results"].startswith("results/")
     assert not any(title.startswith("measured") for title in groups(describe_base()))
 

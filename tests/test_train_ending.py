@@ -1,4 +1,4 @@
-"""Runs that are asked to end, lose their launcher, or have a process that stalls."""
+"""Runs that are stopped by a signal, lose their launcher, or have a stalled process."""
 
 import signal
 import subprocess
@@ -24,13 +24,13 @@ ENDLESS = {"eval_every_steps": 50_000, "save_every_steps": FOREVER, "max_steps":
 
 @pytest.fixture
 def recipe(corpus, tmp_path):
-    """A run that does not end by itself."""
+    """Recipe of a run that does not end by itself."""
     settings = train_toys.toy_settings(corpus, tmp_path / "run", **ENDLESS)
     return train_toys.write_recipe(tmp_path / "toy.yaml", settings)
 
 
 def the_saved_step(folder):
-    """The only checkpoint, which is intact."""
+    """Return the only checkpoint, which must be intact."""
     (saved,) = checkpoints(folder / "checkpoints")
     assert newest_intact(folder / "checkpoints") == (saved, [])
     return int(saved.name.split("-")[1])
@@ -138,7 +138,7 @@ def test_a_run_whose_terminal_is_closed_saves_its_step(recipe, tmp_path):
 
 
 def processes_of(process):
-    """The processes that train, below their launcher."""
+    """Return the training processes of a launcher."""
     found = psutil.Process(process.pid).children(recursive=True)
     return [it for it in found if "vanilla_transformer.train" in " ".join(it.cmdline())]
 
@@ -194,7 +194,7 @@ def test_a_process_that_is_stopped_ends_the_run_and_is_named(start, recipe, tmp_
     _, stderr = process.communicate(timeout=300)
     assert process.returncode != 0
     said = (
-        "error: process 1 of the run gave no sign for 6 seconds (stall_minutes). The last "
+        "error: process 1 of the run gave no sign of life for 6 seconds (stall_minutes). The last "
         "checkpoint is intact: resume with --resume."
     )
     assert stderr.count(said) == 1
@@ -208,7 +208,7 @@ def test_a_main_process_that_is_stopped_is_named_by_another(start, recipe, tmp_p
     stopped = next(it for it in processes_of(process) if it.environ()["RANK"] == "0")
     stopped.send_signal(signal.SIGSTOP)
     _, stderr = process.communicate(timeout=300)
-    assert stderr.count("error: process 0 of the run gave no sign for 6 seconds") == 1
+    assert stderr.count("error: process 0 of the run gave no sign of life for 6 seconds") == 1
 
 
 def test_a_worker_that_dies_is_one_sentence(start, recipe, tmp_path):
@@ -268,6 +268,6 @@ def test_a_run_whose_last_step_is_skipped_is_made_of_the_steps_before(
     assert train(train_toys.toy_config(corpus, tmp_path / "run"))
     assert [it.name for it in checkpoints(tmp_path / "run/checkpoints")] == ["step-4", "step-8"]
     assert (
-        "step 12 was skipped and is not saved: the model is made of checkpoints until step-8"
+        "step 12 was skipped and is not saved: the model is averaged from checkpoints up to step-8"
         in caplog.text
     )

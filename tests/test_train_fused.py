@@ -1,4 +1,4 @@
-"""What training does in fewer passes is what the plain model does: losses and gradients."""
+"""The fused loss and the CPU kernels: same losses and gradients as the plain model."""
 
 import weakref
 from collections import Counter
@@ -16,8 +16,8 @@ from vanilla_transformer.train.devices.cpu_kernels import (
     FLOAT32_ATTENTION,
     CheapDropout,
     OneDnnLinear,
-    suit_processor,
     use_cheap_dropout,
+    use_cpu_kernels,
     use_onednn,
 )
 from vanilla_transformer.train.devices.fused_loss import fused_loss_sum
@@ -182,7 +182,7 @@ def test_a_gradient_is_taken_once(batch):
 
 
 class Largest(TorchDispatchMode):
-    """Notes the largest tensor that is made of the whole vocabulary."""
+    """Record the largest tensor with a dimension of the vocabulary."""
 
     def __init__(self, vocab_size):
         super().__init__()
@@ -241,7 +241,7 @@ def test_dropout_drops_its_share_and_keeps_the_mean():
     assert torch.equal(dropout.eval()(x), x)
 
 
-def test_what_is_dropped_is_a_function_of_the_seed():
+def test_dropout_depends_only_on_the_seed():
     dropout, x = CheapDropout(0.5), torch.ones(40)
 
     def drawn(seed):
@@ -254,7 +254,7 @@ def test_what_is_dropped_is_a_function_of_the_seed():
     assert not torch.equal(first, other)
 
 
-def test_a_models_dropout_is_exchanged_and_its_weights_are_not():
+def test_the_dropout_of_a_model_is_replaced_and_its_weights_are_not():
     model = train_toys.toy_model(dropout=0.3).train()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     use_cheap_dropout(model)
@@ -267,7 +267,7 @@ def test_a_models_dropout_is_exchanged_and_its_weights_are_not():
 
 
 class Products(TorchDispatchMode):
-    """Counts products by the library that makes them."""
+    """Count matrix products by library."""
 
     def __init__(self):
         super().__init__()
@@ -282,7 +282,7 @@ class Products(TorchDispatchMode):
 
 @pytest.fixture
 def onednn(monkeypatch):
-    """A processor on which oneDNN is the faster; it multiplies right on all that have it."""
+    """Pretend that oneDNN is faster on this CPU; its results are right on every CPU."""
     if not torch.backends.mkldnn.is_available():
         pytest.skip("torch was built without oneDNN")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
@@ -301,7 +301,7 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     # as is the sum over blocks of tokens and parts of the vocabulary
     monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * model.config.vocab_size * 5)
     monkeypatch.setattr(fused_loss, "CPU_TILE_BYTES", 4 * 10 * 5)
-    suit_processor(model, is_half=False)
+    use_cpu_kernels(model, is_half=False)
     with Products() as products:
         found = quick(model, batch, 0.1)
         found_gradients = taken(model, found)
@@ -327,17 +327,17 @@ def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn)
     model(**{name: batch[name] for name in ("input_ids", "decoder_input_ids")})
     assert calls == [1]
     handle.remove()
-    suit_processor(model, is_half=True)
+    use_cpu_kernels(model, is_half=True)
     assert obstacle(model.eval()) is None
     model.model.decoder.layers[1].dropout.train()
     assert obstacle(model) == "model.decoder.layers.1.dropout is in training mode"
 
 
-def test_what_is_compiled_does_not_break_off_at_its_products(batch, onednn):
+def test_products_do_not_break_a_compiled_graph(batch, onednn):
     model = train_toys.toy_model(dropout=0.0).train()
     inputs = {name: batch[name] for name in ("input_ids", "decoder_input_ids")}
     expected = model(**inputs).logits
-    suit_processor(model, is_half=False)
+    use_cpu_kernels(model, is_half=False)
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(**inputs).logits, expected)
 
@@ -387,7 +387,7 @@ def test_onednn_is_taken_where_it_is_the_faster_and_right(
 
 
 class Attended(TorchDispatchMode):
-    """Notes what torch's own attention is given."""
+    """Record the inputs of torch's attention."""
 
     def __init__(self):
         super().__init__()
@@ -399,11 +399,11 @@ class Attended(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_on_a_processor_attention_is_in_single_precision_where_all_else_is_in_half(batch, tmp_path):
+def test_on_a_cpu_attention_is_in_fp32_when_all_else_is_in_half_precision(batch, tmp_path):
     model = train_toys.toy_model(dropout=0.0).train()
     expected = plain(model, batch, 0.1)
     gradients = taken(model, expected)
-    suit_processor(model, is_half=True)
+    use_cpu_kernels(model, is_half=True)
     assert model.config._attn_implementation == FLOAT32_ATTENTION
     # the same masks and kernels: where there is no half precision nothing changes
     again = plain(model, batch, 0.1)
@@ -430,8 +430,8 @@ def test_on_a_processor_attention_is_in_single_precision_where_all_else_is_in_ha
 
 def test_another_attention_that_was_asked_for_is_kept():
     model = train_toys.toy_model()
-    suit_processor(model, is_half=False)
+    use_cpu_kernels(model, is_half=False)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
-    suit_processor(model, is_half=True)
+    use_cpu_kernels(model, is_half=True)
     assert model.config._attn_implementation == "eager"

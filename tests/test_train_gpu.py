@@ -1,4 +1,4 @@
-"""Training on an accelerator: what no processor can show."""
+"""Training on a GPU."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def losses(folder):
 
 
 @pytest.fixture(scope="module")
-def of_processor(corpus, tmp_path_factory):
-    """A run of a processor, in a process of its own."""
+def cpu_run(corpus, tmp_path_factory):
+    """Run on a CPU, in a separate process."""
     folder = tmp_path_factory.mktemp("cpu") / "run"
     settings = train_toys.toy_settings(corpus, folder, **SETTINGS)
     train_toys.run_command(train_toys.write_recipe(folder.with_suffix(".yaml"), settings))
@@ -42,11 +42,11 @@ def of_processor(corpus, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-3), ("bf16", 3e-2)])
-def test_a_gpu_learns_what_a_processor_learns(corpus, of_processor, tmp_path, precision, tolerance):
+def test_a_gpu_learns_what_a_cpu_learns(corpus, cpu_run, tmp_path, precision, tolerance):
     config = train_toys.toy_config(corpus, tmp_path, **SETTINGS, precision=precision)
     assert train(config)
     assert read_environment(tmp_path)[0]["device"] == "cuda"
-    assert losses(tmp_path) == pytest.approx(losses(of_processor), rel=tolerance)
+    assert losses(tmp_path) == pytest.approx(losses(cpu_run), rel=tolerance)
     for weight in train_toys.weights(tmp_path).values():
         assert weight.dtype == torch.float32
 
@@ -68,25 +68,25 @@ def test_the_scale_of_the_loss_is_resumed(corpus, tmp_path):
     assert skipped[0] == skipped[1]
 
 
-def test_a_checkpoint_of_a_processor_goes_on_on_a_gpu(corpus, of_processor, tmp_path):
+def test_a_checkpoint_of_a_cpu_resumes_on_a_gpu(corpus, cpu_run, tmp_path):
     settings = train_toys.toy_settings(corpus, tmp_path, **{**SETTINGS, "max_steps": 10})
     train_toys.run_command(train_toys.write_recipe(tmp_path / "toy.yaml", settings))
     assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["step-10"]
     assert train(train_toys.toy_config(corpus, tmp_path, **SETTINGS), resume=True)
     assert [block["device"] for block in read_environment(tmp_path)] == ["cpu", "cuda"]
-    assert losses(tmp_path) == pytest.approx(losses(of_processor), rel=1e-3)
+    assert losses(tmp_path) == pytest.approx(losses(cpu_run), rel=1e-3)
 
 
 def test_micro_batches_are_as_large_as_the_memory_of_the_gpu_allows(corpus, tmp_path):
     step = {"tokens_per_step": 100_000, "tokens_per_micro_batch": None}
     assert train(train_toys.toy_config(corpus, tmp_path, max_steps=2, **step))
-    # all of a step, where a processor has no more than 4,096
+    # all of a step, where a CPU has at most 4,096
     assert read_environment(tmp_path)[0]["tokens_per_micro_batch"] == "100000"
 
 
-def test_a_gpu_translates_as_a_processor_does(of_processor):
+def test_a_gpu_translates_as_a_cpu_does(cpu_run):
     lines = ["cat dog", "", "ant bee cat dog elk fox", "pig"]
-    expected = list(translate_lines(*load_run(of_processor), lines))
-    model, tokenizer = load_model(str(of_processor))
+    expected = list(translate_lines(*load_run(cpu_run), lines))
+    model, tokenizer = load_model(str(cpu_run))
     assert model.device.type == "cuda"
     assert list(translate_lines(model, tokenizer, lines)) == expected

@@ -1,4 +1,4 @@
-"""Whole runs: any number of processes, killed at any time, end with the same model."""
+"""Whole runs, with any number of processes and killed at any time, give the same model."""
 
 import dataclasses
 import errno
@@ -51,7 +51,7 @@ TIMES = ("tokens_per_second",)
 
 @pytest.fixture(scope="module")
 def whole_run(corpus, tmp_path_factory):
-    """A run of 12 steps, never stopped; an epoch has more than 4 and fewer than 12."""
+    """Uninterrupted run of 12 steps; an epoch has more than 4 and fewer than 12."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     assert train(train_toys.toy_config(corpus, folder))
     return folder
@@ -175,7 +175,7 @@ def test_the_seed_says_what_the_first_weights_are(corpus, tmp_path):
     tables = []
     for seed in (1, 1, 2):
         config = train_toys.toy_config(corpus, tmp_path, seed=seed)
-        model, _ = loop._make_model(config, VanillaTransformerTokenizer())
+        model, _ = setup._make_model(config, VanillaTransformerTokenizer())
         tables.append(model.lm_head.weight)
     assert torch.equal(tables[0], tables[1])
     assert not torch.equal(tables[0], tables[2])
@@ -193,7 +193,7 @@ def test_dropout_is_another_for_each_seed_step_and_process(monkeypatch):
     assert len(seeds) == len(set(seeds)) == 8
 
 
-def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monkeypatch):
+def test_the_gradient_scale_of_half_precision_is_resumed(corpus, tmp_path, monkeypatch):
     real_open = loop.distribution.open_accelerator
 
     def with_a_scaler(config):
@@ -212,7 +212,7 @@ def test_the_scale_of_half_precision_goes_on_where_it_was(corpus, tmp_path, monk
 
 
 def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, monkeypatch):
-    real_open, real_suit = loop.distribution.open_accelerator, loop.distribution.suit_processor
+    real_open, real_suit = loop.distribution.open_accelerator, loop.distribution.use_cpu_kernels
 
     def with_a_scaler(config):
         accelerator = real_open(config)
@@ -224,7 +224,7 @@ def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, mon
 
     monkeypatch.setattr(loop.distribution, "open_accelerator", with_a_scaler)
     monkeypatch.setattr(
-        loop.distribution, "suit_processor", lambda model, is_half: real_suit(model, True)
+        loop.distribution, "use_cpu_kernels", lambda model, is_half: real_suit(model, True)
     )
     settings = {"max_steps": 40, "warmup_steps": 20, "save_every_steps": 1, "max_skipped_steps": 20}
     train(train_toys.toy_config(corpus, tmp_path / "half", **settings))
@@ -248,7 +248,7 @@ def test_a_loss_scaled_too_high_costs_steps_and_no_weights(corpus, tmp_path, mon
 
 
 class Wrapper(torch.nn.Module):
-    """What accelerate puts around a model that several processes have."""
+    """Stand-in for the wrapper of accelerate around a model on several processes."""
 
     def __init__(self, module):
         super().__init__()
@@ -327,7 +327,7 @@ def test_a_save_killed_in_the_middle_costs_nothing_but_time(
 
 @pytest.fixture
 def stop_at(monkeypatch):
-    """A function from a step to a run that is asked to end within it."""
+    """Return a function that runs a training and stops it in a given step."""
 
     def stop(config, at, resume=False):
         real_step = loop._step
@@ -475,7 +475,7 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     assert curve(run) == curve(whole_run)
 
 
-def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path):
+def test_a_run_does_not_resume_with_other_settings_or_other_data(corpus, tmp_path):
     own = train_toys.write_corpus(tmp_path / "corpus")
     train(train_toys.toy_config(own, tmp_path / "run", max_steps=4))
     with pytest.raises(ValueError, match="tokens_per_step was 300, got 400"):
@@ -486,7 +486,7 @@ def test_a_run_does_not_go_on_with_other_settings_or_other_data(corpus, tmp_path
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_run_does_not_go_on_beside_other_validation_text(tmp_path, is_streamed):
+def test_a_run_does_not_resume_with_other_validation_text(tmp_path, is_streamed):
     own = train_toys.write_corpus(tmp_path / "corpus")
     stream = {"streaming": True, "block_pairs": 30, "tokens_per_step": 200}
     settings = stream if is_streamed else {}
@@ -521,7 +521,7 @@ def test_a_copy_of_the_tokenizer_serves_where_it_lies(corpus, whole_run, tmp_pat
     settings |= {"max_steps": 8, "tokenizer": str(first)}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
     settings |= {"max_steps": 10, "tokenizer": str(second)}
-    with pytest.raises(ValueError, match="its vocabulary be that of tokenizer"):
+    with pytest.raises(ValueError, match="have the vocabulary of tokenizer"):
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
 
 
@@ -532,14 +532,14 @@ def test_a_vocabulary_is_not_taken_for_one_of_other_text(tmp_path):
     assert prepare_tokenizer(config).get_vocab() == learned.get_vocab()
     train_toys.write_corpus(tmp_path / "corpus", seed=8)
     for begin in (prepare_tokenizer, train):
-        with pytest.raises(ValueError, match=r"learned from the same text: .* Without .*tokenizer"):
+        with pytest.raises(ValueError, match=r"learned from the same text: .* Remove .*tokenizer"):
             begin(config)
     shutil.rmtree(tmp_path / "run/tokenizer")
     assert train(config)
 
 
 @pytest.mark.parametrize("is_streamed", [False, True])
-def test_a_run_does_not_go_on_with_a_tokenizer_replaced_in_its_place(corpus, tmp_path, is_streamed):
+def test_a_run_does_not_resume_with_a_replaced_tokenizer(corpus, tmp_path, is_streamed):
     stream = {"streaming": True, "block_pairs": 30, "tokens_per_step": 200}
     settings = {"max_steps": 4, **(stream if is_streamed else {})}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
@@ -574,7 +574,7 @@ def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp
             train_toys.toy_config(moved, tmp_path / "run", max_steps=2, label_smoothing=0.5),
             resume=True,
         )
-    change = "label_smoothing 0.5, before it 0.1"
+    change = "label_smoothing 0.5, before 0.1"
     assert f"From step 3 on: {change}." in caplog.text
     assert "no checkpoint" not in caplog.text
     assert read_environment(tmp_path / "run")[-1]["changed"] == change
@@ -649,14 +649,14 @@ def test_no_good_checkpoint_makes_room_for_weights_that_may_be_spoilt(
     assert saved == [(4, False), (10, False), (12, False)]
     spoilt[:] = range(8, 13)
     config = dataclasses.replace(config, output_dir=str(tmp_path / "stopped"), max_skipped_steps=3)
-    with pytest.raises(FloatingPointError, match="go on with --resume"):
+    with pytest.raises(FloatingPointError, match="resume with --resume"):
         train(config)
     assert [path.name for path in checkpoints(tmp_path / "stopped/checkpoints")] == ["step-4"]
     spoilt.clear()
     assert train(config, resume=True)
 
 
-def test_a_save_that_waits_is_made_by_whoever_goes_on(corpus, tmp_path, spoilt, saved, monkeypatch):
+def test_a_late_save_is_made_after_resuming(corpus, tmp_path, spoilt, saved, monkeypatch):
     spoilt += [8, 9]
     config = train_toys.toy_config(corpus, tmp_path, save_every_steps=4)
     real_log = loop._log
@@ -726,7 +726,7 @@ def test_a_tokenizer_that_does_not_know_the_text_is_refused(unknown, streaming, 
     assert not (tmp_path / "run").exists()
 
 
-def test_a_tokenizer_can_be_brought_along(corpus, whole_run, tmp_path):
+def test_a_tokenizer_can_be_given(corpus, whole_run, tmp_path):
     brought = Path(shutil.copytree(whole_run / "tokenizer", tmp_path / "brought"))
     settings = {"tokenizer": str(brought), "max_steps": 1}
     train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
@@ -790,7 +790,7 @@ def test_a_tokenizer_with_gaps_in_its_numbers_is_refused(whole_run, tmp_path):
     vocabulary = definition["model"]["vocab"]
     vocabulary[max(vocabulary, key=vocabulary.get)] = 5000
     (folder / "tokenizer.json").write_text(json.dumps(definition), encoding="utf-8")
-    message = rf"{folder}' must number its {len(vocabulary)} tokens from 0 .*, got the id 5,000"
+    message = rf"{folder}' must have the ids 0 to {len(vocabulary) - 1} .*, got the id 5,000"
     with pytest.raises(ValueError, match=message):
         load_tokenizer(str(folder))
 

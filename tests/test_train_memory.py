@@ -1,4 +1,4 @@
-"""How much memory a step takes, and what follows for the size of a micro-batch."""
+"""Memory of a step, and the size of a micro-batch."""
 
 import ctypes
 import json
@@ -135,7 +135,7 @@ def test_processes_of_a_host_share_its_memory_and_a_container_has_less(tmp_path,
 
 @pytest.fixture
 def fitting(monkeypatch):
-    """A function from free gigabytes, and the device, to the tokens of a micro-batch."""
+    """Return a function from free gigabytes and device to the tokens of a micro-batch."""
 
     def fit(gigabytes, device="cpu", num_processes=1, **settings):
         monkeypatch.setattr(memory, "free_bytes", lambda *given: int(gigabytes * 1e9))
@@ -192,7 +192,7 @@ def settings_of(run):
     )
 
 
-def test_a_run_goes_on_with_the_micro_batches_it_began_with(corpus, tmp_path, monkeypatch):
+def test_a_resumed_run_keeps_its_size_of_micro_batches(corpus, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 77)
     train(train_toys.toy_config(corpus, whole, tokens_per_micro_batch=None))
@@ -213,21 +213,20 @@ def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
     free = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=None)
     fixed = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=90)
 
-    def tokens(config, **state):
-        return loop._with_micro_batch(config, accelerator, model, state).tokens_per_micro_batch
+    def tokens(config, **given):
+        state = {"tokens_per_micro_batch": None, **given}
+        return setup._with_micro_batch(config, accelerator, model, state).tokens_per_micro_batch
 
     assert tokens(free) == 300
     assert tokens(free, num_processes=1, tokens_per_micro_batch=77) == 77
     assert tokens(free, num_processes=2, tokens_per_micro_batch=77) == 300
-    # a checkpoint of an earlier version does not say
-    assert tokens(free, num_processes=1) == 300
     assert tokens(fixed, num_processes=1, tokens_per_micro_batch=77) == 90
     # what fits on every one of them
     monkeypatch.setattr(accelerator, "gather", lambda own: torch.cat((own, own - 180)))
     assert tokens(free) == 120
 
 
-def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
+def test_out_of_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys):
     def full(*given):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 
@@ -238,12 +237,11 @@ def test_full_memory_ends_in_one_sentence(corpus, tmp_path, monkeypatch, capsys)
     assert main([str(recipe)]) == 1
     last = capsys.readouterr().err.strip().split("\n")[-1]
     assert last == (
-        "error: memory must hold a micro-batch, and was full in step 1: go on with --resume and "
-        "tokens_per_micro_batch below 80."
+        "error: out of memory in step 1: resume with --resume and tokens_per_micro_batch below 80."
     )
 
 
-def test_another_error_of_a_step_is_not_taken_for_full_memory(corpus, tmp_path, monkeypatch):
+def test_another_error_of_a_step_is_not_taken_for_out_of_memory(corpus, tmp_path, monkeypatch):
     def broken(*given):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 

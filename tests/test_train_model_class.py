@@ -1,4 +1,4 @@
-"""Models of the user's own, and of the library: trained, resumed, averaged, evaluated, pushed."""
+"""Model classes of the user and of the library: train, resume, average, evaluate, push."""
 
 import json
 import re
@@ -95,7 +95,7 @@ def forgotten():
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory):
-    """A file of a user's, with a model class."""
+    """File of a user with a model class."""
     path = tmp_path_factory.mktemp("user") / "gated.py"
     path.write_text(GATED, encoding="utf-8")
     return path
@@ -103,7 +103,7 @@ def file(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def settings(corpus, file):
-    """Settings of a run with that class."""
+    """Settings of a run with this class."""
 
     def made(folder, **changes):
         model = {"first_gate": 0.8, **changes.pop("model", {})}
@@ -115,7 +115,7 @@ def settings(corpus, file):
 
 @pytest.fixture(scope="module")
 def run(settings, tmp_path_factory):
-    """A run of that class, in a process of its own."""
+    """Run with this class, in a separate process."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     recipe = train_toys.write_recipe(folder.with_suffix(".yaml"), settings(folder))
     train_toys.run_command(recipe, TRUST)
@@ -211,7 +211,7 @@ def test_a_run_that_is_resumed_ends_as_one_that_was_not(run, settings, tmp_path)
     train_toys.assert_same_bits(*last)
 
 
-def test_a_run_goes_on_with_the_file_that_it_keeps(
+def test_a_run_resumes_with_the_file_in_its_folder(
     run, settings, file, corpus, tmp_path, forgotten
 ):
     folder = Path(shutil.copytree(run, tmp_path / "run"))

@@ -1,4 +1,4 @@
-"""What is said of a run while it trains."""
+"""Progress bar, metrics and trackers of a run."""
 
 import fcntl
 import json
@@ -62,7 +62,7 @@ def test_metrics_survive_a_resume_that_is_killed(corpus, tmp_path, monkeypatch):
 
 
 def screen(command, columns):
-    """What a command shows on a terminal of some width: lines, and what overwrote them."""
+    """Return all lines that a command shows on a terminal, overwritten ones too."""
     parent, child = pty.openpty()
     fcntl.ioctl(child, termios.TIOCSWINSZ, struct.pack("HHHH", 30, columns, 0, 0))
     process = subprocess.Popen(command, env=train_toys.environment(), stdout=child, stderr=child)
@@ -86,7 +86,7 @@ def test_the_bar_fits_the_terminal(corpus, tmp_path, columns):
     bars = [line for line in lines if "/12" in line]
     assert all(len(line) <= columns for line in bars)
     last = bars[-1]
-    for part in ("12/12", "left", "loss ", "rate ", "tok/s", "% filled"):
+    for part in ("12/12", "left", "loss ", "lr ", "tok/s", "% padding"):
         assert part in last
     assert "█" in last
 
@@ -98,7 +98,7 @@ def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypat
     progress.log(step=1, learning_rate=4.9e-4)
     text = progress.bar.desc
     line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR, prefix=text)
-    assert line.rstrip().endswith("loss 3.000 rate 4.9e-04 555,556 tok/s 97% filled")
+    assert line.rstrip().endswith("loss 3.000 lr 4.9e-04 555,556 tok/s 3% padding")
     assert "123456/300000" in line
     assert "left" in line
 
@@ -116,7 +116,7 @@ def test_a_log_file_does_not_get_a_line_a_moment(corpus, tmp_path):
 
 
 def tensorboard(folder):
-    """The numbers of event files as TensorBoard shows them: by name and step."""
+    """Return the numbers in event files of TensorBoard, by name and step."""
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     events = reader.EventAccumulator(str(folder))
     events.Reload()
@@ -150,7 +150,7 @@ def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
     for given, expected in (
         ("tensorbord", "got 'tensorbord'. Did you mean 'tensorboard'?"),
         ("[tensorboard, 7]", "got 7."),
-        ("tensorboard, wandb", "report_to 'wandb' must be installed, got no package of it."),
+        ("tensorboard, wandb", "report_to 'wandb' must be installed, and its package is missing."),
     ):
         assert main([str(recipe), "--report_to", given]) == 1
         (line,) = capsys.readouterr().err.splitlines()
@@ -159,7 +159,7 @@ def test_a_tracker_is_refused_by_name(corpus, tmp_path, monkeypatch, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_no_tracker_is_none(corpus, tmp_path):
+def test_none_means_no_tracker(corpus, tmp_path):
     assert train_toys.toy_config(corpus, tmp_path, report_to="none").report_to == []
     both = train_toys.toy_config(corpus, tmp_path, report_to="tensorboard, wandb").report_to
     assert both == ["tensorboard", "wandb"]

@@ -1,4 +1,4 @@
-"""The recipes that come with the package: Tables 2 and 3, and what came after."""
+"""Recipes of the package: Tables 2 and 3, and later results."""
 
 import dataclasses
 import json
@@ -146,7 +146,7 @@ def test_what_a_recipe_says_was_measured_stands_in_its_folder(recipe, run):
 
 
 def facts(config):
-    """What a run does, however its model is written down and wherever it is left."""
+    """Return the settings of a run without folders, with its resolved model configuration."""
     model = config.model_config(config.vocab_size).to_diff_dict()
     own = dataclasses.asdict(config)
     return {**own, "model": model, "paper_row": None, "output_dir": None}

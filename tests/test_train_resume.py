@@ -1,4 +1,4 @@
-"""Runs that are killed, asked to end or out of space, and go on as if they had not been."""
+"""Runs that are killed, stopped or out of disk space, and then resume."""
 
 import contextlib
 import os
@@ -51,7 +51,7 @@ def epochs(folder):
 
 
 def cut_epochs(folder):
-    """The steps that the run was begun or gone on with, but for those that begin an epoch."""
+    """Return the first steps of all starts of a run, except those that begin an epoch."""
     if epochs(folder) == 0:
         return []
     steps_per_epoch = round(last_step(folder) / epochs(folder))
@@ -61,7 +61,7 @@ def cut_epochs(folder):
 
 
 def kill_at_a_random_instant(process, folder, rng, in_a_save):
-    """SIGKILL, at any time from the start on or while a checkpoint is being written."""
+    """Send SIGKILL at a random time, or while a checkpoint is written."""
     before = last_step(folder)
     # what a killed save left is there until the next save removes it
     seen = {path.name for path in unfinished_saves(folder)}
@@ -139,7 +139,9 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, start, num_wor
 
 
 @pytest.mark.parametrize("goes_on", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_path, start, goes_on):
+def test_processes_that_are_asked_to_stop_save_together_and_resume(
+    corpus, tmp_path, start, goes_on
+):
     folder = tmp_path / "run"
     settings = {"eval_every_steps": 50, "save_every_steps": FOREVER}
     recipe = train_toys.write_recipe(
@@ -173,7 +175,7 @@ def test_processes_that_are_asked_to_end_save_together_and_go_on(corpus, tmp_pat
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """A file system of some megabytes, where one can be mounted."""
+    """File system of some megabytes, if this process may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(folder)]
@@ -186,7 +188,7 @@ def small_disk(tmp_path):
 
 
 def last_words(recipe):
-    """What a run says that cannot go on."""
+    """Return the error of a run that fails."""
     ended = subprocess.run(
         train_toys.command(recipe, "--resume"),
         env=train_toys.environment(),
@@ -259,7 +261,7 @@ sys.exit(main([{str(recipe)!r}, "--resume"]))
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """A corpus of its own and a run with it that has only begun."""
+    """Separate corpus, and a run on it that has only begun."""
     corpus = train_toys.write_corpus(tmp_path_factory.mktemp("own") / "corpus")
     folder = corpus.parent / "run"
     AcceleratorState._reset_state(reset_partial_state=True)
@@ -298,7 +300,7 @@ def test_the_model_of_another_run_is_not_trained_over(begun, tmp_path, resume):
     assert found == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_one_other_word_is_other_data(tmp_path):
+def test_one_changed_word_makes_other_data(tmp_path):
     corpus = train_toys.write_corpus(tmp_path / "corpus")
     train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2))
     path = Path(corpus, "train.en")

@@ -1,4 +1,4 @@
-"""The learning rate of section 5.3."""
+"""Learning rate of section 5.3."""
 
 import equations
 import pytest
@@ -23,15 +23,15 @@ def test_the_first_step_is_number_1():
         learning_rate(0, 512, 4000)
 
 
-def test_a_run_may_end_in_a_line():
+def test_a_run_may_end_with_a_linear_cooldown():
     settings = {"warmup_steps": 5, "learning_rate_factor": 0.5, "max_steps": 20}
     rate = rate_of(TrainConfig(**settings, cooldown_steps=3), 16)
     expected = [0.5 * equations.learning_rate(step, 16, 5) for step in range(1, 18)]
     expected += [expected[-1] * share for share in (0.75, 0.5, 0.25)]
     assert [rate(step) for step in range(1, 21)] == pytest.approx(expected)
     assert rate(21) == rate(30) == 0
-    for wrong in (-1, 20):
-        with pytest.raises(ValueError, match=f"and below max_steps, 20, got {wrong}"):
+    for wrong, rule in ((-1, "at least 0"), (20, "below max_steps, 20")):
+        with pytest.raises(ValueError, match=f"cooldown_steps must be {rule}, got {wrong}"):
             TrainConfig(**settings, cooldown_steps=wrong)
 
 
@@ -52,5 +52,5 @@ def test_an_optimizer_takes_each_step_with_its_own_rate():
     assert rates_seen(12) == pytest.approx(expected)
 
 
-def test_a_resumed_schedule_goes_on_where_it_was():
+def test_a_resumed_schedule_continues():
     assert rates_seen(5, steps_done=7) == rates_seen(12)[7:]

@@ -1,4 +1,4 @@
-"""The loss of section 5.4, and a step whose tokens all weigh the same."""
+"""Training step with the loss of section 5.4, in which all tokens weigh the same."""
 
 import math
 
@@ -137,7 +137,7 @@ def test_a_step_without_target_tokens_is_refused(model, batch):
 
 
 class Waits(TorchDispatchMode):
-    """Counts how often the host asks for a number that the device has."""
+    """Count how often the host reads a number from the device."""
 
     def __init__(self):
         super().__init__()

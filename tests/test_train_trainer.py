@@ -1,4 +1,4 @@
-"""The trainer with the fused loss: equal to the library's, which it takes the place of."""
+"""Trainer with the fused loss: same results as the library's trainer."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ def tokenizer():
 
 @pytest.fixture
 def rows(tokenizer):
-    """Sixteen pairs whose targets have one to sixteen numbers, so that every batch is padded."""
+    """Sixteen pairs with targets of one to sixteen numbers, so that every batch has padding."""
     pairs = [(f"word {n} of more", " ".join(map(str, range(n + 1)))) for n in range(16)]
     return [dict(tokenizer(source, text_target=target)) for source, target in pairs]
 
@@ -38,7 +38,7 @@ def collator_of(tokenizer, model):
 
 @pytest.fixture
 def trained(model, tokenizer, rows, tmp_path):
-    """A function that trains the same model with a trainer, and returns its losses and weights."""
+    """Return a function that trains the model with a trainer and returns losses and weights."""
     start = {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
     def train(kind, collator=None, compute_loss_func=None, **settings):
@@ -68,7 +68,7 @@ def assert_same(one, other):
 
 @pytest.fixture
 def forbid_scores(monkeypatch):
-    """A function after which the library's loss fails, for which the vocabulary is scored."""
+    """Return a function that makes the library's loss, which computes logits, fail."""
 
     def fail(*_, **__):
         raise AssertionError("the vocabulary was scored.")
@@ -121,7 +121,7 @@ def test_inputs_that_the_fused_loss_does_not_know_are_left_to_the_library(
     assert trained(Seq2SeqTrainer)[0] != pytest.approx(plain[0], rel=1e-5)
 
 
-def test_a_loss_of_ones_own_is_taken(trained, monkeypatch):
+def test_the_users_own_loss_is_used(trained, monkeypatch):
     def twice(outputs, labels, num_items_in_batch):
         logits, labels = outputs.logits.flatten(0, 1), labels.flatten()
         return 2 * F.cross_entropy(logits, labels, reduction="sum") / num_items_in_batch

@@ -1,4 +1,4 @@
-"""A toy corpus and a toy run, for the tests of training."""
+"""Toy corpus and toy run for the tests of training."""
 
 import os
 import random
@@ -25,7 +25,7 @@ LONGEST_RUN = 900
 
 
 def write_corpus(folder: Path, pairs: int = 90, seed: int = 3) -> Path:
-    """Text files whose German is the English backwards."""
+    """Write text files in which the German is the reversed English."""
     rng = random.Random(seed)
     folder.mkdir(parents=True, exist_ok=True)
     for split, count in (("train", pairs), ("validation", 11), ("test", 7)):
@@ -37,7 +37,7 @@ def write_corpus(folder: Path, pairs: int = 90, seed: int = 3) -> Path:
 
 
 def toy_settings(corpus: Path, output_dir: Path, **changes) -> dict:
-    """Settings of a run that takes seconds."""
+    """Return the settings of a run that takes seconds."""
     settings = {
         "dataset": str(corpus),
         "name": None,
@@ -68,7 +68,7 @@ def toy_settings(corpus: Path, output_dir: Path, **changes) -> dict:
 
 
 def toy_model(seed: int = 0, **fields) -> VanillaTransformerForConditionalGeneration:
-    """A random model of some thousand weights; `fields` change its configuration."""
+    """Return a random model of some thousand weights; `fields` change its configuration."""
     torch.manual_seed(seed)
     sizes = {
         "vocab_size": 19,
@@ -86,12 +86,12 @@ def toy_model(seed: int = 0, **fields) -> VanillaTransformerForConditionalGenera
 
 
 def toy_config(corpus: Path, output_dir: Path, **changes) -> TrainConfig:
-    """The same, resolved."""
+    """Return toy settings as a `TrainConfig`."""
     return load_config("paper-base", toy_settings(corpus, output_dir, **changes))
 
 
 def write_recipe(path: Path, settings: dict) -> Path:
-    """The same, as a recipe."""
+    """Write toy settings as a recipe."""
     path.write_text(yaml.safe_dump(settings), encoding="utf-8")
     return path
 
@@ -105,7 +105,7 @@ def command(
 ) -> list[str]:
     """The command line of a run; of `accelerate launch` where the number of processes is given.
 
-    With one of the package's launch files it runs on the processor what that asks for.
+    With a launch file of the package, the run uses the CPU in the layout of this file.
     """
     run = [str(recipe), *flags]
     module = ["-m", module]
@@ -122,7 +122,7 @@ def command(
 
 
 def environment() -> dict[str, str]:
-    """As many threads as here, on processors: the number changes the last bit of a sum."""
+    """Return an environment with as many CPU threads as here; their number changes rounding."""
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     # said only where it must be, so that the tests find out what happens where it is not
     device = {"ACCELERATE_USE_CPU": "true"} if torch.accelerator.is_available() else {}
@@ -130,7 +130,7 @@ def environment() -> dict[str, str]:
 
 
 def run_command(*arguments, **options) -> subprocess.CompletedProcess:
-    """Run a training to its end, and show what it said if it fails."""
+    """Run a training to its end, and show its output if it fails."""
     result = subprocess.run(
         command(*arguments, **options),
         env=environment(),
@@ -143,12 +143,12 @@ def run_command(*arguments, **options) -> subprocess.CompletedProcess:
 
 
 def weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The weights in a run folder or a checkpoint."""
+    """Return the weights in a run folder or a checkpoint."""
     return load_file(folder / "model.safetensors")
 
 
 def assert_same_bits(run: Path, other: Path):
-    """Weights of two runs are equal in every bit, and there are some."""
+    """Check that the weights of two runs are bit-identical, and not empty."""
     left, right = weights(run), weights(other)
     assert left.keys() == right.keys()
     assert len(left) > 10

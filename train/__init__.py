@@ -1,1 +1,1 @@
-"""Training, averaging and evaluation of translation models, as in sections 5 and 6.1."""
+"""Training, averaging and evaluation of translation models. Sections 5 and 6.1."""

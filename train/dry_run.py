@@ -1,4 +1,4 @@
-"""What a run would do and what it takes, computed without data and without weights."""
+"""Preview of a run, computed without data and without weights."""
 
 import dataclasses
 import math
@@ -22,18 +22,18 @@ from .vocabulary import load_tokenizer
 
 
 def describe(config: TrainConfig, recipe: str) -> str:
-    """What a run would do: its settings, what they come to, and what it was measured to give.
+    """Describe a run: its settings, sizes and memory, and measured results of its recipe.
 
     Args:
-        config: Its settings.
-        recipe: The recipe they were made from.
+        config: Settings of the run.
+        recipe: Name or path of the recipe.
 
     Returns:
         Lines of text, in groups.
 
     Raises:
-        ValueError: If the recipe is unknown, the tokenizer unreadable, or the model, the score or a
-            tracker cannot be.
+        ValueError: If the recipe is unknown, the tokenizer cannot be read, or the model, the BLEU
+            tokenizer or a tracker is refused.
     """
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     refuse_trackers(config.report_to)
@@ -45,7 +45,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
     model_config = config.model_config(vocab_size)
     with torch.device("meta"):
         model = make_model(config, model_config)
-    # a run may end, or cool down, before the rate has risen to its top
+    # a run may end, or begin its cooldown, before the warmup ends
     highest = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
     peak = rate_of(config, model_config.d_model)(highest)
     tokens = config.max_steps * config.tokens_per_step
@@ -55,22 +55,22 @@ def describe(config: TrainConfig, recipe: str) -> str:
         "steps": f"{config.max_steps:,}",
         "tokens per step": f"{config.tokens_per_step:,} of the source and of the target",
         "tokens in all": f"{tokens:,} of the source and of the target",
-        "training": f"{tokens * flops_per_token(model):.2g} FLOPs, attention's own products aside",
+        "training": f"{tokens * flops_per_token(model):.2g} FLOPs, without attention scores",
         **_memory(config, model),
-        "highest rate": f"{peak:.3g} at step {highest:,}",
+        "highest learning rate": f"{peak:.3g} at step {highest:,}",
     }
     papers, settings = TrainConfig(), dataclasses.asdict(config)
     differing = {name: value for name, value in settings.items() if value != getattr(papers, name)}
     others = {name: value for name, value in settings.items() if name not in differing}
     parts = [
         "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
-        _group("what it comes to", _lines(computed)),
+        _group("computed", _lines(computed)),
         *(
-            _group("measured, with the recipe as it is", _lines(run))
+            _group("measured, with the unchanged recipe", _lines(run))
             for run in read_recipe_file(recipe)[1]
         ),
-        _group("settings that are not the paper's base model's", _yaml_lines(differing)),
-        _group("settings by default", _yaml_lines(others)),
+        _group("settings that differ from the paper's base model", _yaml_lines(differing)),
+        _group("default settings", _yaml_lines(others)),
     ]
     return "\n\n".join(parts)
 
@@ -113,7 +113,7 @@ def _lines(facts: dict[str, str]) -> list[str]:
 
 
 def _yaml_lines(settings: dict[str, Any]) -> list[str]:
-    # as a recipe would have them, a line each
+    # one line each, in the form of a recipe
     return [
         yaml.safe_dump(
             {name: value},
@@ -127,16 +127,16 @@ def _yaml_lines(settings: dict[str, Any]) -> list[str]:
 
 
 def flops_per_token(model: nn.Module) -> int:
-    """Work of training on one token of the source and one of the target.
+    """Return the work of training on one source token and one target token.
 
-    A weight is multiplied once with each token that reaches it, the decoder's keys and values of
-    the memory with the source's, the output projection with the target's. Backward is twice that.
+    Each weight is multiplied once with each source or target token that it processes. Backward
+    takes twice the work of forward.
 
     Args:
-        model: The model, or a part of it; its weights may be on the meta device.
+        model: Model or part of a model; the weights may be on the meta device.
 
     Returns:
-        Floating-point operations, but for those between queries, keys and values: they depend on
+        Floating-point operations, without those between queries, keys and values, which depend on
         the length of sentences.
     """
     weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]

@@ -1,4 +1,4 @@
-"""End a run before its last step: on a signal, without its launcher, or with a stalled process."""
+"""Stop a run before its last step: on a signal, without its launcher, or if a process stalls."""
 
 import contextlib
 import os
@@ -18,16 +18,16 @@ from torch.distributed import TCPStore
 
 from ..console import Interrupted
 
-# a terminal that is closed sends SIGHUP, which Windows does not have
+# a closed terminal sends SIGHUP, which Windows does not have
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in dir(signal)]
-# a launcher passes on a signal that the whole process group has got already
+# a launcher may repeat a signal that the whole process group has already received
 SAME_REQUEST_SECONDS = 2.0
 SECONDS_BETWEEN_SIGNS = 2.0
-# by these a process knows that torchrun, or accelerate alone, has started it
+# environment variables that show that torchrun, or accelerate alone, started this process
 LAUNCHED = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
-# the process that started the launcher, where that one is to end with it
+# environment variable with a process id; the run stops when this process ends
 STARTER = "VANILLA_TRANSFORMER_STARTER"
-# waits for the launcher's end, which is after that of all processes, and for no longer
+# waits for the end of the launcher, at most a minute, then prints
 SAY_AFTER = """
 import os, sys, time
 text, launcher = sys.argv[1], int(sys.argv[2])
@@ -44,10 +44,10 @@ _stores: list[TCPStore] = []
 
 
 class Requests:
-    """Requests to end, from signals and from a launcher that is gone.
+    """Requests to stop, from signals or because the launcher has ended.
 
     Args:
-        is_told: Whether this process tells the user what a request does.
+        is_told: Whether this process prints what a request does.
     """
 
     def __init__(self, is_told: bool):
@@ -63,7 +63,7 @@ class Requests:
 
     @contextlib.contextmanager
     def deferred(self) -> Iterator[None]:
-        """Let the first request wait until `pending` is asked, instead of ending the block."""
+        """Record the first request for `pending`, instead of raising `Interrupted`."""
         self._is_deferred = True
         try:
             yield
@@ -71,9 +71,9 @@ class Requests:
             self._is_deferred = False
 
     def pending(self) -> int | None:
-        """Return the number of the signal that asked the process to end, or None.
+        """Return the number of the signal that asked the process to stop, or None.
 
-        A launcher that is gone counts as SIGTERM: nobody else would end this process.
+        The end of the launcher counts as SIGTERM, because nothing else would stop this process.
         """
         if self.number is None and self._is_orphan():
             self.number = signal.SIGTERM
@@ -105,7 +105,7 @@ class Requests:
                 os.kill(os.getpid(), number)
             return
         self.number, self._when = number, time.monotonic()
-        # a write to a terminal that was closed would end the run
+        # a write to a closed terminal would end the run
         for terminal in self._terminals:
             if not os.isatty(terminal):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -114,7 +114,7 @@ class Requests:
         if not self._is_deferred:
             raise Interrupted(number)
         if self.is_told:
-            # the handler must not wait for a lock that the interrupted code holds
+            # os.write takes no lock, which the interrupted code might hold
             with contextlib.suppress(OSError):
                 name = signal.Signals(number).name
                 text = f"\n{name}: the run ends after this step. A second signal ends it at once.\n"
@@ -123,19 +123,19 @@ class Requests:
 
 @contextlib.contextmanager
 def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
-    """Notice requests to end until the block ends; a signal that is ignored stays ignored.
+    """Handle requests to stop until the block ends; an ignored signal stays ignored.
 
     Args:
-        is_told: Whether this process tells the user what a request does.
+        is_told: Whether this process prints what a request does.
 
     Yields:
         The requests.
     """
     requests = Requests(is_told)
-    # Python handles signals in its main thread alone
-    is_main = threading.current_thread() is threading.main_thread()
-    found = {number: signal.getsignal(number) for number in SIGNALS if is_main}
-    # as nohup has it
+    # Python handles signals only in its main thread
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    found = {number: signal.getsignal(number) for number in SIGNALS if is_main_thread}
+    # nohup makes a process ignore SIGHUP
     before = {number: it for number, it in found.items() if it != signal.SIG_IGN}
     for number in before:
         signal.signal(number, requests.receive)
@@ -147,7 +147,7 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
 
 
 def leave_signals_to_the_run(worker: int):
-    """Let a DataLoader worker ignore what asks the run to end: without it the run cannot save.
+    """Make a DataLoader worker ignore signals, because the run needs it until it has saved.
 
     Args:
         worker: Number of the worker, not used.
@@ -158,15 +158,15 @@ def leave_signals_to_the_run(worker: int):
 
 @contextlib.contextmanager
 def naming_a_dead_worker(workers: int) -> Iterator[None]:
-    """Let torch say that a DataLoader worker died, where reading from it failed first.
+    """Wait for torch's error about a dead DataLoader worker if reading from it failed first.
 
-    The pipes of a process that is killed are closed a moment before its parent hears of its end.
+    The pipes of a killed process close a moment before its parent is told about its end.
 
     Args:
         workers: Number of workers.
 
     Raises:
-        RuntimeError: If a worker died; torch raises it in whatever this process does.
+        RuntimeError: If a worker died; torch raises this error in any call of the main thread.
     """
     try:
         yield
@@ -176,8 +176,8 @@ def naming_a_dead_worker(workers: int) -> Iterator[None]:
         raise
 
 
-def say_last(text: str):
-    """Say something on stderr after the launcher of several processes has ended with a traceback.
+def print_after_launcher(text: str):
+    """Print a line on stderr after the launcher has ended, which prints a traceback.
 
     Args:
         text: One line.
@@ -185,19 +185,19 @@ def say_last(text: str):
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     command = [sys.executable, "-c", SAY_AFTER, f"{text}\n", str(os.getppid())]
-    # what ends the launcher's processes must not end it
+    # a new session, so that a signal to the launcher's process group does not end it
     subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
 @contextlib.contextmanager
-def ending_with_the_stalled(minutes: float) -> Iterator[None]:
-    """End this process, with one sentence, if another one of the run gives no sign for a while.
+def ending_if_stalled(minutes: float) -> Iterator[None]:
+    """End this process with an error if another process of the run stalls.
 
-    A process that was stopped, or whose machine is gone, would leave the others waiting for it. A
-    thread of each process gives a sign through a store of the main process.
+    Otherwise the processes would wait for a process that was stopped or whose machine is gone. A
+    thread of each process sends regular signs of life through a store of the main process.
 
     Args:
-        minutes: Time without a sign that ends the run.
+        minutes: Time without a sign of life that ends the run.
     """
     state = PartialState()
     if state.num_processes == 1:
@@ -211,12 +211,12 @@ def ending_with_the_stalled(minutes: float) -> Iterator[None]:
     broadcast_object_list(port)
     if not state.is_main_process:
         store = TCPStore(host, port[0], is_master=False, timeout=timeout)
-    # others may ask it for a moment longer
+    # other processes may use the store a moment longer
     _stores.append(store)
     store.set(str(state.process_index), "0")
     state.wait_for_everyone()
-    watch = _Watch(store, state.process_index, state.num_processes, 60 * minutes)
-    threads = [threading.Thread(target=it, daemon=True) for it in (watch.exchange, watch.judge)]
+    watch = _StallWatch(store, state.process_index, state.num_processes, 60 * minutes)
+    threads = [threading.Thread(target=it, daemon=True) for it in (watch.exchange, watch.check)]
     for thread in threads:
         thread.start()
     try:
@@ -225,20 +225,20 @@ def ending_with_the_stalled(minutes: float) -> Iterator[None]:
         watch.is_over.set()
 
 
-class _Watch:
-    """Signs of the processes of a run: each gives one every few seconds, and sees the others'."""
+class _StallWatch:
+    """Signs of life of the processes of a run, exchanged every few seconds."""
 
     def __init__(self, store: TCPStore, own: int, count: int, seconds: float):
         self.store, self.own, self.seconds = store, own, seconds
         self.names = [str(process) for process in range(count)]
         self.interval = min(SECONDS_BETWEEN_SIGNS, seconds / 4)
         self.is_over = threading.Event()
-        # the last sign of each process, and when it was new
+        # last sign of each process, and the time at which it changed
         self.seen = {name: (b"", time.monotonic()) for name in self.names}
         self.answered = time.monotonic()
 
     def exchange(self):
-        """Give signs and read those of the others; the store may never answer."""
+        """Send own signs and read those of the others; the store may never answer."""
         sign = 0
         while not self.is_over.wait(self.interval):
             sign += 1
@@ -246,7 +246,7 @@ class _Watch:
                 self.store.set(str(self.own), str(sign))
                 found = self.store.multi_get(self.names)
             except RuntimeError:
-                # the main process, which has the store, has ended: its launcher ends the others
+                # the main process, which has the store, has ended; the launcher ends the others
                 self.is_over.set()
                 return
             self.answered = time.monotonic()
@@ -254,12 +254,12 @@ class _Watch:
                 if value != self.seen[name][0]:
                     self.seen[name] = (value, self.answered)
 
-    def judge(self):
-        """End this process when another one has given no sign for too long."""
+    def check(self):
+        """End this process when another one has sent no sign for too long."""
         last = time.monotonic()
         while not self.is_over.wait(self.interval):
             now = time.monotonic()
-            # where this process was stopped itself, it has not seen the others' signs
+            # if this process itself was stopped, it has missed the signs of the others
             if now - last > 4 * self.interval + 1:
                 self.answered = now
                 self.seen = {name: (value, now) for name, (value, _) in self.seen.items()}
@@ -273,19 +273,19 @@ class _Watch:
 
 
 def _end_without(silent: list[int], own: int, seconds: float, is_over: threading.Event):
-    # the first one left speaks, and the others give it the time to
+    # the first live process prints the error while the others wait
     is_first = own == min({*range(own + 1)} - {*silent})
     if is_over.wait(0 if is_first else SECONDS_BETWEEN_SIGNS):
         return
     if is_first:
         plural = "es" if len(silent) > 1 else ""
         text = (
-            f"\nerror: process{plural} {', '.join(map(str, silent))} of the run gave no sign for "
-            f"{seconds:,.0f} seconds (stall_minutes). The last checkpoint is intact: resume with "
-            "--resume.\n"
+            f"\nerror: process{plural} {', '.join(map(str, silent))} of the run gave no sign of "
+            f"life for {seconds:,.0f} seconds (stall_minutes). The last checkpoint is intact: "
+            "resume with --resume.\n"
         )
         os.write(2, text.encode())
-    # the main thread waits for the silent one, and would not hear an exception
+    # the main thread waits for the stalled process, and would not see an exception
     os._exit(1)
 
 
@@ -293,9 +293,9 @@ __all__ = [
     "SIGNALS",
     "STARTER",
     "Requests",
-    "ending_with_the_stalled",
+    "ending_if_stalled",
     "leave_signals_to_the_run",
     "naming_a_dead_worker",
     "noticing_requests",
-    "say_last",
+    "print_after_launcher",
 ]

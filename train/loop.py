@@ -1,4 +1,4 @@
-"""A run from parallel text to an averaged model. Sections 5 and 6.1."""
+"""Training loop, from parallel text to an averaged model. Sections 5 and 6.1."""
 
 import contextlib
 import logging
@@ -29,15 +29,15 @@ from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
 from .ending import (
     Requests,
-    ending_with_the_stalled,
+    ending_if_stalled,
     leave_signals_to_the_run,
     naming_a_dead_worker,
     noticing_requests,
-    say_last,
+    print_after_launcher,
 )
 from .evaluate import validation_loss
 from .progress import count_cells, perplexity
-from .run import Run, data_identity, intact_checkpoint, open_run, saying_what_is_left
+from .run import Run, data_identity, intact_checkpoint, naming_intact_checkpoint, open_run
 from .run_folder import checkpoint as checkpointing
 from .step import StepResult, mask_for_sdpa, training_step
 
@@ -46,16 +46,16 @@ PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 
 
 def train(config: TrainConfig, resume: bool = False) -> bool:
-    """Train a model and leave its run folder: tokenizer, checkpoints, averaged model, model card.
+    """Train a model and fill its run folder: tokenizer, checkpoints, averaged model, model card.
 
-    Works as one process, or as one of many that `accelerate launch` started.
+    Runs as a single process, or as one of several that `accelerate launch` started.
 
     Args:
         config: Settings of the run.
-        resume: Go on from the last checkpoint, if there is one.
+        resume: Resume from the last checkpoint, if there is one.
 
     Returns:
-        Whether the run is finished; if not, it was asked to end and can be resumed.
+        Whether the run is finished. If not, a signal stopped it and it can be resumed.
 
     Raises:
         ValueError: If a setting, the data or the folder does not fit.
@@ -66,22 +66,22 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
 
 
 def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
-    """Train as `train` does, and say which signal asked the run to end.
+    """Train as `train` does, and return the signal that stopped the run.
 
     Args:
         config: As in `train`.
         resume: As in `train`.
 
     Returns:
-        Number of the signal; None if the run is finished.
+        Number of the signal, or None if the run is finished.
 
     Raises:
-        Interrupted: If the signal came before the first step, or after the last.
+        Interrupted: If the signal came before the first step or after the last step.
         ValueError: As in `train`.
         FloatingPointError: As in `train`.
         OSError: As in `train`.
     """
-    # it is said once for all processes
+    # only the main process prints
     is_main = os.environ.get("RANK", "0") == "0"
     with noticing_requests(is_main) as requests:
         try:
@@ -96,35 +96,35 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
                 _say_end(error.number, saved)
             raise
         except RuntimeError as error:
-            # torch says so in whatever this process does at that moment
+            # torch raises this error in any call of the main thread
             if "DataLoader worker" not in str(error):
                 raise
-            # even in the middle of the bar's last line
+            # the progress bar has not ended its line
             sys.stderr.write("\n")
             intact, reason = intact_checkpoint(Path(config.output_dir)), str(error).strip()
             raise OSError(
                 f"a process that prepares batches died, {intact}: resume with --resume, and with "
-                f"fewer num_workers if memory was full ({reason.splitlines()[0].strip()})"
+                f"fewer num_workers if it was out of memory ({reason.splitlines()[0].strip()})"
             ) from error
 
 
 def _say_end(number: int, saved: str):
     text = f"{signal.Signals(number).name}: {saved}. Resume with --resume."
     logger.warning("%s", text)
-    say_last(text)
+    print_after_launcher(text)
 
 
 def _train(run: Run, requests: Requests) -> int | None:
     stopped = _make_steps(run, requests)
     if stopped is not None:
         step, number = stopped
-        # the bar is closed now, and would come after it
+        # the progress bar is closed only now
         if run.accelerator.is_main_process:
             _say_end(number, f"step {step} is saved")
         _end(run)
         return number
     if run.is_late:
-        _say_that_the_end_was_skipped(run)
+        _warn_of_skipped_end(run)
     if run.accelerator.is_main_process:
         average = average_held_run(run.folder, trust_remote_code=True)
         logger.info("%s, is in %s", average, run.folder)
@@ -134,14 +134,14 @@ def _train(run: Run, requests: Requests) -> int | None:
 
 
 def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
-    """Train to the last step; or return the step after which a signal ended it, and the signal."""
+    """Train to the last step, or return the last step and the signal that stopped the run."""
     config = run.config
     with (
         run.progress.bar,
         logging_redirect_tqdm([PACKAGE_LOGGER]),
-        saying_what_is_left(run.folder),
+        naming_intact_checkpoint(run.folder),
         requests.deferred(),
-        ending_with_the_stalled(config.stall_minutes),
+        ending_if_stalled(config.stall_minutes),
     ):
         for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
             result = _step(run, step, batches)
@@ -155,8 +155,8 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
             is_due = run.is_late or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _read_results(run)
-                # where steps are skipped, the weights may be spoilt already: no good checkpoint
-                # makes room for them
+                # if steps are skipped, the weights may be bad already, and saving them would
+                # remove a good checkpoint
                 run.is_late = is_due and run.skipped_in_a_row > 0
                 if is_stopped or not run.is_late:
                     _save(run, step, is_stop=run.is_late or not is_due)
@@ -165,13 +165,13 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     return None
 
 
-def _say_that_the_end_was_skipped(run: Run):
-    """Warn that the last step was skipped and is not saved; refuse where no other step is."""
+def _warn_of_skipped_end(run: Run):
+    """Warn that the last step was skipped and is not saved; raise if no other step is saved."""
     last = checkpointing.checkpoints(run.folder / "checkpoints")
     if not last:
         distribution.together(lambda: _refuse_to_skip_more(run, run.config.max_steps))
     logger.warning(
-        "step %d was skipped and is not saved: the model is made of checkpoints until %s.",
+        "step %d was skipped and is not saved: the model is averaged from checkpoints up to %s.",
         run.config.max_steps,
         last[-1].name,
     )
@@ -182,13 +182,13 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
     if run.config.num_workers:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loader = DataLoader(
-        _Answers(run.steps),
+        _StepsOrErrors(run.steps),
         batch_size=None,
         sampler=range(run.steps_done, run.config.max_steps),
         num_workers=run.config.num_workers,
         worker_init_fn=leave_signals_to_the_run,
         pin_memory=run.accelerator.device.type == "cuda",
-        # without one of its own it draws from the generator of dropout
+        # otherwise it would draw from the generator of dropout
         generator=torch.Generator(),
     )
     for step, item in enumerate(loader, start=run.steps_done + 1):
@@ -200,8 +200,8 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         yield item.batches
 
 
-class _Answers(torch.utils.data.Dataset):
-    """Steps, or why there is none; what a worker raises comes out with its trace as the text."""
+class _StepsOrErrors(torch.utils.data.Dataset):
+    """Dataset of steps that returns errors: a raised error would contain the worker's traceback."""
 
     def __init__(self, steps: TrainingSteps | StreamedSteps):
         self.steps = steps
@@ -210,7 +210,7 @@ class _Answers(torch.utils.data.Dataset):
         try:
             return self.steps[steps_done]
         except (ValueError, OSError) as error:
-            # an error of a library may not survive the way between processes
+            # errors of libraries cannot always be pickled
             kind = ValueError if isinstance(error, ValueError) else OSError
             return kind(str(error))
 
@@ -224,7 +224,7 @@ def _log_block(run: Run, step: int):
 
 
 def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
-    # dropout is a function of the step, so that no generator need be saved
+    # dropout depends only on the step, so checkpoints need no generator state
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
     cells = count_cells(batches)
@@ -248,8 +248,8 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
         if not should_reduce_batch_size(error):
             raise
         raise MemoryError(
-            f"memory must hold a micro-batch, and was full in step {step}: go on with --resume and "
-            f"tokens_per_micro_batch below {run.config.tokens_per_micro_batch}."
+            f"out of memory in step {step}: resume with --resume and tokens_per_micro_batch below "
+            f"{run.config.tokens_per_micro_batch}."
         ) from error
     run.progress.bar.update()
     run.unread.append((step, result, cells))
@@ -257,7 +257,7 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
 
 
 def _read_results(run: Run):
-    # the device is waited for here, and no more often than something is written down
+    # reading waits for the device, so results are read only when something is written
     for step, result, cells in run.unread:
         if not result.is_skipped:
             run.skipped_in_a_row = 0
@@ -267,17 +267,16 @@ def _read_results(run: Run):
         run.skipped_in_a_row += 1
         logger.warning("step %d skipped: loss or gradient is not finite", step)
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
-            # every process has the same loss, and so the same to say
+            # every process has the same loss, so all of them raise
             distribution.together(lambda step=step: _refuse_to_skip_more(run, step))
     run.unread.clear()
 
 
 def _refuse_to_skip_more(run: Run, step: int) -> NoReturn:
     raise FloatingPointError(
-        f"loss or gradient must be finite, got {run.skipped_in_a_row} steps in a row, the "
-        f"last one step {step}, where they were not: try a lower learning_rate_factor, "
-        "more warmup_steps, max_grad_norm 1.0, or precision bf16 or fp32, and go on with "
-        "--resume."
+        f"loss and gradient must be finite, but {run.skipped_in_a_row} steps in a row up to step "
+        f"{step} were not: try a lower learning_rate_factor, more warmup_steps, max_grad_norm 1.0, "
+        "or precision bf16 or fp32, and resume with --resume."
     )
 
 
@@ -285,11 +284,11 @@ def _log(run: Run, step: int, result: StepResult):
     _read_results(run)
     run.progress.log(
         step=step,
-        # a stream does not know how long it is
+        # the length of a stream is unknown
         epoch=round(step / run.steps.steps_per_epoch, 4)
         if run.position is None
         else run.position["places"][0]["pass"],
-        # the scheduler already has the rate of the next step
+        # the scheduler already has the learning rate of the next step
         learning_rate=run.rate(step),
         grad_norm=float(result.grad_norm),
         skipped=run.skipped,
@@ -319,7 +318,7 @@ def _refuse_not_finite(step: int, *groups: Mapping[str, Tensor] | None):
 
 def _save(run: Run, step: int, is_stop: bool = False):
     minutes = run.config.averaged_minutes
-    # every process may have a part of each
+    # each process may have only a part of each tensor
     weights = distribution.whole_weights(run.model)
     optimizer_state = distribution.whole_optimizer_state(run.accelerator, run.model, run.optimizer)
     moving_average = None
@@ -355,8 +354,8 @@ def _save(run: Run, step: int, is_stop: bool = False):
 
 
 def _end(run: Run):
-    # freed after the group of processes, what sums gradients over them would hold Python's lock
-    # while it waits for threads that need it
+    # if the wrapped model is freed after the process group, its destructor holds Python's lock
+    # while it waits for threads that need this lock
     del run.wrapped_model
     run.accelerator.free_memory()
     run.accelerator.end_training()
@@ -365,7 +364,7 @@ def _end(run: Run):
 def _is_asked_to_end(run: Run, is_asked_here: bool) -> bool:
     if run.accelerator.num_processes == 1:
         return is_asked_here
-    # what all processes said one step ago: to read what they say now would wait for the device
+    # the requests of one step ago: reading those of this step would wait for the device
     before = run.asked_to_end
     here = torch.full((), int(is_asked_here), device=run.accelerator.device)
     run.asked_to_end = run.accelerator.reduce(here, reduction="sum")

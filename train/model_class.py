@@ -1,4 +1,4 @@
-"""Models of the user's own in training: `--model_class FILE.py:CLASS`."""
+"""Training of the user's own model class: `--model_class FILE.py:CLASS`."""
 
 import importlib.util
 import inspect
@@ -30,13 +30,13 @@ from ..sizes import OTHER_NAMES, size_of
 if TYPE_CHECKING:
     from .config import TrainConfig
 
-# arguments that training gives to `forward`
+# arguments that training passes to `forward`
 INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
-# fields that training reads of a model's configuration
+# configuration fields that training reads
 SIZES = ("vocab_size", "d_model", *LAYER_FIELDS)
-# further fields of a row of Table 3 that other configurations have
+# further fields of a row of Table 3 that other configurations can have
 SHARED = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
-# files that were loaded, as they were then
+# content of the loaded files, at the time they were loaded
 _LOADED: dict[ModuleType, bytes] = {}
 
 
@@ -45,14 +45,14 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
 
     Args:
         config: Settings of the run.
-        folder: Run folder, which keeps the class's file once the run has begun.
+        folder: Run folder, which has a copy of the file after the run has begun.
 
     Returns:
-        This package's class, or the one that `model_class` names.
+        Class of this package, or the class that `model_class` names.
 
     Raises:
-        ValueError: If there is no such file or class, the file differs from the one that the run
-            folder keeps, or the class cannot be trained.
+        ValueError: If there is no such file or class, the file differs from the copy in the run
+            folder, or the class cannot be trained.
     """
     if config.model_class is None:
         return modeling.VanillaTransformerForConditionalGeneration
@@ -62,7 +62,7 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
         module = _module_of(Path(source), None if folder is None else folder / Path(source).name)
     model_class = getattr(module, name, None)
     if not _is_model(model_class):
-        # a name of the library is looked up without importing all that it has
+        # the library imports a class only when it is used, so its names are not filtered
         is_library = module is transformers
         names = [it for it in dir(module) if is_library or _is_model(vars(module).get(it))]
         raise ValueError(
@@ -72,11 +72,11 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
     _refuse_other_kind(model_class)
     if module is not transformers:
         if name in modeling.__all__:
-            # the package's own class would take its place when the model is loaded
+            # the class of the package would replace it when the model is loaded
             raise ValueError(
                 f"model_class must have a name of its own, got {name}: rename the class."
             )
-        # `save_pretrained` then writes the file beside the weights, and names it in config.json
+        # `save_pretrained` then saves the file with the weights, and names it in config.json
         model_class.register_for_auto_class(AUTO_CLASS)
         if model_class.config_class.__module__ == module.__name__:
             model_class.config_class.register_for_auto_class()
@@ -103,7 +103,7 @@ def _module_of(path: Path, kept: Path | None) -> ModuleType:
         is_file = file is not None and Path(file).is_file()
         if code == _LOADED.get(known, Path(file).read_bytes() if is_file else None):
             return known
-        # a file that was edited since is loaded anew
+        # a file that was edited is loaded again
         if known not in _LOADED:
             raise ValueError(
                 f"model_class must be in a file whose name is not that of a module, got "
@@ -127,7 +127,7 @@ def _refuse_other_kind(model_class: type[PreTrainedModel]):
         if "forward" in vars(kind):
             parameters = inspect.signature(kind.forward).parameters
             known |= parameters.keys()
-            # others are passed on to the class that it is made from
+            # other arguments are passed on to the base class
             if not any(it.kind == it.VAR_KEYWORD for it in parameters.values()):
                 break
     missing = [argument for argument in INPUTS if argument not in known]
@@ -164,8 +164,8 @@ def make_config(
 
     Args:
         model_class: Class of the model.
-        paper_row: Row of Table 3 that sizes are taken from.
-        given: Fields that differ from the row's.
+        paper_row: Row of Table 3 that gives the sizes.
+        given: Fields that differ from this row.
 
     Returns:
         The configuration.
@@ -177,7 +177,7 @@ def make_config(
     config_class = model_class.config_class
     fields = _fields_of(config_class)
     for name in given:
-        # the configuration itself says best what it makes of separate vocabularies
+        # the configuration itself has the better error about separate vocabularies
         known = {*fields, *TOKEN_ID_FIELDS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
         if not {name, OTHER_NAMES.get(name)} & known:
             raise ValueError(
@@ -195,7 +195,7 @@ def make_config(
         sizes = {name: getattr(row, name) for name in (*SIZES, *SHARED)}
         sizes |= {other: sizes[name] for name, other in OTHER_NAMES.items()}
         sizes["d_kv"] = row.d_k or row.d_model // row.encoder_attention_heads
-        # the class's own token ids are those of another vocabulary
+        # the default token ids of the class belong to another vocabulary
         sizes |= dict.fromkeys(TOKEN_ID_FIELDS, 0)
         sizes = {name: size for name, size in sizes.items() if name in fields}
         config = config_class(**sizes | {it: given[it] for it in given if it not in shared})
@@ -220,7 +220,7 @@ def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrai
         The model.
 
     Raises:
-        ValueError: As `model_class_of`, or if the model has another vocabulary.
+        ValueError: As in `model_class_of`, or if the model has another vocabulary size.
     """
     model = model_class_of(config, Path(config.output_dir or "."))(model_config)
     size = model_config.vocab_size
@@ -242,10 +242,10 @@ def try_model(model: PreTrainedModel):
 
     Raises:
         RuntimeError: If the model or its search fails.
-        ValueError: If its scores are not those of its vocabulary.
+        ValueError: If the logits do not have the shape [B, T, V].
     """
     name, size = type(model).__name__, model.config.vocab_size
-    # a kernel of a GPU cannot be tried here
+    # GPU kernels cannot run on the CPU
     if model.config._attn_implementation.startswith("flash"):
         return
     ids = torch.tensor([[3, 4, 5], [5, 4, model.config.pad_token_id]])
@@ -270,7 +270,7 @@ def try_model(model: PreTrainedModel):
 
 
 def keep_file(config: "TrainConfig", folder: Path):
-    """Copy the file of the model's class into the run folder.
+    """Copy the file of the model class into the run folder.
 
     Args:
         config: Settings of the run.
@@ -283,10 +283,10 @@ def keep_file(config: "TrainConfig", folder: Path):
 
 
 def set_search(model: PreTrainedModel, config: "TrainConfig"):
-    """Give a trained model the search of its recipe as its default.
+    """Make the search settings of the recipe the defaults of a trained model.
 
     Args:
-        model: Trained model; one of another class gets the library's nearest settings.
+        model: Trained model; a model of another class gets the library's nearest settings.
         config: Settings of the run.
     """
     if isinstance(model, SearchMixin):
@@ -299,7 +299,7 @@ def set_search(model: PreTrainedModel, config: "TrainConfig"):
     model.generation_config = GenerationConfig(
         **{name: getattr(theirs, name, None) for name in TOKEN_ID_FIELDS},
         num_beams=config.num_beams,
-        # the library's penalty is length ** length_penalty: not the paper's, but of one kind
+        # the library's penalty, length ** length_penalty, is similar to the paper's
         length_penalty=config.length_penalty_alpha,
         max_length=min(longest, config.max_length + config.max_extra_tokens),
     )

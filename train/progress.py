@@ -1,4 +1,4 @@
-"""What is said of a run while it trains: a bar, `metrics.jsonl`, and trackers."""
+"""Progress of a run: progress bar, `metrics.jsonl` and trackers."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ from .data.batches import IGNORED
 from .run_folder.files import METRICS_FILE, read_metrics
 from .step import StepResult
 
-# all of it fits into 80 columns
+# fits into 80 columns
 BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
 SECONDS_BETWEEN_LINES = 30
 TRACKERS_FOLDER = "trackers"
@@ -33,29 +33,29 @@ def refuse_trackers(names: Sequence[str]) -> None:
     """Refuse trackers that accelerate does not know, or that are not installed.
 
     Args:
-        names: Of the trackers.
+        names: Names of trackers.
 
     Raises:
-        ValueError: If there is such a one.
+        ValueError: If a tracker is unknown or not installed; names it.
     """
     for name in names:
         if name not in TRACKERS:
             raise ValueError(
-                f"report_to must be none or of {', '.join(TRACKERS)}, got {name!r}."
+                f"report_to must be none or some of {', '.join(TRACKERS)}, got {name!r}."
                 + closest_name(str(name), list(TRACKERS))
             )
         if LoggerType(name) not in get_available_trackers():
-            raise ValueError(f"report_to {name!r} must be installed, got no package of it.")
+            raise ValueError(f"report_to {name!r} must be installed, and its package is missing.")
 
 
 def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int) -> None:
-    """Let the trackers of `report_to` have the settings, and from now on what is written down.
+    """Start the trackers of `report_to` and give them the settings.
 
     Args:
-        accelerator: Tells them.
+        accelerator: Accelerator, which passes metrics to the trackers.
         config: Settings of the run.
-        steps_done: Steps before this process began; what was said of later ones is taken back
-            where the tracker can.
+        steps_done: Number of steps done before; metrics of later steps are removed if the tracker
+            can do this.
     """
     if not config.report_to:
         return
@@ -74,14 +74,14 @@ def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int
 
 
 class Progress:
-    """The bar on stderr, the lines of `metrics.jsonl`, and what was counted since the last line.
+    """Progress bar on stderr, `metrics.jsonl`, and the sums since its last line.
 
     Args:
-        folder: The run folder.
+        folder: Run folder.
         config: Settings of the run.
-        steps_done: Steps before this process began; later lines of an earlier try are removed.
-        window: Sums since the last line of the checkpoint that the run goes on from.
-        accelerator: Knows the process that reports, and the trackers that are told too.
+        steps_done: Number of steps done before; later lines of `metrics.jsonl` are removed.
+        window: Sums since the last line, from the checkpoint to resume from.
+        accelerator: Accelerator, which passes metrics to the trackers.
     """
 
     def __init__(
@@ -97,14 +97,14 @@ class Progress:
         self.window = window or self._empty_window()
         self.started = time.monotonic()
         self.tokens_before = self.window["tokens"]
-        # lines of a log have no end if each moment gets one
+        # in a log file every update of the bar takes a line
         interval = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
         self.bar = tqdm(
             total=config.max_steps,
             initial=steps_done,
             bar_format=BAR,
             mininterval=interval,
-            # a thread of the bar's own draws a bar that has not moved for so long
+            # a thread of tqdm redraws a bar that has not moved for this time
             maxinterval=max(interval, 10.0),
             disable=not accelerator.is_main_process,
             dynamic_ncols=True,
@@ -121,8 +121,8 @@ class Progress:
         """Count one step that was not skipped.
 
         Args:
-            result: What it reports.
-            cells: From `count_cells`, of what this process had of it.
+            result: Result of the step.
+            cells: Counts from `count_cells`, for the batches of this process.
         """
         tokens = int(result.num_tokens)
         self.window["loss"] += float(result.loss) * tokens
@@ -131,23 +131,23 @@ class Progress:
             self.window[name] += number
 
     def log(self, **facts: Any):
-        """Write a line with what was counted since the last.
+        """Write a line with the means since the last line.
 
         Args:
-            facts: What else the line says.
+            facts: Other entries of the line.
         """
         elapsed = time.monotonic() - self.started
         tokens = self.window["tokens"]
         facts |= {
             "loss": self.window["loss"] / tokens if tokens else None,
             "non_padding": self.window["filled_cells"] / max(self.window["cells"], 1),
-            # a clock may not have moved between two steps
+            # a coarse clock can show the same time after a fast step
             "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
         }
         self.write(**facts)
         self.bar.set_description_str(
-            f" loss {facts['loss'] or math.nan:.3f} rate {facts['learning_rate']:.1e} "
-            f"{facts['tokens_per_second']:,.0f} tok/s {facts['non_padding']:.0%} filled",
+            f" loss {facts['loss'] or math.nan:.3f} lr {facts['learning_rate']:.1e} "
+            f"{facts['tokens_per_second']:,.0f} tok/s {1 - facts['non_padding']:.0%} padding",
             refresh=False,
         )
         self.window = self._empty_window()
@@ -158,7 +158,7 @@ class Progress:
         """Write a line.
 
         Args:
-            facts: What it says; JSON has no number that is not finite, and gets null.
+            facts: Entries of the line; null replaces a number that is not finite.
         """
         if not self.accelerator.is_main_process:
             return
@@ -172,18 +172,18 @@ class Progress:
         self.accelerator.log(numbers, step=numbers.pop("step"))
 
     def to_disk(self):
-        """Have all lines on the disk: a checkpoint is not to know of steps that they do not."""
+        """Force all lines to disk, so that they are never older than a checkpoint."""
         to_disk(self.path)
 
 
 def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
-    """Count the places of some batches, and those of them that no padding fills.
+    """Count the positions of batches, and the non-padding tokens.
 
     Args:
-        batches: Micro-batches in the memory of the host.
+        batches: Micro-batches in host memory.
 
     Returns:
-        `cells` and `filled_cells`, of sources and targets.
+        `cells`, all positions, and `filled_cells`, the non-padding ones, of sources and targets.
     """
     counts = {"cells": 0, "filled_cells": 0}
     for batch in batches:
@@ -194,12 +194,12 @@ def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
 
 
 def perplexity(loss: float) -> float:
-    """The perplexity of a loss per token, infinite where it is too large to say.
+    """Return the perplexity of a loss per token.
 
     Args:
-        loss: Unsmoothed, in nats.
+        loss: Unsmoothed loss, in nats.
 
     Returns:
-        Its exponential.
+        Exponential of the loss; infinity if it is too large for a float.
     """
     return math.exp(loss) if loss < 700 else math.inf

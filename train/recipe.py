@@ -17,20 +17,20 @@ from .config import TrainConfig
 from .resuming import by_field
 
 RECIPES = Path(__file__).parent / "recipes"
-# of a run, in its folder
+# name of the recipe in a run folder
 RECIPE_FILE = "recipe.yaml"
-# characters and levels of a recipe
+# most characters and levels of a recipe
 LONGEST_RECIPE, DEEPEST = 1_000_000, 20
-# what a recipe says of each run of it that was measured, under this name
+# entry of a recipe with the runs that were measured, and the facts about each
 MEASURED = "measured"
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads values without a name that stands twice, references and depth.
+    """YAML loader that refuses repeated names, references and deep nesting.
 
-    The last of two values of a name would win in silence; a few lines of references to references
-    stand for more values than memory holds.
+    Otherwise the last of two values of a name would win silently, and a few lines of nested
+    references could expand to more values than memory holds.
     """
 
     depth = 0
@@ -63,8 +63,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_object(node, deep)
 
     @staticmethod
-    def _refuse(problem: str, place: yaml.Event | yaml.Node) -> NoReturn:
-        raise yaml.constructor.ConstructorError(None, None, problem, place.start_mark)
+    def _refuse(problem: str, found: yaml.Event | yaml.Node) -> NoReturn:
+        raise yaml.constructor.ConstructorError(None, None, problem, found.start_mark)
 
 
 def _parsed(text: str, name: str, kind: str) -> Any:
@@ -78,18 +78,18 @@ def _parsed(text: str, name: str, kind: str) -> Any:
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(filter(None, (error.context, error.problem)))
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise ValueError(f"{name} must be {kind}: {place}{problem}.") from error
-    # a date that does not exist, and a character that no text has
+        position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise ValueError(f"{name} must be {kind}: {position}{problem}.") from error
+    # an invalid date raises ValueError, an invalid character another YAMLError
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{name} must be {kind}: {' '.join(str(error).split())}.") from error
 
 
 def recipe_names() -> list[str]:
-    """The recipes that come with the package.
+    """List the recipes of the package.
 
     Returns:
-        Their names, sorted.
+        Names of the recipes, sorted.
     """
     return sorted(path.stem for path in RECIPES.glob("*.yaml"))
 
@@ -106,13 +106,13 @@ def _recipe_path(recipe: str) -> Path:
 
 
 def recipe_comment(recipe: str) -> list[str]:
-    """What a recipe says of itself.
+    """Return the description of a recipe.
 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
 
     Returns:
-        The lines of the comment it begins with; the first says what it reproduces.
+        Lines of the comment at its beginning; the first one says what the recipe reproduces.
 
     Raises:
         ValueError: If there is no such recipe.
@@ -125,16 +125,16 @@ def recipe_comment(recipe: str) -> list[str]:
 
 
 def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    """Read a recipe as it is written.
+    """Read the settings of a recipe, without defaults.
 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
 
     Returns:
-        Its settings, and `MEASURED_FACTS` of each run of it that was measured.
+        Settings of the recipe, and `MEASURED_FACTS` of each measured run.
 
     Raises:
-        ValueError: If there is no such recipe, or it holds something else.
+        ValueError: If there is no such recipe, or it has another form.
     """
     path = _recipe_path(recipe)
     settings = _parsed(read_text(path), f"recipe {path}", "YAML")
@@ -155,12 +155,12 @@ def _is_measured(run: Any) -> bool:
 
 
 def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> TrainConfig:
-    """Resolve a run's settings: defaults, then the recipe, then what is given beside it.
+    """Resolve the settings of a run: defaults, then the recipe, then overrides.
 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
-        overrides: Settings that win over the recipe's; `model` is merged with the recipe's. Here
-            and there `dataset` without `name` has none.
+        overrides: Settings that replace those of the recipe; `model` is merged with the recipe's.
+            In both, `dataset` without `name` means a dataset without configurations.
 
     Returns:
         The settings.
@@ -179,7 +179,7 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
         overrides = {**overrides, "model": merged}
     given = {}
     for part in (settings, overrides):
-        # a configuration belongs to its dataset: another dataset has none unless it is named
+        # the name of a configuration belongs to one dataset and is not kept for another
         given |= {"name": None, **part} if "dataset" in part else part
     config = TrainConfig(**given)
     if config.output_dir is None:
@@ -193,11 +193,11 @@ def parse_arguments(
     """Read a command line: `RECIPE --field value ... [--resume] [--dry_run]`.
 
     Args:
-        argv: The arguments.
-        prog: Name of the command, for its help.
+        argv: Command-line arguments.
+        prog: Name of the command in the help text.
 
     Returns:
-        The settings, and the switches `resume` and `dry_run`.
+        Settings of the run, and the parsed flags, `resume` and `dry_run` among them.
 
     Raises:
         ValueError: If the recipe or a flag is unknown, or a value is refused.
@@ -216,15 +216,17 @@ def parse_arguments(
         "recipe",
         nargs="?",
         default="paper-base",
-        help="a .yaml file, or one of those below (%(default)s)",
+        help="a .yaml file, or the name of a recipe below (%(default)s)",
     )
-    parser.add_argument("--resume", action="store_true", help="go on from the last checkpoint")
+    parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     parser.add_argument(
-        "--dry_run", action="store_true", help="print settings and what to expect, and stop"
+        "--dry_run",
+        action="store_true",
+        help="print the settings and the expected size and memory, then exit",
     )
     add_trust_flag(parser)
     for known in dataclasses.fields(TrainConfig):
-        # as the flag takes it
+        # the help shows a default in the form that the flag takes
         is_empty = known.default is dataclasses.MISSING
         default = "" if is_empty else _flag_text(known.default)
         parser.add_argument(
@@ -255,7 +257,7 @@ def parse_arguments(
 
 
 def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):
-    """Refuse to run a file that the user has not named; a recipe may come from somebody else."""
+    """Refuse to run a file that the user has not named: recipes can come from other people."""
     path = Path(config.model_class.rpartition(":")[0])
     if is_named and path.is_file():
         return
@@ -266,34 +268,34 @@ def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):
 
 
 def _refuse_other_folder(recipe: Path, config: TrainConfig):
-    # a run that was moved or copied has its recipe beside it, which names the folder it was in
+    # the recipe of a run folder that was moved or copied still names the old folder
     folder = recipe.parent
     is_of_a_run = recipe.name == RECIPE_FILE and (folder / "checkpoints").is_dir()
     if is_of_a_run and folder.resolve() != Path(config.output_dir).resolve():
         raise ValueError(
-            f"output_dir must be given where a run was moved: {recipe} says {config.output_dir}, "
-            f"and lies beside checkpoints in {folder}."
+            f"output_dir must be given for a run that was moved: {recipe} says "
+            f"{config.output_dir}, but its checkpoints are in {folder}."
         )
 
 
 def save_config(config: TrainConfig, path: Path) -> None:
-    """Write settings as a recipe that holds all of them.
+    """Write all settings as a recipe.
 
     Args:
-        config: The settings.
-        path: The .yaml file to write.
+        config: Settings of the run.
+        path: .yaml file to write.
     """
     write_whole(path, recipe_text(config))
 
 
 def recipe_text(config: TrainConfig) -> str:
-    """Settings as a recipe that holds all of them.
+    """Return all settings as a recipe.
 
     Args:
-        config: The settings.
+        config: Settings of the run.
 
     Returns:
-        YAML.
+        YAML text.
     """
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
@@ -316,7 +318,7 @@ def _flag_text(value: Any) -> str:
 def _text_value(name: str, text: str) -> str | None:
     is_optional = TrainConfig.__dataclass_fields__[name].type == str | None
     if is_optional and text == str(None):
-        raise ValueError(f"{name} must be null where there is to be none, got {text}.")
+        raise ValueError(f"{name} must be null for no value, got {text}.")
     return None if text == "null" and is_optional else text
 
 

@@ -1,4 +1,4 @@
-"""Settings that may change when a run is resumed, and those that may not."""
+"""Changes of settings that a resumed run allows."""
 
 import dataclasses
 from collections.abc import Iterable, Iterator
@@ -8,7 +8,8 @@ from typing import Any
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .config import TrainConfig
 
-_OF_THE_VOCABULARY = (
+# settings that decide the vocabulary
+VOCABULARY_SETTINGS = (
     "dataset",
     "name",
     "revision",
@@ -22,9 +23,8 @@ _OF_THE_VOCABULARY = (
     "symbol_lang",
     "seed",
 )
-
-
-_OF_THE_STEPS = (
+# settings of a training step; a resumed run may change them and records the change
+STEP_SETTINGS = (
     "tokens_per_micro_batch",
     "max_steps",
     "warmup_steps",
@@ -43,14 +43,15 @@ _OF_THE_STEPS = (
 def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     """Refuse to resume a run with settings that would make it another run.
 
-    The text itself is compared later, wherever it lies now; of a stream only its name is known.
+    The path of a corpus may change, because its text is compared later. A streamed corpus is known
+    only by its name, which must stay.
 
     Args:
-        config: The settings asked for.
-        before: The settings the run began with.
+        config: New settings.
+        before: Settings of the run so far.
 
     Raises:
-        ValueError: If data, batches or model differ; says where.
+        ValueError: If data, batches or model differ; names the settings.
     """
     names = [known.name for known in dataclasses.fields(TrainConfig) if known.metadata["data"]]
     if not config.streaming and len(config.mix) == len(before.mix):
@@ -59,14 +60,14 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
             for new, old in zip(config.mix, before.mix, strict=True)
         ]
         before = dataclasses.replace(before, dataset=config.dataset, mix=mix)
-    # of a tokenizer that lies elsewhere the content is compared later as well
+    # the path of a tokenizer may change too: its content is compared later
     if None not in (config.tokenizer, before.tokenizer):
         names.remove("tokenizer")
-    # of a model class in a file that lies elsewhere too; another class is not loaded, which would
-    # run the file that the recipe in the run folder names
+    # so may the path of a model class. another class is not loaded here, because that would run
+    # the file that the recipe in the run folder names
     if Path(config.model_class or "").name == Path(before.model_class or "").name:
         before = dataclasses.replace(before, model_class=config.model_class)
-        # a field that is given as what it is without is no other model
+        # a field with its default value makes no other model
         resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
         if resolved[0] == resolved[1]:
             names = [name for name in names if name not in ("paper_row", "model")]
@@ -76,57 +77,57 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
 
 
 def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
-    """What a resumed run does otherwise than before.
+    """Describe the changed settings of a training step in a resumed run.
 
     Args:
-        config: The settings asked for.
-        before: The settings the run had.
+        config: New settings.
+        before: Settings of the run so far.
 
     Returns:
-        The settings of a step that changed, with both values; nothing if none has.
+        Changed settings with both values; an empty text if there are none.
     """
     return "; ".join(
-        f"{name} {new!r}, before it {old!r}"
-        for name, old, new in _changed(config, before, _OF_THE_STEPS)
+        f"{name} {new!r}, before {old!r}"
+        for name, old, new in _changed(config, before, STEP_SETTINGS)
     )
 
 
 def refuse_late_cooldown(config: TrainConfig, before: TrainConfig, steps_done: int) -> None:
-    """Refuse to resume a run so that its rate would have begun to fall before.
+    """Refuse a new cooldown that would have begun before the step to resume from.
 
     Args:
-        config: The settings asked for.
-        before: The settings the run had.
-        steps_done: Of the run.
+        config: New settings.
+        before: Settings of the run so far.
+        steps_done: Number of steps done.
 
     Raises:
-        ValueError: If the rate would jump; says how long it can fall.
+        ValueError: If the learning rate would jump; names the longest cooldown.
     """
     if not _differences(config, before, ("max_steps", "cooldown_steps")):
         return
     left = config.max_steps - steps_done
     if config.cooldown_steps > left:
         raise ValueError(
-            f"cooldown_steps must be at most {left}, the steps that are left of max_steps, for the "
-            f"rate not to jump, got {config.cooldown_steps}."
+            f"cooldown_steps must be at most {left}, the number of remaining steps, because the "
+            f"learning rate would jump, got {config.cooldown_steps}."
         )
 
 
 def refuse_other_vocabulary(config: TrainConfig, before: TrainConfig) -> None:
-    """Refuse to use a vocabulary that was learned with settings that make another.
+    """Refuse a vocabulary that was learned with other settings.
 
     Args:
-        config: The settings asked for.
-        before: The settings it was learned with.
+        config: New settings.
+        before: Settings that the vocabulary was learned with.
 
     Raises:
-        ValueError: If they differ; says where.
+        ValueError: If the settings of the vocabulary differ; names them.
     """
-    differences = _differences(config, before, _OF_THE_VOCABULARY)
+    differences = _differences(config, before, VOCABULARY_SETTINGS)
     if differences:
         raise ValueError(
-            f"output_dir must be new, or its vocabulary have been learned with the same settings: "
-            f"{differences}."
+            f"output_dir must be new, or have a vocabulary that was learned with the same "
+            f"settings: {differences}."
         )
 
 
@@ -146,5 +147,5 @@ def _changed(
 
 
 def by_field(model: dict[str, Any]) -> dict[str, Any]:
-    """Fields of a model by one name each, or the recipe's would stand beside the one that wins."""
+    """Return fields of a model under their canonical names, so that an alias replaces its field."""
     return {VanillaTransformerConfig.attribute_map.get(name, name): model[name] for name in model}

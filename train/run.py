@@ -43,39 +43,50 @@ from .vocabulary import prepare_tokenizer, refuse_files_of_no_run
 
 logger = logging.getLogger(__name__)
 
-# settings that each machine may have its own of
-OF_A_MACHINE = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")
+# settings that may differ between machines
+MACHINE_SETTINGS = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")
 SHARED_FOLDER = ", as in a folder that all machines share"
+# state of a run before its first step
+NEW_STATE = {
+    "step": 0,
+    "skipped": 0,
+    "skipped_in_a_row": 0,
+    "is_late": False,
+    "window": None,
+    "position": None,
+    "tokens_per_micro_batch": None,
+    "seconds": 0.0,
+}
 
 
 @dataclass
 class Run:
-    """What a run works with.
+    """Objects and state of a training run.
 
     Args:
-        config: Its settings.
-        accelerator: Knows the processes, the device and the precision.
-        folder: Where it leaves everything.
-        data: What it trains on and validates with.
-        collator: Makes a micro-batch.
-        steps: What this process sees at each step.
-        model: The model as it is saved.
-        wrapped_model: The model as it is trained.
-        optimizer: The optimizer as it is saved.
-        wrapped_optimizer: The optimizer as it is used.
-        rate: Of each step.
-        scheduler: Gives it to the optimizer.
-        moving_average: Of the weights, if the run is to have one.
-        progress: What is reported.
-        steps_done: Steps before this process began.
-        position: Where in a stream the block of the last step began.
-        skipped: Steps that changed no weight, so far.
-        skipped_in_a_row: Those of them that came last.
-        is_late: Whether a checkpoint is due that waits for a step which is not skipped.
+        config: Settings of the run, with the size of a micro-batch.
+        accelerator: Accelerator of this process.
+        folder: Run folder.
+        data: Training and validation data.
+        collator: Collator of micro-batches.
+        steps: Micro-batches of this process for each step.
+        model: Model, not wrapped.
+        wrapped_model: Model that `accelerator` prepared.
+        optimizer: Optimizer, not wrapped.
+        wrapped_optimizer: Optimizer that `accelerator` prepared.
+        rate: Learning rate of a step, from 1.
+        scheduler: Scheduler of the optimizer.
+        moving_average: Moving average of the weights, if the run has one.
+        steps_done: Number of steps done before this process began.
+        position: Position in a stream at which the block of the last step began.
+        skipped: Number of skipped steps so far.
+        skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
+        is_late: Whether a checkpoint is due and waits for a step that is not skipped.
         seconds_before: Training time before this process began.
-        started: When it began.
-        unread: Steps whose results are still on the device, with what `count_cells` found.
-        asked_to_end: How many processes had been asked to end by the last step, on the device.
+        started: Time at which this process began, on the monotonic clock.
+        unread: Steps whose results are still on the device, with their `count_cells`.
+        asked_to_end: Number of processes that were asked to end by the last step, on the device.
+        progress: Progress bar, metrics and trackers; set when the run folder is ready.
     """
 
     config: TrainConfig
@@ -91,101 +102,62 @@ class Run:
     rate: Callable[[int], float]
     scheduler: LRScheduler
     moving_average: MovingAverage | None
-    progress: Progress
     steps_done: int
     position: dict[str, Any] | None
     skipped: int
     skipped_in_a_row: int
     is_late: bool
     seconds_before: float
-    started: float
+    started: float = field(default_factory=time.monotonic)
     unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
     asked_to_end: Tensor | None = None
+    progress: Progress = field(init=False)
 
 
 def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack) -> Run:
-    refuse_trackers(config.report_to)
-    refuse_bleu_tokenizer(config.bleu_tokenizer)
-    accelerator = distribution.open_accelerator(config)
-    if not accelerator.is_main_process:
-        logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
-        datasets.disable_progress_bars()
-    # a model that cannot be is refused before the data is prepared for it
-    model_config = config.model_config(config.vocab_size)
-    refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
-    if config.tokenizer is None:
-        refuse_small_vocabulary(config.vocab_size)
-    folder = Path(config.output_dir)
-    # a machine may have been given another command
-    settings = dataclasses.asdict(config).items()
-    distribution.refuse_disagreement(
-        {name: it for name, it in settings if name not in OF_A_MACHINE}
-    )
-    # two commands in one folder would take each other's files
-    distribution.together(lambda: _hold(folder, accelerator, until_end))
-    # the main process decides first: the others would see what it makes
-    prepared = distribution.main_process_first(lambda: _prepare(folder, config, resume))
-    checkpoint, changes, tokenizer, data = prepared
-    distribution.refuse_disagreement(
-        {
-            "checkpoint": checkpoint.name if checkpoint else "none",
-            "vocabulary": tokenizer_hash(tokenizer),
-            # of a stream nothing is known before it is read
-            "text": data.facts.get("text_sha256"),
-        },
-        SHARED_FOLDER,
-    )
+    """Set up a run, or load it from its last checkpoint.
 
-    # before every process is left with a part of its weights
-    model, collator, state = distribution.together(lambda: _begin(config, tokenizer, checkpoint))
+    Args:
+        config: Settings of the run.
+        resume: Resume from the last checkpoint, if there is one.
+        until_end: Holds the lock of the run folder.
+
+    Returns:
+        The run, ready for its next step.
+
+    Raises:
+        ValueError: If a setting, the data or the folder does not fit.
+        OSError: If a file cannot be written.
+    """
+    accelerator = _open_accelerator(config)
+    checkpoint, changes, tokenizer, data = _open_folder(config, resume, accelerator, until_end)
+    # a layout may leave every process with a part of the weights, so they are loaded before
+    model, collator, state = distribution.together(
+        lambda: _make_or_load_model(config, tokenizer, checkpoint)
+    )
     wrapped_model, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, config)
     wrapped_model.train()
     moving_average = None
     if config.ema_decay is not None:
         moving_average = MovingAverage(model, config.ema_decay)
-    saved = config
+    given = config
     config = _with_micro_batch(config, accelerator, model, state)
     processes = (accelerator.num_processes, accelerator.process_index)
-    steps, before = distribution.together(
-        lambda: _go_on(config, model, data, collator, processes, checkpoint, state)
+    steps, saved = distribution.together(
+        lambda: _make_steps(config, model, data, collator, processes, checkpoint, state)
     )
     if isinstance(steps, StreamedSteps):
         distribution.refuse_disagreement({"text": steps.text_sha256}, SHARED_FOLDER)
     if checkpoint is not None:
         distribution.load_optimizer_state(
-            accelerator, model, optimizer, wrapped_optimizer, before["optimizer"]
+            accelerator, model, optimizer, wrapped_optimizer, saved["optimizer"]
         )
-        if accelerator.scaler is not None and "scaler" in before:
-            accelerator.scaler.load_state_dict(before["scaler"])
+        if accelerator.scaler is not None and "scaler" in saved:
+            accelerator.scaler.load_state_dict(saved["scaler"])
         if moving_average is not None:
-            moving_average.load(distribution.own_parts(model, before["moving_average"]))
-    rate = rate_of(config, model.config.d_model)
-    with saying_what_is_left(folder):
-        if accelerator.is_main_process:
-            facts = {
-                "layout": accelerator.distributed_type.value,
-                "processes": accelerator.num_processes,
-                "device": accelerator.device,
-                "tokens_per_micro_batch": config.tokens_per_micro_batch,
-                "attention": model.config._attn_implementation,
-                "first_step": state["step"] + 1,
-                "tokenizer_sha256": tokenizer_hash(tokenizer),
-                **data.facts,
-                **steps.fingerprint(),
-            }
-            if changes:
-                facts["changed"] = changes
-                logger.warning("From step %d on: %s.", state["step"] + 1, changes)
-            write_environment(folder, facts)
-            # after the note of what it changes: a start that is killed in between notes it again
-            save_config(saved, folder / RECIPE_FILE)
-            keep_file(saved, folder)
-            if checkpoint is not None and state["step"] == config.max_steps:
-                checkpointing.make_regular(checkpoint)
-            logger.info("%s parameters, %s", f"{model.num_parameters():,}", steps.fingerprint())
-        open_trackers(accelerator, config, state["step"])
-        progress = Progress(folder, config, state["step"], state["window"], accelerator)
-    return Run(
+            moving_average.load(distribution.own_parts(model, saved["moving_average"]))
+    folder, rate = Path(config.output_dir), rate_of(config, model.config.d_model)
+    run = Run(
         config=config,
         accelerator=accelerator,
         folder=folder,
@@ -199,21 +171,67 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         rate=rate,
         scheduler=follow_rate(optimizer, rate, steps_done=state["step"]),
         moving_average=moving_average,
-        progress=progress,
         steps_done=state["step"],
-        position=state.get("position"),
+        position=state["position"],
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
-        # an earlier version noted neither
-        is_late=state.get("is_late", False),
-        seconds_before=state.get("seconds", 0.0),
-        started=time.monotonic(),
+        is_late=state["is_late"],
+        seconds_before=state["seconds"],
     )
+    with naming_intact_checkpoint(folder):
+        if accelerator.is_main_process:
+            _record_start(run, given, changes, checkpoint)
+        open_trackers(accelerator, config, state["step"])
+        run.progress = Progress(folder, config, state["step"], state["window"], accelerator)
+    return run
 
 
-def _hold(folder: Path, accelerator: Accelerator, until_end: contextlib.ExitStack):
-    if accelerator.is_main_process:
-        until_end.enter_context(hold_run(folder))
+def _open_accelerator(config: TrainConfig) -> Accelerator:
+    """Check the settings that need no data, and join the other processes."""
+    refuse_trackers(config.report_to)
+    refuse_bleu_tokenizer(config.bleu_tokenizer)
+    accelerator = distribution.open_accelerator(config)
+    if not accelerator.is_main_process:
+        logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
+        datasets.disable_progress_bars()
+    # an impossible model is refused before the data is prepared for it
+    model_config = config.model_config(config.vocab_size)
+    refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
+    if config.tokenizer is None:
+        refuse_small_vocabulary(config.vocab_size)
+    # each machine may have been started with another command
+    settings = dataclasses.asdict(config).items()
+    distribution.refuse_disagreement(
+        {name: value for name, value in settings if name not in MACHINE_SETTINGS}
+    )
+    return accelerator
+
+
+def _open_folder(
+    config: TrainConfig, resume: bool, accelerator: Accelerator, until_end: contextlib.ExitStack
+) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
+    """Lock the run folder; return the checkpoint, changed settings, tokenizer and data."""
+    folder = Path(config.output_dir)
+
+    def lock():
+        # two commands in one folder would overwrite each other's files
+        if accelerator.is_main_process:
+            until_end.enter_context(hold_run(folder))
+
+    distribution.together(lock)
+    # the main process creates files in the folder, which the other processes then find
+    prepared = distribution.main_process_first(lambda: _prepare(folder, config, resume))
+    checkpoint, _, tokenizer, data = prepared
+    distribution.refuse_disagreement(
+        {
+            "checkpoint": checkpoint.name if checkpoint else "none",
+            "vocabulary": tokenizer_hash(tokenizer),
+            # the hash of a stream is unknown before it is read
+            "text": data.facts.get("text_sha256"),
+        },
+        SHARED_FOLDER,
+    )
+    return prepared
 
 
 def _prepare(
@@ -226,25 +244,25 @@ def _prepare(
         refuse_late_cooldown(config, before, checkpointing.read_state(checkpoint)["step"])
         changes = changes_of_steps(config, before)
     make_folder(folder)
-    made_here = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
+    created = [path for path in (folder / "tokenizer", folder / RECIPE_FILE) if not path.exists()]
     try:
         texts = load_texts(config)
         tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
         return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
     except ValueError:
-        # the text may be mended in its place, and then has another vocabulary
-        for path in filter(Path.exists, made_here):
+        # the user may correct the text in its place, and then needs another vocabulary
+        for path in filter(Path.exists, created):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
 
 
 def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | None:
     newest, passed_over = checkpointing.newest_intact(folder / "checkpoints")
-    said = [f"{path.name}, whose {file} is {checkpointing.BAD_FILE}" for path, file in passed_over]
+    bad = [f"{path.name}, whose {file} is {checkpointing.BAD_FILE}" for path, file in passed_over]
     if newest is None:
-        if said:
+        if bad:
             raise ValueError(
-                f"{folder / 'checkpoints'} must have a whole checkpoint, got {'; '.join(said)}."
+                f"{folder / 'checkpoints'} must have an intact checkpoint, got {'; '.join(bad)}."
             )
         if resume:
             logger.warning("There is no checkpoint in %s: the run begins with step 1.", folder)
@@ -254,8 +272,8 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
         raise ValueError(
             f"output_dir must be new, or --resume be given, got {folder} with {newest.name}."
         )
-    if said:
-        logger.warning("%s: passed over. The run resumes from %s.", "; ".join(said), newest.name)
+    if bad:
+        logger.warning("%s: passed over. The run resumes from %s.", "; ".join(bad), newest.name)
     step = checkpointing.read_state(newest)["step"]
     if config.max_steps < step:
         raise ValueError(
@@ -265,21 +283,20 @@ def _last_checkpoint(folder: Path, config: TrainConfig, resume: bool) -> Path | 
     return newest
 
 
-def _begin(
+def _make_or_load_model(
     config: TrainConfig, tokenizer: PreTrainedTokenizerBase, checkpoint: Path | None
 ) -> tuple[PreTrainedModel, Collator, dict[str, Any]]:
-    """The model, what makes its batches, and the state, as they were left or at the beginning."""
+    """Return the model, the collator and the state of the run, new or from a checkpoint."""
     model, collator = _make_model(config, tokenizer)
     if checkpoint is None:
-        state = {"step": 0, "skipped": 0, "skipped_in_a_row": 0, "window": None}
-        return model, collator, state
+        return model, collator, dict(NEW_STATE)
     checkpointing.load_weights(model, checkpointing.read_weights(checkpoint))
     state = checkpointing.read_state(checkpoint)
     check(state, checkpointing.RUN_STATE, checkpoint / checkpointing.STATE_FILE)
     return model, collator, state
 
 
-def _go_on(
+def _make_steps(
     config: TrainConfig,
     model: PreTrainedModel,
     data: Data,
@@ -288,18 +305,56 @@ def _go_on(
     checkpoint: Path | None,
     state: dict[str, Any],
 ) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
-    """Return the steps, and the saved state of optimizer, loss scale and moving average."""
-    steps = make_steps(config, data, collator, *processes, state.get("position"))
+    """Return the steps, and the saved state of optimizer, gradient scaler and moving average."""
+    steps = make_steps(config, data, collator, *processes, state["position"])
     if checkpoint is None:
         return steps, {}
-    _refuse_other_pairs(data_identity(data, steps), state["data"])
-    before = checkpointing.read_optimizer_of(checkpoint, model)
+    _refuse_other_data(data_identity(data, steps), state["data"])
+    saved = checkpointing.read_optimizer_of(checkpoint, model)
     if config.ema_decay is not None:
-        before["moving_average"] = checkpointing.read_moving_average(checkpoint, model)
-    return steps, before
+        saved["moving_average"] = checkpointing.read_moving_average(checkpoint, model)
+    return steps, saved
+
+
+def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path | None):
+    """Write environment, recipe and model file of a run that begins or resumes.
+
+    `given` has the settings before the size of a micro-batch was computed.
+    """
+    first_step, is_finished = run.steps_done + 1, run.steps_done == given.max_steps
+    facts = {
+        "layout": run.accelerator.distributed_type.value,
+        "processes": run.accelerator.num_processes,
+        "device": run.accelerator.device,
+        "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
+        "attention": run.model.config._attn_implementation,
+        "first_step": first_step,
+        "tokenizer_sha256": tokenizer_hash(run.data.tokenizer),
+        **run.data.facts,
+        **run.steps.fingerprint(),
+    }
+    if changes:
+        facts["changed"] = changes
+        logger.warning("From step %d on: %s.", first_step, changes)
+    write_environment(run.folder, facts)
+    # after the environment: a start that is killed in between records its changes again
+    save_config(given, run.folder / RECIPE_FILE)
+    keep_file(given, run.folder)
+    if checkpoint is not None and is_finished:
+        checkpointing.make_regular(checkpoint)
+    logger.info("%s parameters, %s", f"{run.model.num_parameters():,}", run.steps.fingerprint())
 
 
 def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:
+    """Return hashes and counts that a resumed run must find again.
+
+    Args:
+        data: Data of the run.
+        steps: Steps of the run.
+
+    Returns:
+        Hashes and counts by name.
+    """
     return {
         **steps.fingerprint(),
         "text_sha256": data.facts.get("text_sha256"),
@@ -308,8 +363,7 @@ def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str,
     }
 
 
-def _refuse_other_pairs(now: dict[str, Any], before: dict[str, Any]):
-    # an earlier version noted no tokenizer
+def _refuse_other_data(now: dict[str, Any], before: dict[str, Any]):
     differences = [
         f"{name} was {fact}, got {now.get(name)}"
         for name, fact in before.items()
@@ -330,7 +384,7 @@ def _make_model(
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=start,
     )
-    # the same weights on every process
+    # every process makes the same weights
     set_seed(config.seed)
     model = make_model(config, model_config)
     set_search(model, config)
@@ -345,11 +399,11 @@ def _with_micro_batch(
     model: PreTrainedModel,
     state: dict[str, Any],
 ) -> TrainConfig:
-    """Fill in how large a micro-batch is, the same on every process."""
+    """Return the settings with the size of a micro-batch, the same on every process."""
     if config.tokens_per_micro_batch is not None:
         return config
-    # how a step is cut decides the last bit of its sums: a run goes on as it began
-    before = state.get("tokens_per_micro_batch")
+    # the size decides the rounding of sums, so a resumed run keeps it
+    before = state["tokens_per_micro_batch"]
     if before is not None and state["num_processes"] == accelerator.num_processes:
         return dataclasses.replace(config, tokens_per_micro_batch=before)
     fitting = distribution.together(
@@ -359,7 +413,7 @@ def _with_micro_batch(
             model.num_parameters(),
             accelerator.device,
             accelerator.num_processes,
-            # an edited model keeps the scores of all tokens
+            # an edited model keeps all logits
             accelerator.distributed_type in REPLICATED and stacks_difference(model) is None,
         )
     )
@@ -368,8 +422,15 @@ def _with_micro_batch(
 
 
 @contextlib.contextmanager
-def saying_what_is_left(folder: Path) -> Iterator[None]:
-    """Where the disk is full between checkpoints, name the one to resume from."""
+def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
+    """Name the checkpoint to resume from if the disk is full while other files are written.
+
+    Args:
+        folder: Run folder.
+
+    Raises:
+        OSError: If the disk is full.
+    """
     try:
         yield
     except OSError as error:
@@ -382,5 +443,13 @@ def saying_what_is_left(folder: Path) -> Iterator[None]:
 
 
 def intact_checkpoint(folder: Path) -> str:
+    """Return a clause that names the last checkpoint of a run.
+
+    Args:
+        folder: Run folder.
+
+    Returns:
+        Clause for an error message.
+    """
     last = checkpointing.checkpoints(folder / "checkpoints")
     return f"{last[-1].name} is intact" if last else "there is no checkpoint yet"

@@ -1,4 +1,4 @@
-"""The learning rate of section 5.3."""
+"""Learning rate of section 5.3."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,19 +10,19 @@ from .config import TrainConfig
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """The rate of one step: a rising line, then its inverse root. Section 5.3, eq. (3).
+    """Return the learning rate of a step: warmup, then inverse root decay. Section 5.3, eq. (3).
 
     Args:
-        step: The step, counted from 1.
+        step: Number of the step, from 1.
         d_model: Width of the model.
-        warmup_steps: Steps in which the rate rises.
-        factor: Scales the whole; the paper has 1.
+        warmup_steps: Number of steps in which the learning rate rises.
+        factor: Factor on the learning rate; 1 in the paper.
 
     Returns:
-        The rate.
+        The learning rate.
 
     Raises:
-        ValueError: If a step or the warmup is not positive.
+        ValueError: If `step` or `warmup_steps` is not positive.
     """
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}.")
@@ -34,18 +34,18 @@ def learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.
 def cooled_down(
     rate: Callable[[int], float], max_steps: int, cooldown_steps: int
 ) -> Callable[[int], float]:
-    """A rate that falls in a line at the end: the step after the last would have none.
+    """Add a linear cooldown, which would reach 0 one step after the last step.
 
-    The paper has no such end; how much it gives is in Hägele et al. 2024, "Scaling Laws and
-    Compute-Optimal Training Beyond Fixed Training Durations".
+    The paper has no cooldown. Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training
+    Beyond Fixed Training Durations", measure its effect.
 
     Args:
-        rate: Of a step, counted from 1.
-        max_steps: Of the run.
-        cooldown_steps: The last so many; fewer than all.
+        rate: Learning rate of a step, from 1.
+        max_steps: Number of steps of the run.
+        cooldown_steps: Number of last steps with cooldown, below `max_steps`.
 
     Returns:
-        The same rate but for those steps.
+        Learning rate of a step, with cooldown.
     """
     last = max_steps - cooldown_steps
 
@@ -58,14 +58,14 @@ def cooled_down(
 
 
 def rate_of(config: TrainConfig, d_model: int) -> Callable[[int], float]:
-    """The rate of each step of a run.
+    """Return the learning rate of a run as a function of the step.
 
     Args:
         config: Settings of the run.
         d_model: Width of the model.
 
     Returns:
-        From a step, counted from 1, to its rate.
+        Learning rate of a step, from 1.
     """
     rate = partial(
         learning_rate,
@@ -79,19 +79,19 @@ def rate_of(config: TrainConfig, d_model: int) -> Callable[[int], float]:
 def follow_rate(
     optimizer: Optimizer, rate: Callable[[int], float], steps_done: int = 0
 ) -> LambdaLR:
-    """Make `optimizer` follow a rate, one `scheduler.step()` a step.
+    """Make a scheduler that sets the learning rate of each step.
 
-    Do not hand it to `accelerator.prepare`, which would step it once for each process.
+    Do not pass the scheduler to `accelerator.prepare`: it would step once for each process.
 
     Args:
-        optimizer: Its rate must be 1 when it is made.
-        rate: Of a step, counted from 1.
-        steps_done: Steps already taken, where a run is resumed.
+        optimizer: Optimizer that was made with a learning rate of 1.
+        rate: Learning rate of a step, from 1.
+        steps_done: Number of steps done before, in a resumed run.
 
     Returns:
-        The scheduler, set to the rate of the next step.
+        Scheduler, set to the learning rate of the next step.
     """
     for group in optimizer.param_groups:
         group["initial_lr"] = 1.0
-    # the scheduler counts from 0, the paper from 1
+    # the scheduler counts steps from 0, the paper from 1
     return LambdaLR(optimizer, lambda index: rate(index + 1), last_epoch=steps_done - 1)

@@ -1,4 +1,4 @@
-"""One step of training: the loss of section 5.4, and every target token of equal weight."""
+"""A training step with the loss of section 5.4, in which all target tokens weigh the same."""
 
 import math
 from collections.abc import Sequence
@@ -21,19 +21,19 @@ from ..identity_vanilla_transformer import stacks_difference
 from .data.batches import IGNORED
 from .devices.fused_loss import fused_loss_sum
 
-# every process has all weights
+# layouts in which every process has all weights
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
 
 @dataclass
 class StepResult:
-    """What a step reports, the same on every process; to read any of it waits for the device.
+    """Result of a step, the same on every process. Reading a value waits for the device.
 
     Args:
-        loss: Smoothed loss for each target token.
-        num_tokens: Target tokens of the step, over all processes.
+        loss: Smoothed loss per target token.
+        num_tokens: Number of target tokens of the step, over all processes.
         grad_norm: Norm of the gradient, before clipping.
-        is_skipped: Whether loss or gradient were not finite, so that no weight changed.
+        is_skipped: Whether loss or gradient was not finite, so that no weight changed.
     """
 
     loss: Tensor
@@ -43,17 +43,17 @@ class StepResult:
 
 
 def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
-    """Cross entropy against smoothed targets, summed over the tokens. Section 5.4.
+    """Return the cross entropy with smoothed targets, summed over tokens. Section 5.4.
 
-    The true token keeps 1 - label_smoothing; the rest is spread over the whole vocabulary.
+    The true token gets 1 - label_smoothing; the rest is spread evenly over the whole vocabulary.
 
     Args:
-        logits: Scores of the next token, [B, T, vocabulary].
-        labels: The next tokens, `IGNORED` where there is none, [B, T].
+        logits: Logits of the next token, [B, T, V].
+        labels: Next tokens, `IGNORED` at padding, [B, T].
         label_smoothing: epsilon_ls.
 
     Returns:
-        The sum, a scalar in float32.
+        Sum of the loss, a scalar in float32.
     """
     return F.cross_entropy(
         logits.flatten(0, 1).float(),
@@ -65,14 +65,14 @@ def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
 
 
 def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
-    """Return whether the loss can be computed without the scores of all tokens of the vocabulary.
+    """Return whether the loss can be computed without keeping all logits.
 
-    Every process must have all weights, and embeddings, head and stacks must be those of this
-    release: the forward of an edited model, a subclass or a compiled model is called as it is.
+    Every process must have all weights, and embeddings, output projection and stacks must be those
+    of this release. An edited model, a subclass and a compiled model compute their own logits.
 
     Args:
-        accelerator: Knows the layout.
-        model: A model that `accelerator` prepared.
+        accelerator: Accelerator that prepared the model.
+        model: Prepared model.
     """
     if accelerator.distributed_type != DistributedType.NO:
         if not isinstance(model, DistributedDataParallel):
@@ -84,16 +84,16 @@ def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
 def batch_loss_sum(
     accelerator: Accelerator, model: nn.Module, inputs: dict[str, Tensor], label_smoothing: float
 ) -> Tensor:
-    """The smoothed loss of a batch, in the way that its layout on the processes allows.
+    """Return the smoothed loss of a batch, from the fused loss if the model allows it.
 
     Args:
-        accelerator: Knows the layout and the precision.
-        model: A model that `accelerator` prepared.
-        inputs: A batch on the device, with `places`, where in [B * T] labels count.
+        accelerator: Accelerator that prepared the model.
+        model: Prepared model.
+        inputs: Batch on the device, with `places`, the indices in [B * T] of labels that count.
         label_smoothing: epsilon_ls.
 
     Returns:
-        The sum, a scalar in float32.
+        Sum of the loss, a scalar in float32.
     """
     if not takes_fused_loss(accelerator, model):
         others = {name: inputs[name] for name in inputs if name not in ("labels", "places")}
@@ -102,7 +102,7 @@ def batch_loss_sum(
     if not isinstance(model, DistributedDataParallel):
         with accelerator.autocast():
             return fused_loss_sum(model, **inputs, label_smoothing=label_smoothing)
-    # its gradients are summed over processes only after a forward of its own
+    # DistributedDataParallel sums gradients over processes only after its own forward
     plain, model.module.forward = model.module.forward, partial(fused_loss_sum, model.module)
     try:
         with accelerator.autocast():
@@ -112,15 +112,15 @@ def batch_loss_sum(
 
 
 def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Make of a batch's mask what torch's own attention takes, while it is on the host.
+    """Convert the mask of a batch to the form that torch's attention takes.
 
-    The library would look whether the mask hides anything, and so wait for the device.
+    The library would check on the device whether the mask hides anything, and the host would wait.
 
     Args:
-        batch: In the memory of the host, with `attention_mask`, [B, S].
+        batch: Batch in host memory, with `attention_mask`, [B, S].
 
     Returns:
-        The batch with its mask in the form [B, 1, 1, S], or without one where nothing is hidden.
+        Batch with a mask of shape [B, 1, 1, S], or without a mask if it hides nothing.
     """
     mask = batch["attention_mask"].bool()
     others = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
@@ -136,26 +136,25 @@ def training_step(
     label_smoothing: float,
     max_grad_norm: float | None = None,
 ) -> StepResult:
-    """Change the weights once, by the mean over all target tokens of all batches of all processes.
+    """Update the weights once, with the mean loss over all target tokens of all processes.
 
-    A step whose loss or gradient is not finite changes nothing but the rate. The host never waits
-    for the device here.
+    A step whose loss or gradient is not finite changes only the learning rate. The host does not
+    wait for the device.
 
     Args:
-        accelerator: Knows the processes and the precision.
-        model: A model that `accelerator` prepared.
-        optimizer: A fused optimizer that `accelerator` prepared.
-        scheduler: Of that optimizer, not prepared.
-        batches: The part of the step that this process has, as many as on any other process; in
-            the memory of the host, where to count does not wait for the device.
+        accelerator: Accelerator that prepared model and optimizer.
+        model: Prepared model.
+        optimizer: Prepared fused optimizer.
+        scheduler: Scheduler of the optimizer, not prepared.
+        batches: Micro-batches of this process, as many as on every other process, in host memory.
         label_smoothing: epsilon_ls.
-        max_grad_norm: Clips the gradient's norm, or None.
+        max_grad_norm: Largest norm of the gradient, or None.
 
     Returns:
-        Loss and gradient of the step.
+        Loss, tokens and gradient norm of the step.
 
     Raises:
-        ValueError: If this process has no batch, or no target token in any.
+        ValueError: If this process has no batch or no target token.
     """
     if not batches:
         raise ValueError("a step must have at least one batch, got none.")
@@ -167,7 +166,7 @@ def training_step(
     step_loss = torch.zeros((), device=device)
     for index, batch in enumerate(batches):
         is_last = index == len(batches) - 1
-        # DeepSpeed takes its step at the end of the backward pass that is to sum over processes
+        # DeepSpeed updates the weights at the end of the backward pass that sums over processes
         accelerator.sync_gradients = is_last
         with nullcontext() if is_last else accelerator.no_sync(model):
             places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
@@ -178,24 +177,30 @@ def training_step(
             accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
         step_loss += loss_sum.detach()
     step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
-    if max_grad_norm is None and accelerator.distributed_type in REPLICATED:
-        # the paper does not clip; with an infinite bound the gradient would be written anew
-        accelerator.unscale_gradients(optimizer)
-        grad_norm = get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
-    else:
-        grad_norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
+    grad_norm = _clipped_grad_norm(accelerator, model, optimizer, max_grad_norm)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        # it clips by its own setting, and has looked for itself whether the gradient is finite
+        # DeepSpeed clips by its own setting, and checks itself whether the gradient is finite
         grad_norm = torch.full((), float(grad_norm), device=device)
         is_skipped = torch.full((), optimizer.step_was_skipped, device=device)
     else:
-        # with FSDP2 every process has a part of the gradient, and here the norm of all of it
-        grad_norm = grad_norm.full_tensor() if isinstance(grad_norm, DTensor) else grad_norm
         is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
-        # a fused optimizer then changes nothing; the scaler of half precision tells it by itself
+        # a fused optimizer then changes nothing; the scaler of half precision sets this itself
         if accelerator.scaler is None:
             optimizer.optimizer.found_inf = is_skipped.float()
     optimizer.step()
     scheduler.step()
     optimizer.zero_grad()
     return StepResult(step_loss, step_tokens, grad_norm, is_skipped)
+
+
+def _clipped_grad_norm(
+    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, max_grad_norm: float | None
+) -> Tensor:
+    """Clip the gradient, if at all, and return its norm before clipping."""
+    if max_grad_norm is None and accelerator.distributed_type in REPLICATED:
+        # the paper does not clip; with an infinite bound torch would rewrite the gradient
+        accelerator.unscale_gradients(optimizer)
+        return get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+    norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
+    # with FSDP2 every process has a part of the gradient
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

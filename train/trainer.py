@@ -1,4 +1,4 @@
-"""The library's `Seq2SeqTrainer`, with the loss and dropout that training of ours has."""
+"""`Seq2SeqTrainer` with the fused loss and the CPU kernels of this package."""
 
 from typing import Any
 
@@ -7,36 +7,36 @@ from torch.optim import Optimizer
 from transformers import Seq2SeqTrainer
 
 from .data.batches import IGNORED
-from .devices.cpu_kernels import suit_processor
+from .devices.cpu_kernels import use_cpu_kernels
 from .devices.memory import keep_memory
 from .step import batch_loss_sum, takes_fused_loss
 
-# what a batch of a collator may have for the loss to be known from it
+# inputs of a batch that the fused loss can handle
 KNOWN_INPUTS = {"input_ids", "attention_mask", "decoder_input_ids", "labels"}
 
 
 class FusedTrainer(Seq2SeqTrainer):
-    """A `Seq2SeqTrainer` to which a step of training is the same, in fewer passes over memory.
+    """`Seq2SeqTrainer` that computes the same training step in fewer passes over memory.
 
-    Arguments, loss and checkpoints are the library's. What is not the plain training of a model of
-    this package (adapters, weights spread over devices, a compiled model, noise on the embeddings,
-    inputs or a loss of one's own) is left to the library. On a processor dropout draws from the
-    fast generator: as much is dropped, but not the same.
+    Arguments, loss and checkpoints are the library's. The library's own step is used for adapters,
+    weights spread over devices, a compiled model, noise on the embeddings, and the user's own
+    inputs or loss. On a CPU dropout uses a faster generator: it drops the same share of values, but
+    not the same values.
     """
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """Make the optimizer, of a model that suits the device.
+        """Make the optimizer, after the model got the kernels of its device.
 
         Args:
-            args: As `Seq2SeqTrainer` takes them.
-            kwargs: As `Seq2SeqTrainer` takes them.
+            args: Positional arguments of `Seq2SeqTrainer.create_optimizer`.
+            kwargs: Keyword arguments of `Seq2SeqTrainer.create_optimizer`.
 
         Returns:
             The optimizer.
         """
         if self.args.device.type == "cpu":
             keep_memory()
-            suit_processor(self.model, is_half=self.accelerator.mixed_precision != "no")
+            use_cpu_kernels(self.model, is_half=self.accelerator.mixed_precision != "no")
         return super().create_optimizer(*args, **kwargs)
 
     def compute_loss(
@@ -46,13 +46,13 @@ class FusedTrainer(Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Any]:
-        """The loss of a batch; in training without the scores that it is of.
+        """Return the loss of a batch, in training without keeping the logits.
 
         Args:
-            model: The model, as the trainer has prepared it.
-            inputs: A batch, with labels [B, T].
-            return_outputs: Whether the outputs are wanted too.
-            num_items_in_batch: Target tokens of the whole step, or None for those of this batch.
+            model: Model that the trainer has prepared.
+            inputs: Batch, with labels [B, T].
+            return_outputs: Whether to return the outputs too.
+            num_items_in_batch: Number of target tokens of the step; of this batch if None.
 
         Returns:
             The loss, or loss and outputs.
@@ -80,6 +80,6 @@ class FusedTrainer(Seq2SeqTrainer):
         loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
         if num_items_in_batch is None:
             return loss / len(places)
-        # processes average their gradients; where the tokens are of all, so has the loss to be
-        is_of_all = self.args.average_tokens_across_devices
-        return loss * (self.accelerator.num_processes if is_of_all else 1) / num_items_in_batch
+        # processes average their gradients; a token count of all processes needs their sum
+        is_total = self.args.average_tokens_across_devices
+        return loss * (self.accelerator.num_processes if is_total else 1) / num_items_in_batch

@@ -1,4 +1,4 @@
-"""The tokenizer of a run: learned, given, or kept from before. Section 5.1."""
+"""Tokenizer of a run: learned, given, or already in the run folder. Section 5.1."""
 
 from itertools import islice
 from pathlib import Path
@@ -16,45 +16,44 @@ from .resuming import refuse_other_vocabulary
 from .run_folder.environment import ENVIRONMENT_FILE
 from .run_folder.files import METRICS_FILE, read_recipe, refuse_other_files
 
-# of a tokenizer that was brought along: sentences to try it on, and the largest share of unknown
-# tokens
+# sentences to test a given tokenizer on, and the largest share of unknown tokens in them
 SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
-# beside a vocabulary, what it was learned from
+# file beside a learned vocabulary with the hashes of its corpora
 TEXT_FILE = "text_sha256.txt"
 
 
 def prepare_tokenizer(
     config: TrainConfig, texts: Texts | None = None, is_resumed: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Take the tokenizer that was asked for or learned before, or learn it; the run keeps a copy.
+    """Load the given or earlier tokenizer, or learn one, and keep a copy in the run folder.
 
     Args:
         config: Settings of the run.
-        texts: What to learn from; loaded if not given.
-        is_resumed: Whether the run goes on, so that its settings are compared elsewhere.
+        texts: Corpora to learn from; loaded if not given.
+        is_resumed: Whether the run is resumed; its settings are then checked elsewhere.
 
     Returns:
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded, lacks a token that training needs, was learned with
-            other settings, or is not the one that the run folder keeps; or if a file that no run
-            has left there would be replaced.
+        ValueError: If the tokenizer cannot be loaded, lacks a token that training needs, was
+            learned with other settings, or differs from the one in the run folder; or if a file
+            that is no file of a run would be replaced.
     """
     folder = Path(config.output_dir)
     own = folder / "tokenizer"
     if not is_resumed and not own.is_dir():
         refuse_files_of_no_run(folder, config)
     kept = read_recipe(folder) if own.is_dir() and (folder / RECIPE_FILE).is_file() else None
-    # the run's copy serves, even where what was brought along is gone
+    # the copy in the run folder is enough, even if the given tokenizer is gone
     if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
         tokenizer = load_tokenizer(config.tokenizer)
         texts = texts or load_texts(config)
         _refuse_unknown_text(tokenizer, config, texts)
         if own.is_dir() and tokenizer_hash(load_tokenizer(str(own))) != tokenizer_hash(tokenizer):
             raise ValueError(
-                f"output_dir must be new, or its vocabulary be that of tokenizer "
-                f"{config.tokenizer!r}, got another in {own}."
+                f"output_dir must be new, or have the vocabulary of tokenizer "
+                f"{config.tokenizer!r}, got another one in {own}."
             )
     elif own.is_dir():
         if kept is not None and config.tokenizer is None and not is_resumed:
@@ -69,18 +68,18 @@ def prepare_tokenizer(
             save_tokenizer(tokenizer, unfinished)
             if config.tokenizer is None and not config.streaming:
                 write_whole(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
-            # whoever finds the vocabulary finds what it was made with
+            # save the recipe with the tokenizer, so that the origin of the tokenizer is known
             save_config(config, folder / RECIPE_FILE)
     return tokenizer
 
 
 def _refuse_unknown_text(tokenizer: PreTrainedTokenizerBase, config: TrainConfig, texts: Texts):
-    """Refuse a tokenizer that does not know most of the text of a language."""
+    """Refuse a tokenizer with too many unknown tokens in the text of a language."""
     if tokenizer.unk_token_id is None:
         return
     for language in (config.source_lang, config.target_lang):
         sample = list(islice(vocabulary_texts(texts, [language], config.seed), SAMPLED_SENTENCES))
-        # the last token of a sentence is its end
+        # without the end token of each sentence
         tokens = [token for ids in tokenizer(sample).input_ids for token in ids[:-1]]
         num_unknown = tokens.count(tokenizer.unk_token_id)
         if num_unknown > MOST_UNKNOWN * len(tokens):
@@ -92,15 +91,15 @@ def _refuse_unknown_text(tokenizer: PreTrainedTokenizerBase, config: TrainConfig
 
 
 def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):
-    noted = own / TEXT_FILE
-    # an earlier version noted none, and of a stream nothing is known before it is read
-    if config.streaming or not noted.is_file():
+    # the hash of a stream is unknown before it is read
+    if config.streaming:
         return
-    before, now = read_text(noted).strip(), ", ".join(texts.hashes)
+    before, now = read_text(own / TEXT_FILE).strip(), ", ".join(texts.hashes)
     if now != before:
         raise ValueError(
-            f"output_dir must be new, or its vocabulary have been learned from the same text: the "
-            f"SHA-256 of its text was {before}, got {now}. Without {own} it is learned anew."
+            f"output_dir must be new, or have a vocabulary that was learned from the same text: "
+            f"the SHA-256 of this text was {before}, got {now}. Remove {own} to learn a "
+            "new vocabulary."
         )
 
 
@@ -120,11 +119,20 @@ def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBa
 
 
 def refuse_files_of_no_run(folder: Path, config: TrainConfig):
+    """Refuse to begin a run in a folder with files that are not those of an unfinished run.
+
+    Args:
+        folder: Run folder.
+        config: Settings of the run.
+
+    Raises:
+        ValueError: If there is such a file; names the file.
+    """
     rule = "output_dir must be new, or that of an unfinished run"
     refuse_other_files(folder, rule)
     recipe = folder / RECIPE_FILE
     if not ((folder / "tokenizer").is_dir() and recipe.is_file()):
-        # nothing of a run is there yet but, if it was killed as it began, its recipe
+        # a run that was killed at its beginning has left only its recipe
         is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
         refuse_other_files(
             folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
@@ -135,14 +143,14 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a run.
 
     Args:
-        source: A folder or a Hub name.
+        source: Folder or Hub name.
 
     Returns:
         The tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded, needs code of its own, is not fast, or lacks a token
-            that training needs.
+        ValueError: If the tokenizer cannot be loaded, needs its own code, is not fast, or lacks a
+            token that training needs.
     """
     check_local(source, "tokenizer must be a folder or a Hub name")
     tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
@@ -160,8 +168,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     highest = max(tokenizer.get_vocab().values())
     if highest >= len(tokenizer):
         raise ValueError(
-            f"tokenizer {source!r} must number its {len(tokenizer):,} tokens from 0 without a gap, "
-            f"got the id {highest:,}."
+            f"tokenizer {source!r} must have the ids 0 to {len(tokenizer) - 1:,} for its "
+            f"{len(tokenizer):,} tokens, got the id {highest:,}."
         )
     return tokenizer
 
@@ -170,15 +178,15 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
     """Write a tokenizer.
 
     Args:
-        tokenizer: A fast tokenizer.
-        folder: Where to.
+        tokenizer: Fast tokenizer.
+        folder: Folder to write to.
 
     Raises:
-        OSError: If it cannot be written.
+        OSError: If a file cannot be written.
     """
     try:
         tokenizer.save_pretrained(folder)
         all_to_disk(folder)
-    # tokenizers has no error of its own: a full disk is a bare Exception to it
+    # the tokenizers library raises a bare Exception on a full disk
     except Exception as error:
         raise OSError(f"{folder} cannot be written: {' '.join(str(error).split())}") from error

@@ -1,1 +1,1 @@
-"""Computation on CPUs, GPUs and several processes."""
+"""Training on CPUs, GPUs and several processes."""

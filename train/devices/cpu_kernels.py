@@ -1,4 +1,4 @@
-"""Kernels for training on a CPU: products by oneDNN, cheap dropout, attention in float32."""
+"""CPU kernels for training: oneDNN products, cheap dropout, attention in float32."""
 
 import functools
 from typing import Any
@@ -16,23 +16,20 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ...identity_vanilla_transformer import computing_modules, first_difference
 from ...kernels_vanilla_transformer import is_intel
 
-# of matrices, below which to make oneDNN's kernel for their shapes takes longer than it saves
+# matrices with fewer elements are too small: making oneDNN's kernel takes longer than it saves
 SMALLEST_FOR_ONEDNN = 2**14
-# a decision of dropout has 16 random bits
+# dropout uses 16 random bits for each value
 LANES = 2**16
-# the name under which the library knows `attention_in_float32`
+# name of `attention_in_float32` in the library
 FLOAT32_ATTENTION = "sdpa_float32"
 
 
 @functools.cache
 def is_onednn_faster() -> bool:
-    """Whether oneDNN is the faster in float32 here: MKL has 512 bits on Intel's processors only.
+    """Return whether oneDNN is faster than MKL in float32 on this CPU, and works.
 
-    Its operator is there for torch's own use and promises little, so it is tried, once in a
-    process, as a backward pass uses it.
-
-    Returns:
-        Whether it is, and multiplies right.
+    MKL uses 512-bit vectors only on Intel CPUs. The operator of oneDNN is internal to torch, so it
+    is tested once per process, with the operands of a backward pass.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or is_intel():
         return False
@@ -41,21 +38,18 @@ def is_onednn_faster() -> bool:
     try:
         products = onednn_product(x, weight), onednn_product(x.T, weight.T)
     except (AttributeError, RuntimeError):
-        # another torch has no such operator, or refuses what it is given
+        # another version of torch lacks the operator or refuses the arguments
         return False
     expected = x @ weight.T, x.T @ weight
     return all(map(functools.partial(torch.allclose, atol=1e-4), products, expected))
 
 
 def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Whether oneDNN is the faster to multiply two matrices.
+    """Return whether oneDNN is the faster library for a product.
 
     Args:
-        x: [..., inputs].
-        weight: [outputs, inputs].
-
-    Returns:
-        Whether it is.
+        x: Input, [..., inputs].
+        weight: Weight, [outputs, inputs].
     """
     is_single = x.device.type == "cpu" and x.dtype == weight.dtype == torch.float32
     is_large = min(x.numel(), weight.numel()) >= SMALLEST_FOR_ONEDNN
@@ -63,47 +57,47 @@ def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x W^T + b by oneDNN.
+    """Return x W^T + b, computed by oneDNN.
 
     Args:
-        x: [rows, inputs]; may be transposed in memory, as may the weight.
-        weight: [outputs, inputs].
-        bias: [outputs], or None.
+        x: Input, [rows, inputs]; input and weight may be transposed in memory.
+        weight: Weight, [outputs, inputs].
+        bias: Bias, [outputs], or None.
 
     Returns:
-        [rows, outputs].
+        Output, [rows, outputs].
     """
     return torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, "none", [], "")
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x W^T by the library that is the faster here.
+    """Return x W^T, computed by the faster library.
 
     Args:
-        x: [rows, inputs].
-        weight: [outputs, inputs].
+        x: Input, [rows, inputs].
+        weight: Weight, [outputs, inputs].
 
     Returns:
-        [rows, outputs].
+        Output, [rows, outputs].
     """
     return (onednn_product if is_for_onednn(x, weight) else F.linear)(x, weight)
 
 
 class OneDnnLinear(nn.Linear):
-    """A linear layer whose products in training, there and back, are oneDNN's in float32."""
+    """Linear layer that uses oneDNN in float32 training, in forward and backward."""
 
     is_plain_in_evaluation = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Multiply.
+        """Apply the layer.
 
         Args:
-            x: [..., inputs].
+            x: Input, [..., inputs].
 
         Returns:
-            [..., outputs].
+            Output, [..., outputs].
         """
-        # what is compiled is not to break off here
+        # the custom function would break a compiled graph
         if torch.compiler.is_compiling() or not self.training:
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type) or not is_for_onednn(x, self.weight):
@@ -133,24 +127,24 @@ class _OneDnnProduct(torch.autograd.Function):
 
 
 class CheapDropout(nn.Dropout):
-    """Dropout on a processor, where to draw random numbers is a good part of its time.
+    """Dropout with cheap random numbers, which take a large part of its time on a CPU.
 
-    A decision has 16 bits of a number from a fast generator, whose seed torch's own draws: what is
-    dropped is a function of torch's seed. The scale is exact for the share that is dropped.
+    Each value uses 16 bits from a fast generator. Its seed comes from torch's generator, so the
+    result depends only on torch's seed. The scale is exact for the rounded probability.
     """
 
     is_plain_in_evaluation = True
 
     def forward(self, x: Tensor) -> Tensor:
-        """Drop some, and scale the others up.
+        """Apply dropout.
 
         Args:
-            x: Of any shape.
+            x: Input, of any shape.
 
         Returns:
-            The same shape.
+            Output, of the same shape.
         """
-        # what is compiled draws its random numbers by itself
+        # compiled code draws its own random numbers
         if not self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         return _Drop.apply(x, round(self.p * LANES))
@@ -180,20 +174,20 @@ def attention_in_float32(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """torch's own attention in single precision, whatever the precision around it. Section 3.2.1.
+    """Compute torch's attention in float32 also when the model uses half precision. Section 3.2.1.
 
-    On a processor its backward pass takes several times as long in half precision.
+    On a CPU the backward pass takes several times as long in half precision.
 
     Args:
-        module: The attention, which knows whether it is causal.
-        query: [B, h, T, d_k].
-        key: [B, h, S, d_k].
-        value: [B, h, S, d_v].
-        attention_mask: Which keys are seen, as torch's own attention takes it.
-        kwargs: As the library's function for torch's own attention takes them.
+        module: Attention module, which has the attribute `is_causal`.
+        query: Queries, [B, h, T, d_k].
+        key: Keys, [B, h, S, d_k].
+        value: Values, [B, h, S, d_v].
+        attention_mask: Mask for torch's attention, or None.
+        kwargs: Further arguments of the library's `sdpa_attention_forward`.
 
     Returns:
-        Values, [B, T, h, d_v], in the precision of the query, and None for the weights.
+        Context, [B, T, h, d_v], in the precision of the query, and None instead of the weights.
     """
     singles = (tensor.float() for tensor in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
@@ -205,13 +199,13 @@ AttentionInterface.register(FLOAT32_ATTENTION, attention_in_float32)
 AttentionMaskInterface.register(FLOAT32_ATTENTION, sdpa_mask)
 
 
-def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
-    """Exchange modules that are slow to train on a CPU, in place, in a model of this release.
+def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
+    """Replace modules that train slowly on a CPU, in place, in a model of this release.
 
-    A model with code of its own stays as it is: it may use the exchanged modules in another way.
+    A model with its own code stays unchanged, because it may use these modules in another way.
 
     Args:
-        model: The model.
+        model: Model.
         is_half: Whether it is trained in half precision.
     """
     if first_difference(computing_modules(model)) is not None:
@@ -225,11 +219,11 @@ def suit_processor(model: PreTrainedModel, is_half: bool) -> None:
 
 
 def use_onednn(model: nn.Module) -> None:
-    """Let a model multiply with oneDNN in training, where that is the faster in float32.
+    """Make the linear layers of a model use oneDNN in training, if it is faster in float32.
 
     Args:
-        model: Whose linear layers become of another class, in place, with their weights and hooks;
-            tools that look for `nn.Linear` itself do not find them then.
+        model: Model. The class of its linear layers changes in place, weights and hooks stay.
+            Tools that look for exactly `nn.Linear` do not find the layers any more.
     """
     if is_onednn_faster():
         for module in model.modules():
@@ -238,10 +232,10 @@ def use_onednn(model: nn.Module) -> None:
 
 
 def use_cheap_dropout(model: nn.Module) -> None:
-    """Let a model draw what it drops from the fast generator.
+    """Replace the dropout modules of a model by `CheapDropout`.
 
     Args:
-        model: Whose dropout is exchanged, in place.
+        model: Model, changed in place.
     """
     for module in list(model.modules()):
         for name, child in module.named_children():

@@ -1,6 +1,6 @@
-"""How a run lies on its processes: a copy of the model each, or with FSDP2 or DeepSpeed a part.
+"""Distribution of a run over processes: a copy of the model each, or parts with FSDP2 or DeepSpeed.
 
-What is saved does not depend on it: a run goes on in another layout and on more or fewer processes.
+Checkpoints do not depend on it: a run can resume with another layout or number of processes.
 """
 
 import atexit
@@ -27,12 +27,12 @@ from transformers import PreTrainedModel
 
 from ..config import TrainConfig
 from ..run_folder.checkpoint import ADAM_MOMENTS
-from .cpu_kernels import suit_processor
+from .cpu_kernels import use_cpu_kernels
 from .memory import keep_memory
 
 logger = logging.getLogger(__name__)
 
-# the other processes wait while the first one learns a vocabulary and tokenizes the corpus
+# the other processes wait while the main process learns a vocabulary and tokenizes the corpus
 LONGEST_WAIT = timedelta(hours=6)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Prepared = TypeVar("Prepared")
@@ -45,11 +45,11 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         config: Settings of the run.
 
     Returns:
-        What knows the processes, the device and the precision.
+        Accelerator of this process.
 
     Raises:
-        ValueError: If the launcher was told of a layout that is not supported, or the device does
-            not have the precision.
+        ValueError: If the launcher's layout is not supported, or the device does not support the
+            precision.
     """
     keep_memory()
     asked = {
@@ -57,19 +57,19 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
         if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
     }
-    # to open an accelerator for it needs a library that may not be there
+    # an accelerator for it would need a library that may not be installed
     if "MEGATRON_LM" in asked:
         _refuse_layout("MEGATRON_LM")
     if "DEEPSPEED" in asked and not is_deepspeed_available():
         raise ValueError("DeepSpeed must be installed, as pip install deepspeed does.")
     accelerator = Accelerator(
-        # DeepSpeed's own would round the weights too
+        # the mixed precision of DeepSpeed would also round the weights
         mixed_precision="no"
         if config.precision == "fp32" or "DEEPSPEED" in asked
         else config.precision,
-        # each step sums its micro-batches by itself: a launcher's setting would divide the loss
+        # a training step sums its micro-batches itself; a launcher's setting would divide the loss
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        # batches differ in length; without this a launcher may still ask for a compiler
+        # batches differ in length; without a plugin the launcher's setting would apply
         dynamo_plugin=TorchDynamoPlugin(
             backend="inductor", dynamic=True, use_regional_compilation=True
         )
@@ -96,9 +96,9 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
 
 
 def is_launched_on_cpu() -> bool:
-    """Whether a launcher started several processes on a machine without accelerators.
+    """Return whether a launcher started several processes on a machine without GPUs.
 
-    It does not say so, and accelerate would let each work alone.
+    The launcher does not tell accelerate, which would let each process work alone.
     """
     return _num_launched() > 1 and not torch.accelerator.is_available()
 
@@ -108,9 +108,9 @@ def _num_launched() -> int:
 
 
 def leave_processes():
-    """Leave the processes that a launcher started when all have come this far.
+    """Leave the process group when all processes have reached this point.
 
-    One that ends as a member of their group may be aborted by the threads that serve it.
+    A process that ends without leaving may be aborted by the threads of the group.
     """
     state = PartialState()
     state.wait_for_everyone()
@@ -118,19 +118,20 @@ def leave_processes():
 
 
 def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
-    """Let the main process prepare what the others then find; a refusal of one ends all of them.
+    """Call a function in the main process before the others; an error in one ends all processes.
 
-    On each further machine, which may see none of it, one process comes before its others.
+    On each other machine, which may not see the files of the main process, one process goes before
+    the rest.
 
     Args:
-        prepare: Called by every process.
+        prepare: Function that every process calls.
 
     Returns:
-        What it returns.
+        Result of the function.
 
     Raises:
-        Exception: What it raises, in the first process where it does.
-        SystemExit: In the processes that another one's refusal ends, with status 1.
+        Exception: Error of the function, in the first process with an error.
+        SystemExit: In all other processes after an error, with status 1.
     """
     state = PartialState()
     is_first_here = state.is_local_main_process
@@ -143,17 +144,17 @@ def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
 
 
 def together(prepare: Callable[[], Prepared]) -> Prepared:
-    """Let all processes prepare at once; a refusal of one ends all of them.
+    """Call a function in all processes at once; an error in one ends all processes.
 
     Args:
-        prepare: Called by every process, and waits for none.
+        prepare: Function that every process calls, and that waits for no other process.
 
     Returns:
-        What it returns.
+        Result of the function.
 
     Raises:
-        Exception: What it raises, in the first process where it does.
-        SystemExit: In the processes that another one's refusal ends, with status 1.
+        Exception: Error of the function, in the first process with an error.
+        SystemExit: In all other processes after an error, with status 1.
     """
     return _in_turns(prepare, [True])
 
@@ -171,23 +172,23 @@ def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepare
                 refusal = error
         refused = gather_object([refusal is not None])
         if any(refused):
-            # what is refused is said before
+            # at exit, after the error is printed
             atexit.register(leave_processes)
-            # it is said once, however many found it
+            # only one process prints the error
             raise refusal if refused.index(True) == state.process_index else SystemExit(1)
     return prepared
 
 
 def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
-    """Refuse processes that do not work on the same.
+    """Refuse processes with different settings or data.
 
     Args:
-        facts: What this process works on, by name.
-        hint: How they would, for the error.
+        facts: Values that all processes must share, by name.
+        hint: How to share them, for the error.
 
     Raises:
-        ValueError: If another one has something else; in the main process alone, which says what.
-        SystemExit: In the others, with status 1.
+        ValueError: If another process has a different value; only in the main process.
+        SystemExit: In the other processes, with status 1.
     """
     state = PartialState()
     if state.num_processes == 1:
@@ -197,7 +198,7 @@ def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
         for name, fact in seen[0].items():
             if other[name] == fact:
                 continue
-            # what is refused is said before
+            # at exit, after the error is printed
             atexit.register(leave_processes)
             if not state.is_main_process:
                 raise SystemExit(1)
@@ -220,10 +221,10 @@ def _check_fsdp(accelerator: Accelerator):
         _refuse_layout(f"FSDP with fsdp_version {plugin.fsdp_version}")
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true":
         _refuse_layout("FSDP with fsdp_offload_params")
-    # every process makes the weights, or reads them, by itself
+    # every process makes or reads the weights itself
     plugin.cpu_ram_efficient_loading = False
     if accelerator.mixed_precision != "no":
-        # gradients are summed over processes in full precision, as they are without FSDP
+        # gradients are summed over processes in fp32, as without FSDP
         plugin.mixed_precision_policy = MixedPrecisionPolicy(
             param_dtype=DTYPES[accelerator.mixed_precision], reduce_dtype=torch.float32
         )
@@ -245,17 +246,17 @@ def _check_deepspeed(accelerator: Accelerator, config: TrainConfig):
             )
     if config.precision == "fp16":
         raise ValueError("precision must be fp32 or bf16 with DeepSpeed, got 'fp16'.")
-    # what it divides by and clips at is said by the run alone
+    # the run itself decides batch size, accumulation and clipping
     settings["train_micro_batch_size_per_gpu"] = 1
     settings["gradient_accumulation_steps"] = 1
     settings["gradient_clipping"] = config.max_grad_norm or 0.0
 
 
 def _refuse_precision(precision: str, device: torch.device):
-    # on a processor, accelerate would go on in float32 without a word
+    # on a CPU accelerate would silently use fp32
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("precision must be fp32 or bf16 on a CPU, got 'fp16'.")
-    # torch would emulate it, more slowly than float32 is
+    # torch would emulate bf16, which is slower than fp32
     if (
         precision == "bf16"
         and device.type == "cuda"
@@ -270,8 +271,8 @@ def _warn_of_idle_cores(accelerator: Accelerator):
     threads, cores = torch.get_num_threads(), os.cpu_count()
     if accelerator.device.type == "cpu" and threads * accelerator.num_processes < cores:
         logger.warning(
-            "Each process computes on %d of %d cores; OMP_NUM_THREADS=%d before the command gives "
-            "it more.",
+            "Each process uses %d of %d cores. Set OMP_NUM_THREADS=%d before the command to use "
+            "all cores.",
             threads,
             cores,
             cores // accelerator.num_processes,
@@ -281,18 +282,18 @@ def _warn_of_idle_cores(accelerator: Accelerator):
 def prepare(
     accelerator: Accelerator, model: PreTrainedModel, config: TrainConfig
 ) -> tuple[nn.Module, Optimizer, Optimizer]:
-    """Lay a model and its optimizer on the processes. Section 5.3.
+    """Make the optimizer, and distribute model and optimizer over the processes. Section 5.3.
 
     Args:
         accelerator: From `open_accelerator`.
-        model: The same weights on every process; with FSDP2 it keeps a part of each.
+        model: Model, the same on every process; with FSDP2 it keeps a part of each weight.
         config: Settings of the run.
 
     Returns:
-        The model to train, the optimizer, and the optimizer to train with.
+        Wrapped model, optimizer, and wrapped optimizer.
     """
     if accelerator.is_fsdp2:
-        # accelerate knows of two modules that share the embedding, and the paper has three
+        # the embedding is shared by three modules, and accelerate handles only two
         fully_shard(
             [
                 model.get_encoder().embed_tokens,
@@ -307,7 +308,7 @@ def prepare(
         autocast = torch.autocast(accelerator.device.type, torch.bfloat16)
         model.forward = autocast(model.forward)
     if accelerator.device.type == "cpu":
-        suit_processor(model, is_half=config.precision != "fp32")
+        use_cpu_kernels(model, is_half=config.precision != "fp32")
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=1.0,
@@ -320,13 +321,13 @@ def prepare(
 
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Put together what lies on several processes; all of them must ask.
+    """Gather tensors that are distributed over processes. All processes must call this.
 
     Args:
-        tensors: By name, each whole or a part.
+        tensors: Tensors by name, whole or distributed.
 
     Returns:
-        All of them whole, and on the host those that were not.
+        Whole tensors by name; gathered ones are in host memory.
     """
     return {
         name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
@@ -335,30 +336,30 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def own_parts(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What a process keeps of tensors that belong to a model's weights.
+    """Distribute whole tensors in the same way as the weights of a model.
 
     Args:
-        model: The model, not wrapped.
-        tensors: Whole, by the name of the weight.
+        model: Model, not wrapped.
+        tensors: Whole tensors, by name of the weight.
 
     Returns:
-        Each as its weight lies on this process.
+        Parts of this process, by name.
     """
     parameters = dict(model.named_parameters())
     return {name: _part(tensor, parameters[name]) for name, tensor in tensors.items()}
 
 
 def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
-    """Return the weights of a model that may lie on several processes; all of them must ask.
+    """Gather the weights of a model. All processes must call this.
 
     Args:
-        model: The model, not wrapped.
+        model: Model, not wrapped.
 
     Returns:
-        Tensors by name, tied ones once, with the buffers that are saved with the model.
+        Weights by name, tied ones once, and the buffers that are saved with the model.
     """
     for module in model.modules():
-        # an evaluation leaves weights put together, in the precision in which they compute
+        # an evaluation leaves gathered weights, in the precision of the computation
         if isinstance(module, FSDPModule):
             module.reshard()
     tensors = {name: weight.detach() for name, weight in model.named_parameters()}
@@ -372,15 +373,15 @@ def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
 def whole_optimizer_state(
     accelerator: Accelerator, model: PreTrainedModel, optimizer: Optimizer
 ) -> dict[str, Any]:
-    """The state of an optimizer that may lie on several processes; all of them must ask.
+    """Gather the state of an optimizer. All processes must call this.
 
     Args:
-        accelerator: What prepared both.
-        model: The model, not wrapped.
-        optimizer: The optimizer, not wrapped.
+        accelerator: Accelerator that prepared model and optimizer.
+        model: Model, not wrapped.
+        optimizer: Optimizer, not wrapped.
 
     Returns:
-        What the optimizer of one process alone has as its `state_dict`.
+        `state_dict` in the form of an optimizer of a single process.
     """
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         state = optimizer.state_dict()
@@ -389,12 +390,12 @@ def whole_optimizer_state(
     from deepspeed.utils import safe_get_full_optimizer_state
 
     (group,) = optimizer.param_groups
-    # all weights lie one after the other in one tensor, with one count of steps
+    # DeepSpeed keeps all weights in one flat tensor, with one count of steps
     step = optimizer.state[group["params"][0]]["step"]
     parameters = list(model.parameters())
     whole = {
         index: {
-            # each its own: to count one up must not count the others
+            # a copy for each weight: the optimizer increments each count in place
             "step": step.clone(),
             **{name: safe_get_full_optimizer_state(parameter, name) for name in ADAM_MOMENTS},
         }
@@ -410,14 +411,14 @@ def load_optimizer_state(
     wrapped_optimizer: Optimizer,
     state: Mapping[str, Any],
 ) -> None:
-    """Put an optimizer back to where it was, each process its own part; its settings stay.
+    """Restore the state of an optimizer, on each process its part. Its settings stay.
 
     Args:
-        accelerator: What prepared them.
-        model: The model, not wrapped.
-        optimizer: The optimizer, not wrapped.
-        wrapped_optimizer: The same, wrapped.
-        state: From `whole_optimizer_state`.
+        accelerator: Accelerator that prepared model and optimizer.
+        model: Model, not wrapped.
+        optimizer: Optimizer, not wrapped.
+        wrapped_optimizer: Prepared optimizer.
+        state: Result of `whole_optimizer_state`.
     """
     parameters = list(model.parameters())
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
@@ -428,7 +429,7 @@ def load_optimizer_state(
             }
             for index, slots in state["state"].items()
         }
-        # its settings are those of the run as it goes on
+        # learning rate and betas come from the settings of the resumed run
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": parts, "param_groups": groups})
         return
@@ -436,7 +437,7 @@ def load_optimizer_state(
 
     (group,) = optimizer.param_groups
     (flat,) = group["params"]
-    # before its first step an optimizer has no room for what is to be put there
+    # before its first step an optimizer has no moments
     optimizer.state[flat] = {
         "step": state["state"][0]["step"].to(flat.device),
         **{name: torch.zeros_like(flat) for name in ADAM_MOMENTS},
@@ -451,7 +452,7 @@ def _part(tensor: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
-    # every process has read all of it: none need be sent
+    # every process has read the whole tensor, so nothing is sent
     return distribute_tensor(
         tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
     )

@@ -1,12 +1,11 @@
-"""What the plain model does in training, in fewer passes over memory; tests prove it equal.
+"""Training loss of the model in fewer passes over memory; tests prove that it is the same loss.
 
-Between the products with weights a step only moves numbers to and from memory. Here the scores of
-all tokens of the vocabulary are never kept, the embedding has one gradient instead of three that
-are added up, and dropout draws four decisions from one random number. The products themselves are
-oneDNN's on a processor that has wide vectors and is not Intel's, for which MKL has narrow ones.
+Between the matrix products a step is limited by memory. Here the logits are never kept as a whole,
+and the embedding has one gradient instead of a sum of three.
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,19 +16,19 @@ from ... import VanillaTransformerForConditionalGeneration
 from ...kernels_vanilla_transformer import exp_
 from .cpu_kernels import is_for_onednn, product
 
-# scores in memory at a time; each block but the first reads and writes the embedding's gradient
+# logits in memory at a time; each block after the first reads and writes the embedding's gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
-# of those of one part of the vocabulary, on a processor: they stay in its cache, and tensors as
-# large as a whole block leave gaps in memory into which the others do not fit
+# logits of one part of the vocabulary on a CPU: they stay in the cache, and tensors of the size of
+# a block would fragment the memory
 CPU_TILE_BYTES = 2**22
 FLOAT32_BYTES = 4
 
 
 def block_bytes(device: str) -> int:
-    """How much of the scores of the vocabulary is in memory at a time.
+    """Return the size of the logits that are in memory at a time.
 
     Args:
-        device: "cuda", "cpu" and so on.
+        device: Device type, such as "cuda" or "cpu".
 
     Returns:
         Bytes.
@@ -38,9 +37,10 @@ def block_bytes(device: str) -> int:
 
 
 class LossOfStates(torch.autograd.Function):
-    """The smoothed loss of section 5.4, summed, from states and output embedding.
+    """Sum of the smoothed loss of section 5.4, from decoder states and output projection.
 
-    Loss and gradients are computed together, some tokens at a time; backward only scales them.
+    Forward computes loss and gradients together, for some tokens at a time. Backward only scales
+    the gradients.
     """
 
     @staticmethod
@@ -53,25 +53,24 @@ class LossOfStates(torch.autograd.Function):
         label_smoothing: float,
         table: "Table | None",
     ) -> Tensor:
-        """Compute the sum.
+        """Compute the sum and all gradients.
 
         Args:
-            ctx: Keeps the gradients.
-            states: Of the decoder, [tokens, d_model].
-            weight: Of the output projection, [V, d_model].
-            bias: Of the output projection, [V], or None.
-            labels: The next tokens, [tokens].
+            ctx: Context, which keeps the gradients.
+            states: Decoder states, [tokens, d_model].
+            weight: Weight of the output projection, [V, d_model].
+            bias: Bias of the output projection, [V], or None.
+            labels: Next tokens, [tokens].
             label_smoothing: epsilon_ls.
-            table: Where the weight's gradient goes, in place of the weight; None where it is tied
-                to nothing.
+            table: Table that gets the gradient of a tied weight; None if the weight is not tied.
 
         Returns:
-            The sum, a scalar in float32.
+            Sum of the loss, a scalar in float32.
         """
         device, kind = states.device.type, states.dtype
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
-        # what is not a product with weights stays in float32
+        # only the products with weights are in half precision
         with torch.autocast(device, enabled=False):
             total, ctx.gradients = _loss_and_gradients(
                 states, weight, bias, labels, label_smoothing, kind
@@ -82,10 +81,10 @@ class LossOfStates(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale what forward found.
+        """Scale the gradients.
 
         Args:
-            ctx: Has the gradients.
+            ctx: Context, which has the gradients.
             grad_output: Gradient of the sum.
 
         Returns:
@@ -113,7 +112,7 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
     device, size = states.device.type, weight.shape[0]
     spread = label_smoothing / size
-    # the sum over the vocabulary of scores is the score of a sum
+    # the sum of all logits of a token is the product with the sum of all weights
     summed = weight.sum(0, dtype=torch.float32)
     summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
     total = torch.zeros((), device=states.device)
@@ -123,7 +122,7 @@ def _loss_and_gradients(
     score_bytes = FLOAT32_BYTES * size * states.shape[0]
     is_known = ((labels >= 0) & (labels < size)).all()
     torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
-    # none of the labels of a batch may count
+    # there may be no labels
     blocks = max(1, -(-score_bytes // block_bytes(device)))
     tiles = max(1, -(-score_bytes // (blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
     columns = -(-size // tiles)
@@ -132,27 +131,18 @@ def _loss_and_gradients(
         zip(*(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True)
     ):
         label, x = label[:, None], x.to(kind)
-        scores = [product(x, part).float() for part in parts]  # [block, columns] each
-        if bias is not None:
-            for tile, of_tile in zip(scores, bias.split(columns), strict=True):
-                tile += of_tile
+        scores = _logits(x, parts, bias)  # [block, columns] each
         places = [
             _place(label - index * columns, tile.shape[1]) for index, tile in enumerate(scores)
         ]
-        most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
-        true, sums = torch.zeros_like(most), torch.zeros_like(most)
-        for tile, (place, is_here) in zip(scores, places, strict=True):
-            true += tile.gather(1, place).where(is_here, 0.0)
-            sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
-        del tile
+        most, true, sums = _exponentiate(scores, places)
         mean = (x.float() @ summed + summed_bias)[:, None]
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
         total += loss.sum()
-        # the gradient of a score is powers / sums - spread, less 1 - smoothing at the true one;
-        # to divide the sum of a product is less than to divide all that goes into it. spread
-        # goes off before it: what is left of like sums would be rounding
-        # float16 has numbers neither as large as the sums nor as small as what they divide: there
-        # it is what goes into the product
+        # the gradient of a logit is powers / sums - spread, minus 1 - smoothing at the true token.
+        # dividing products by sums is cheaper than dividing all powers; only float16 cannot hold
+        # their range. spread is subtracted before the products, because a difference of two similar
+        # products would be mostly rounding error
         divisor = torch.ones_like(sums) if kind == torch.float16 else sums
         weighted = (x.float() / divisor).to(kind)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
@@ -168,10 +158,30 @@ def _loss_and_gradients(
             _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
             if bias is not None:
                 grad_bias[columns_here] += (1 / divisor).T[0] @ powers.float()
-            # or they would be in memory while the next block is made
+            # otherwise they would stay in memory while the next block is made
             del powers
         grad.copy_(grad_scaled / divisor)
     return total, (grad_states, grad_weight, grad_bias)
+
+
+def _logits(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
+    logits = [product(x, part).float() for part in parts]
+    if bias is not None:
+        for tile, of_tile in zip(logits, bias.split(len(parts[0])), strict=True):
+            tile += of_tile
+    return logits
+
+
+def _exponentiate(
+    scores: list[Tensor], places: list[tuple[Tensor, Tensor]]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Replace logits by exp(logit - maximum); return the maximum, the true logit and the sum."""
+    most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
+    true, sums = torch.zeros_like(most), torch.zeros_like(most)
+    for tile, (place, is_here) in zip(scores, places, strict=True):
+        true += tile.gather(1, place).where(is_here, 0.0)
+        sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
+    return most, true, sums
 
 
 def _place(column: Tensor, columns: int) -> tuple[Tensor, Tensor]:
@@ -188,10 +198,10 @@ def _put_product(out: Tensor, powers: Tensor, weighted: Tensor, is_first: bool) 
 
 
 class Table:
-    """The one embedding matrix while a batch is trained on. Section 3.4.
+    """Holder of the tied embedding's gradient during a training step. Section 3.4.
 
     Attributes:
-        gradient: Of the output projection, from when it is known until all of it is given away.
+        gradient: Gradient from the output projection, until `Lookup` takes it in its backward.
     """
 
     def __init__(self):
@@ -199,17 +209,17 @@ class Table:
 
 
 class Lookup(torch.autograd.Function):
-    """Rows of the embedding; backward adds what they are due to what the projection is due."""
+    """Embedding lookup; backward adds its gradient to that of the output projection."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, table: Table) -> Tensor:
-        """Look up.
+        """Look up the embeddings.
 
         Args:
-            ctx: Keeps the ids.
-            weight: The embedding, [V, d_model].
-            ids: Of source and target, [tokens].
-            table: Where the projection leaves its gradient.
+            ctx: Context, which keeps the ids.
+            weight: Embedding matrix, [V, d_model].
+            ids: Ids of source and target tokens, [tokens].
+            table: Table with the gradient from the output projection.
 
         Returns:
             Embeddings, [tokens, d_model].
@@ -221,10 +231,10 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Give the gradient of embeddings and projection together.
+        """Return the gradient of embeddings and output projection together.
 
         Args:
-            ctx: Has the ids.
+            ctx: Context, which has the ids.
             grad_output: Gradient of the embeddings.
 
         Returns:
@@ -244,19 +254,19 @@ def fused_loss_sum(
     label_smoothing: float,
     attention_mask: Tensor | None = None,
 ) -> Tensor:
-    """The smoothed loss of a batch, summed over its target tokens. Section 5.4.
+    """Return the smoothed loss of a batch, summed over its target tokens. Section 5.4.
 
     Args:
-        model: The model.
-        input_ids: Source tokens, [B, S].
-        decoder_input_ids: Target tokens, shifted right, [B, T].
-        labels: The next tokens, [B, T].
-        places: Where in [B * T] the labels that count are.
+        model: Model.
+        input_ids: Source token ids, [B, S].
+        decoder_input_ids: Target token ids, shifted right, [B, T].
+        labels: Next tokens, [B, T].
+        places: Indices in [B * T] of the labels that count.
         label_smoothing: epsilon_ls.
-        attention_mask: As the model takes it.
+        attention_mask: Mask of the source, in a form that the model takes, or None.
 
     Returns:
-        The sum, a scalar in float32.
+        Sum of the loss, a scalar in float32.
     """
     head, table = model.lm_head, None
     weight = head.weight

@@ -1,4 +1,4 @@
-"""How much memory training takes, and how large a micro-batch fits into what there is."""
+"""Memory that training needs, and the micro-batch that fits into the free memory."""
 
 import ctypes
 import os
@@ -12,40 +12,40 @@ from ...sizes import num_weights, refuse_beyond_memory, size_of
 from ..config import TrainConfig
 from .fused_loss import FLOAT32_BYTES, block_bytes
 
-# scores of the vocabulary, their log-probabilities, and the gradient of one of them
+# logits, log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3
-# what is kept of the attention weights where they are not computed piece by piece: themselves;
-# with dropout on them its mask and what it left as well
+# copies of attention weights that eager attention keeps: the weights; with dropout also its mask
+# and output
 SCORE_COPIES, SCORE_COPIES_WITH_DROPOUT = 1, 3
-# what comes and goes in backward, and what the allocator cannot use
+# temporary tensors of backward, and memory that the allocator cannot use
 SLACK = 1.35
-# what a driver, a library's own buffers and other programs may yet take of what is free
+# the rest of the free memory is for drivers, buffers of libraries and other programs
 USABLE = 0.9
-# buffers and kernels of the libraries that multiply, and what the allocator keeps between tensors
+# buffers and kernels of matrix libraries, and gaps that the allocator leaves between tensors
 LIBRARY_BYTES = 2**26
-# more of them at once is no faster on a processor
+# larger micro-batches are not faster on a CPU
 CPU_TOKENS = 4096
 CGROUP = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# larger tensors come from the system and go back to it
+# largest size that the C library keeps; the second value is for older versions of glibc
 LARGEST_KEPT = (2**30, 2**25)
 MOST_KEPT = 2**31 - 1
-# where oneDNN, and torch's own layer above it, read how many kernels they keep; a step has some
-# thirty for each shape of a micro-batch
+# environment variables for the number of kernels that oneDNN, and torch's layer above it, keep; a
+# step uses about thirty for each shape of a micro-batch
 KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
 KEPT_KERNELS = 128
 
 
 def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
-    """Memory that does not depend on the batch.
+    """Return the memory of weights, gradients and optimizer state.
 
     Args:
         config: Settings of the run.
-        num_parameters: Of the model, or of the part of it that this process holds.
+        num_parameters: Number of parameters in this process.
 
     Returns:
-        Bytes, by what takes them.
+        Bytes of each part, by name.
     """
     parts = {
         "weights": FLOAT32_BYTES * num_parameters,
@@ -53,7 +53,7 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
         "Adam's moments": 2 * FLOAT32_BYTES * num_parameters,
     }
     if config.precision != "fp32":
-        # made once for all micro-batches of a step
+        # one copy for all micro-batches of a step
         parts["half-precision weights"] = FLOAT32_BYTES // 2 * num_parameters
     if config.ema_decay is not None:
         parts["moving average"] = FLOAT32_BYTES * num_parameters
@@ -63,36 +63,35 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
 def refuse_too_large(
     config: TrainConfig, model_config: PreTrainedConfig, device: torch.device, num_processes: int
 ) -> None:
-    """Refuse a model that this machine cannot hold, before any of it is made.
+    """Refuse a model that is too large for this machine, before it is made.
 
     Args:
         config: Settings of the run.
         model_config: Sizes of the model.
-        device: Where this process trains.
-        num_processes: Processes that share a step.
+        device: Device of this process.
+        num_processes: Number of processes.
 
     Raises:
-        ValueError: If it needs more memory than the machine has.
+        ValueError: If training needs more memory than the machine has.
     """
     parts = state_bytes(config, num_weights(model_config))
-    # every process makes the weights in the memory of the host
+    # every process makes the weights in host memory
     needed = sum(parts.values()) if device.type == "cpu" else parts["weights"]
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     refuse_beyond_memory(processes_here * needed, "the training of this model")
 
 
 def batchless_bytes(config: PreTrainedConfig, precision: str, device: str) -> int:
-    """Memory that a step takes, however large the batch.
+    """Return the temporary memory of a step that does not depend on the size of the batch.
 
     Args:
         config: Sizes of the model.
         precision: One of `config.PRECISIONS`.
-        device: "cuda", "cpu" and so on.
+        device: Device type, such as "cuda" or "cpu".
 
     Returns:
-        Bytes: some scores of the vocabulary, a gradient of the embedding beside that of the
-        micro-batches before, and what the libraries take for themselves; in half precision the
-        loss has a copy of the embedding, and on an accelerator of its scores.
+        Bytes of a block of logits, a second gradient of the embedding, and buffers of libraries. In
+        half precision the loss also has a copy of the embedding, and on a GPU of the logits.
     """
     scores, embedding = block_bytes(device), FLOAT32_BYTES * config.vocab_size * config.d_model
     if precision != "fp32":
@@ -108,34 +107,34 @@ def bytes_per_token(
     device: str,
     is_whole: bool = True,
 ) -> int:
-    """Memory that one source and one target token of a micro-batch take until backward is through.
+    """Return the memory of one source token and one target token of a micro-batch until backward.
 
     Args:
         config: Sizes of the model.
         precision: One of `config.PRECISIONS`.
-        max_length: The longest sentence, in tokens; decides only where attention is not fused.
-        device: "cuda", "cpu" and so on.
-        is_whole: Whether a process has all weights; if not, it keeps the scores of all tokens.
+        max_length: Tokens of the longest sentence; only needed if attention is not fused.
+        device: Device type, such as "cuda" or "cpu".
+        is_whole: Whether each process has all weights; if not, the loss keeps all logits.
 
     Returns:
-        Bytes, more rather than fewer.
+        Bytes, rounded up generously.
     """
-    # the products are in half precision, sums and norms are not; a norm's output is kept in both
+    # products use half precision, sums and norms do not; the output of a norm is kept in both
     half = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES // 2
     kept_norm = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + half
     d_model = config.d_model
-    # dropout's mask, the sum, and its norm
+    # mask of dropout, sum, and output of the norm
     add_and_norm = d_model * (half + FLOAT32_BYTES + kept_norm)
 
     def attention(num_heads: int) -> int:
-        # models of other classes have heads of one width
+        # models of other classes have no d_k and d_v
         d_k = getattr(config, "d_k", None) or d_model // num_heads
         d_v = getattr(config, "d_v", None) or d_model // num_heads
-        # query, key and value, and the context twice: heads apart and side by side
+        # query, key, value, and the context twice: per head and concatenated
         widths = num_heads * (2 * d_k + 3 * d_v) * half
         has_dropout = size_of(config, "attention_dropout") > 0
         is_fused = d_k == d_v and (device != "cpu" or not has_dropout)
-        # eager attention keeps its scores
+        # eager attention keeps its weights
         is_fused &= config._attn_implementation != "eager"
         copies = SCORE_COPIES_WITH_DROPOUT if has_dropout else SCORE_COPIES
         scores = 0 if is_fused else copies * num_heads * max_length * half
@@ -151,7 +150,7 @@ def bytes_per_token(
     )
     encoder_layer = attention(encoder[1]) + feed_forward(encoder[2])
     decoder_layer = 2 * attention(decoder[1]) + feed_forward(decoder[2])
-    # embedding with position, and dropout on it
+    # embedding with position, and its dropout
     embeddings = 2 * 3 * d_model * FLOAT32_BYTES
     vocabulary = 0 if is_whole else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
     layers = encoder[0] * encoder_layer + decoder[0] * decoder_layer
@@ -159,11 +158,11 @@ def bytes_per_token(
 
 
 def free_bytes(device: torch.device, processes: int) -> int:
-    """Memory that this process can still have.
+    """Return the free memory for this process.
 
     Args:
-        device: Where it trains.
-        processes: How many share the host's memory.
+        device: Device of this process.
+        processes: Number of processes that share the host memory.
 
     Returns:
         Bytes.
@@ -175,7 +174,7 @@ def free_bytes(device: torch.device, processes: int) -> int:
     # a container may have less than the machine
     limit, used = CGROUP / "memory.max", CGROUP / "memory.stat"
     if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        # the first line is what cannot be dropped
+        # the first line counts the memory that cannot be reclaimed
         taken = int(used.read_text().split()[1])
         available = min(available, int(limit.read_text()) - taken)
     return available // processes
@@ -189,31 +188,31 @@ def tokens_that_fit(
     num_processes: int,
     is_whole: bool = True,
 ) -> int:
-    """How large a micro-batch can be, when the weights are in memory and nothing else yet.
+    """Return the largest micro-batch, when only the weights are in memory yet.
 
     Args:
         config: Settings of the run.
         model_config: Sizes of the model.
-        num_parameters: Of the model, or of the part of it that this process holds.
-        device: Where this process trains.
-        num_processes: Processes that share a step.
-        is_whole: As in `bytes_per_token`.
+        num_parameters: Number of parameters in this process.
+        device: Device of this process.
+        num_processes: Number of processes.
+        is_whole: Whether each process has all weights.
 
     Returns:
-        Source or target tokens, padding included; never more than one process has of a step.
+        Source or target tokens, padding included; at most the share of a process in a step.
 
     Raises:
         ValueError: If the longest sentence does not fit.
     """
     parts = state_bytes(config, num_parameters)
-    to_come = sum(parts.values()) - parts["weights"]
-    to_come += batchless_bytes(model_config, config.precision, device.type)
+    not_yet = sum(parts.values()) - parts["weights"]
+    not_yet += batchless_bytes(model_config, config.precision, device.type)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     free = free_bytes(device, processes_here)
     each = bytes_per_token(model_config, config.precision, config.max_length, device.type, is_whole)
-    fitting = (int(USABLE * free) - to_come) // each
+    fitting = (int(USABLE * free) - not_yet) // each
     if fitting < config.max_length:
-        needed = (to_come + config.max_length * each) / USABLE
+        needed = (not_yet + config.max_length * each) / USABLE
         raise ValueError(
             f"{device} must have {needed / 1e9:.1f} GB of memory free for this model and one "
             f"sentence of max_length {config.max_length}, got {free / 1e9:.1f} GB."
@@ -224,18 +223,17 @@ def tokens_that_fit(
 
 
 def keep_memory() -> None:
-    """Let the C library keep what a step of training frees, for the next step.
+    """Make the C library keep freed memory for the next step, and oneDNN keep few kernels.
 
-    It would give large tensors back to the system, which makes them anew of empty pages: an eighth
-    of the time of a step. Where there is no such library, nothing changes. oneDNN, where it
-    multiplies, is to keep little: it makes a kernel for each shape of a batch, and thousands of
-    them, between the tensors, leave the memory in so many pieces that to find one takes longer and
-    longer.
+    By default glibc returns large tensors to the system, and mapping new pages takes an eighth of
+    the time of a step. With another C library nothing changes. oneDNN makes a kernel for each shape
+    of a batch, and thousands of kernels between the tensors would fragment the memory, so that
+    allocations become slower and slower.
     """
     for name in KERNEL_CACHES:
         os.environ.setdefault(name, str(KEPT_KERNELS))
     allocator = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    # older versions of the library keep half of a heap at most
+    # older versions of glibc keep at most half of a heap
     if allocator is not None and any(
         allocator(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT
     ):
