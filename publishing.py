@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import yaml
 from huggingface_hub import CommitInfo, HfApi, ModelCard
 from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import validate_repo_id
@@ -202,6 +203,16 @@ def _edit_json(path: Path, **entries: Any):
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
+def _read_model_card(path: Path) -> ModelCard:
+    text = read_text(path)
+    try:
+        return ModelCard(text)
+    # metadata that is no YAML, no mapping, or a mapping with keys that are no text
+    except (yaml.YAMLError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{path} must begin with its metadata in YAML: {reason}.") from error
+
+
 def _write_model_card(
     run: str | Path | TranslationPipeline, folder: Path, repo_id: str, model: PreTrainedModel
 ):
@@ -216,7 +227,7 @@ def _write_model_card(
             f"{model.num_parameters():,} parameters.\n"
         )
     else:
-        card = ModelCard(read_text(Path(found)))
+        card = _read_model_card(Path(found))
     for name, value in (
         ("library_name", "transformers"),
         ("pipeline_tag", TASK),

@@ -121,6 +121,14 @@ def test_a_file_of_a_run_is_named_by_evaluate(run, file, content, message, capsy
     assert message in sentences[0]
 
 
+@pytest.mark.parametrize("metadata", ["a: b: c", "- 5", "5: x", "{", "a: [", "tags: *x"])
+def test_a_model_card_with_bad_metadata_is_named(run, metadata, tmp_path):
+    (run / "README.md").write_text(f"---\n{metadata}\n---\n# A model\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"README.md must begin with its metadata in YAML: \S"):
+        export_for_hub(run, tmp_path / "out", "user/name")
+    assert not (tmp_path / "out").exists()
+
+
 def test_saved_translations_that_are_no_text_are_named(run, capsys):
     path = run / "hypotheses" / "test.source.txt"
     path.write_bytes(b"\xff\n")
