@@ -323,7 +323,7 @@ def test_an_average_that_cannot_be_had_is_refused(corpus, run, tmp_path, capsys)
     for settings, message in (
         ({"ema_decay": 1.0}, r"ema_decay must be above 0 and below 1, got 1\.0"),
         ({"averaged_minutes": 0}, r"averaged_minutes must be above 0, got 0\.0"),
-        ({"averaged_minutes": 9, "ema_decay": 0.9}, "one average as its model"),
+        ({"averaged_minutes": 9, "ema_decay": 0.9}, "must not be given together, got 9.0 and 0.9"),
     ):
         with pytest.raises(ValueError, match=message):
             load_config("demo", settings)

@@ -470,7 +470,7 @@ def test_a_run_whose_checkpoints_are_damaged_does_not_begin_again(
     run = Path(shutil.copytree(whole_run, tmp_path / "run"))
     for path in checkpoints(run / "checkpoints"):
         (path / "optimizer.pt").unlink()
-    with pytest.raises(ValueError, match=r"whole checkpoint, got step-12, whose optimizer\.pt"):
+    with pytest.raises(ValueError, match=r"intact checkpoint, got step-12, whose optimizer\.pt"):
         train(train_toys.toy_config(corpus, run), resume=resume)
     assert curve(run) == curve(whole_run)
 
@@ -752,7 +752,7 @@ def test_a_run_keeps_the_tokenizer_that_it_began_with(corpus, whole_run, tmp_pat
     prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "run", **settings, seed=2))
     prepare_tokenizer(train_toys.toy_config(corpus, tmp_path / "other", vocab_size=280))
     settings["tokenizer"] = str(tmp_path / "other/tokenizer")
-    with pytest.raises(ValueError, match=r"its vocabulary be that of .*, got another in .*run"):
+    with pytest.raises(ValueError, match=r"have the vocabulary of .*, got another one in .*run"):
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
     # the same tokens, but joined in another order
     shutil.copytree(whole_run / "tokenizer", tmp_path / "reversed")
@@ -761,7 +761,7 @@ def test_a_run_keeps_the_tokenizer_that_it_began_with(corpus, whole_run, tmp_pat
     definition["model"]["merges"].reverse()
     path.write_text(json.dumps(definition), encoding="utf-8")
     settings["tokenizer"] = str(path.parent)
-    with pytest.raises(ValueError, match=r"its vocabulary be that of .*reversed', got another in"):
+    with pytest.raises(ValueError, match=r"have the vocabulary of .*reversed', got another one in"):
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings))
     with pytest.raises(ValueError, match=r"tokenizer was '.*', got None"):
         train(train_toys.toy_config(corpus, tmp_path / "run"))
