@@ -553,16 +553,6 @@ def test_a_run_does_not_resume_with_a_replaced_tokenizer(corpus, tmp_path, is_st
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
 
 
-def test_a_checkpoint_of_an_earlier_version_goes_on(corpus, whole_run, tmp_path):
-    train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=7))
-    path = checkpoints(tmp_path / "run/checkpoints")[-1] / "state.json"
-    state = json.loads(path.read_text(encoding="utf-8"))
-    del state["data"]["tokenizer_sha256"]
-    path.write_text(json.dumps(state), encoding="utf-8")
-    assert train(train_toys.toy_config(corpus, tmp_path / "run"), resume=True)
-    train_toys.assert_same_bits(tmp_path / "run", whole_run)
-
-
 def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), resume=True)
