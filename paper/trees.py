@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from ..train.data.corpus import lines_of, opened, read_lines
+from ..train.data.text_files import lines_of, opened, read_lines
 
 # stands for every word of the target: which word it is, the source says
 WORD = "XX"

@@ -15,14 +15,7 @@ import torch
 import train_toys
 from sacrebleu.metrics import BLEU
 
-from vanilla_transformer.benchmarks import (
-    contest,
-    marian_trainer,
-    peers,
-    startup,
-    training,
-    work,
-)
+from vanilla_transformer.benchmarks import contest, marian_trainer, peers, startup, training, work
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import equality

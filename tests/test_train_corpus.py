@@ -15,14 +15,9 @@ from hub_stand_in import StoredFile, running_hub
 
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.data import corpus as corpora
-from vanilla_transformer.train.data.corpus import (
-    is_local,
-    load_translations,
-    read_lines,
-    text_hash,
-    texts_of,
-)
+from vanilla_transformer.train.data.corpus import is_local, load_translations, text_hash, texts_of
 from vanilla_transformer.train.data.prepare import load_texts
+from vanilla_transformer.train.data.text_files import MAX_LINE_BYTES, read_lines
 
 
 def test_text_files_can_be_compressed_and_named_by_a_prefix(tmp_path):
@@ -111,7 +106,7 @@ def test_only_a_line_feed_ends_a_line():
         list(read_lines([b"a\n", b"\xe9\n"], "stdin"))
 
 
-LONGEST = corpora.MAX_LINE_BYTES
+LONGEST = MAX_LINE_BYTES
 
 
 def packed_zeros(megabytes):
@@ -147,12 +142,8 @@ def test_the_length_of_a_last_line_without_line_feed_is_limited(tmp_path):
 
 PEAK = """
 import resource, sys
-from vanilla_transformer.train.data.corpus import (
-    load_translations,
-    lines_of,
-    opened,
-    read_lines,
-)
+from vanilla_transformer.train.data.corpus import load_translations
+from vanilla_transformer.train.data.text_files import lines_of, opened, read_lines
 from vanilla_transformer.train.translate import lines_as_they_come
 from pathlib import Path
 

@@ -18,10 +18,7 @@ from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import load_config
-from vanilla_transformer.train.run_folder.environment import (
-    read_environment,
-    write_environment,
-)
+from vanilla_transformer.train.run_folder.environment import read_environment, write_environment
 from vanilla_transformer.train.run_folder.files import read_recipe
 from vanilla_transformer.train.run_folder.model_card import write_model_card
 

@@ -20,7 +20,7 @@ from ..console import add_trust_flag
 from ..generation_vanilla_transformer import ENGINES
 from ..loading import load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
-from .data.corpus import MAX_LINE_BYTES, opened, read_lines
+from .data.text_files import MAX_LINE_BYTES, opened, read_lines
 
 SEARCH = {
     "num_beams": (int, "beam size"),

@@ -21,7 +21,7 @@ from datasets.packaged_modules.json.json import Json
 from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
-from .compressed import GZIP, TRUNCATED
+from .text_files import GZIP, TRUNCATED
 
 # bytes to read at once
 CHUNK = 10 << 20
