@@ -178,12 +178,8 @@ def _paper(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _space(arguments: argparse.Namespace, rest: list[str]):
-    try:
-        from .space.app import run
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ValueError("the web page needs gradio, got none: pip install gradio.") from error
+    from .space.app import run
+
     run(rest, "vanilla-transformer space")
 
 

@@ -18,6 +18,12 @@ EXIT_SIGNAL = 128
 TRACEBACK = "--traceback"
 # limits in characters: an error on stderr, and a value in an error
 LONGEST_ERROR, LONGEST_VALUE = 2000, 100
+# the extra of setup.cfg that installs a package
+EXTRAS = {
+    **dict.fromkeys(("datasets", "pyarrow", "sacrebleu", "sacremoses", "matplotlib"), "train"),
+    **dict.fromkeys(("babel", "num2words"), "demo"),
+    "gradio": "space",
+}
 
 
 class Interrupted(KeyboardInterrupt):
@@ -248,6 +254,13 @@ def sentence_of(error: BaseException) -> str | None:
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
     from safetensors import SafetensorError
 
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        extra = EXTRAS.get(package)
+        return extra and (
+            f"this command needs {package}, got none: pip install 'vanilla_transformer[{extra}]', "
+            f"or in a clone '.[{extra}]'."
+        )
     # the library wraps the ValueError of a validator; its own errors of type are sentences already
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, ValueError):
         error = error.__cause__

@@ -10,6 +10,9 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import translation_toys
+
+from vanilla_transformer.console import EXTRAS
 
 ROOT = Path(__file__).parent.parent
 DATA = (
@@ -94,6 +97,61 @@ print(pipeline("translation", model="runs/demo")("Hello", max_new_tokens=3))
 """
     out = python(code, str(installed), cwd=tmp_path, path=installed)
     assert "translation_text" in out
+
+
+# hides the packages of the extras, as if `pip install .` had been all
+WITHOUT_EXTRAS = """
+import importlib.abc, sys
+from vanilla_transformer.console import EXTRAS
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name.partition(".")[0] in EXTRAS:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Absent())
+sys.argv = ["vanilla-transformer", *sys.argv[1:]]
+from vanilla_transformer.cli import main
+sys.exit(main())
+"""
+
+
+def test_the_wheel_without_extras_translates_and_names_the_extra_of_other_verbs(wheel, tmp_path):
+    installed = tmp_path / "site"
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", installed]
+    subprocess.run([*install, wheel], check=True)
+    tokenizer = translation_toys.make_tokenizer()
+    tokenizer.save_pretrained(tmp_path / "model")
+    translation_toys.make_model(tokenizer).save_pretrained(tmp_path / "model")
+    (tmp_path / "text.txt").write_text("Two dogs run.\nA man.\n", encoding="utf-8")
+    out = python(WITHOUT_EXTRAS, "translate", "model", "text.txt", cwd=tmp_path, path=installed)
+    assert out.count("\n") == 2
+    for arguments, package, extra in (
+        (["train", "demo"], "datasets", "train"),
+        (["evaluate", "model"], "datasets", "train"),
+        (["paper", "schedule"], "matplotlib", "train"),
+        (["space"], "gradio", "space"),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", WITHOUT_EXTRAS, *arguments],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 1
+        assert done.stderr == (
+            f"error: this command needs {package}, got none: pip install "
+            f"'vanilla_transformer[{extra}]', or in a clone '.[{extra}]'.\n"
+        )
+
+
+def test_every_package_of_an_extra_is_declared_in_it():
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    extras = setup["options.extras_require"]
+    for package, extra in EXTRAS.items():
+        # pyarrow comes with datasets
+        assert {"pyarrow": "datasets"}.get(package, package) in extras[extra].lower()
+        assert f"\n{package}" not in setup["options"]["install_requires"].lower()
 
 
 def test_importing_the_package_leaves_training_out(tmp_path):

@@ -83,7 +83,7 @@ def shortened(command):
     """A command as it is tested: trainings get small, make is asked what it would do."""
     if command.startswith("make "):
         return f"make -C {ROOT} -n -o .venv/.ready {command.removeprefix('make ')}"
-    if command == "pip install .":
+    if command.startswith("pip install "):
         # tests/test_package.py installs the wheel
         return "pip install --help"
     if command == "vanilla-transformer demo":
