@@ -86,7 +86,8 @@ class TranslationPipeline(Pipeline):
 
         Raises:
             TypeError: If the inputs are not texts.
-            ValueError: If a text is too long for the model, or a setting is invalid.
+            ValueError: If a text is too long for the model or has a token outside its vocabulary,
+                or a setting is invalid.
         """
         prepare, search, _ = self._sanitize_parameters(**kwargs)
         batching = {
@@ -129,7 +130,8 @@ class TranslationPipeline(Pipeline):
 
         Raises:
             TypeError: If a text is not a string.
-            ValueError: If a text is too long, or has half a character.
+            ValueError: If a text is too long, has a token outside the model's vocabulary, or has
+                half a character.
         """
         for text in input_:
             if not isinstance(text, str):
@@ -148,11 +150,17 @@ class TranslationPipeline(Pipeline):
             return []
         ids = self.tokenizer(input_)["input_ids"]
         longest = max_source_tokens(self.model.config)
+        vocab_size = self.model.get_input_embeddings().num_embeddings
         for text, text_ids in zip(input_, ids, strict=True):
             if longest is not None and len(text_ids) > longest:
                 raise ValueError(
                     f"a text must have at most {longest} tokens, the number of positions of the "
                     f"model, got {len(text_ids)}: {_shortened(text)}."
+                )
+            if text_ids and max(text_ids) >= vocab_size:
+                raise ValueError(
+                    f"token ids must be below the model's vocabulary size {vocab_size}, "
+                    f"got {max(text_ids)}: {_shortened(text)}."
                 )
         return ids
 

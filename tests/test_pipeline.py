@@ -240,6 +240,15 @@ def test_a_text_longer_than_the_learned_positions_is_refused(tokenizer):
     assert translate("dogs")
 
 
+def test_a_token_outside_of_the_vocabulary_is_named_with_its_text(model):
+    added = make_tokenizer()
+    added.add_tokens(["zebra"])
+    translate = TranslationPipeline(model, added, device="cpu")
+    size = model.config.vocab_size
+    with pytest.raises(ValueError, match=rf"vocabulary size {size}, got {size}: 'a zebra runs'"):
+        translate(["a dog runs", "a zebra runs"])
+
+
 def test_sinusoids_translate_a_text_of_any_length(translate, model):
     text = "dogs " * (model.config.max_position_embeddings + 1)
     assert len(translate.tokenizer(text).input_ids) > model.config.max_position_embeddings
