@@ -241,9 +241,9 @@ def test_a_text_longer_than_the_learned_positions_is_refused(tokenizer):
 
 
 def test_a_token_outside_of_the_vocabulary_is_named_with_its_text(model):
-    added = make_tokenizer()
-    added.add_tokens(["zebra"])
-    translate = TranslationPipeline(model, added, device="cpu")
+    tokenizer = make_tokenizer()
+    translate = TranslationPipeline(model, tokenizer, device="cpu")
+    tokenizer.add_tokens(["zebra"])
     size = model.config.vocab_size
     with pytest.raises(ValueError, match=rf"vocabulary size {size}, got {size}: 'a zebra runs'"):
         translate(["a dog runs", "a zebra runs"])
