@@ -69,6 +69,7 @@ MEASURED = {
     "sentences": 9,
     "chrf": 50.0,
     "exact_match": 0.0,
+    "search": {},
 }
 
 
