@@ -11,7 +11,7 @@ from ..console import a_folder, run_command
 
 
 class Study(NamedTuple):
-    """Where a study is in the paper, what it shows, and the module that computes it."""
+    """A study: its section of the paper, its subject, and the module that computes it."""
 
     place: str
     title: str

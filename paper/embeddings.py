@@ -39,13 +39,13 @@ USES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSize:
-    """How large embeddings are beside positions, as root mean squares of a component.
+    """Root mean squares of a component of the embeddings and of the positional encoding.
 
     Attributes:
         d_model: Width.
         plain: As the matrix has them.
         scaled: Times sqrt(d_model), as the layers get them.
-        positions: Of the positional encoding that is added.
+        positions: Root mean square of the positional encoding that is added.
     """
 
     d_model: int
@@ -58,7 +58,7 @@ def one_hot_product(ids: Tensor, table: Tensor) -> Tensor:
     """Embed tokens as a one-hot row times the matrix.
 
     Args:
-        ids: Of the tokens, [T].
+        ids: Token ids, [T].
         table: A row for each token of the vocabulary, [V, d_model].
 
     Returns:

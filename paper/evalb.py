@@ -47,11 +47,11 @@ class CorpusScore:
         matched: Brackets that both trees have, over all sentences that count, as what follows.
         gold: Brackets of the gold trees.
         predicted: Brackets of the predicted trees.
-        recall: Of 100 gold brackets, those matched.
-        precision: Of 100 predicted brackets, those matched.
-        f1: The harmonic mean of the two.
-        complete: Of 100 sentences, those whose brackets all match.
-        crossing: Crossing brackets of a sentence with a tree, on average.
+        recall: Percentage of gold brackets that match.
+        precision: Percentage of predicted brackets that match.
+        f1: Harmonic mean of recall and precision, in percent.
+        complete: Percentage of sentences of which all brackets match.
+        crossing: Mean number of crossing brackets per sentence with a tree.
     """
 
     sentences: int
@@ -153,7 +153,7 @@ def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False
     it is unsure. Here their gold brackets count as missed, unless that is asked for.
 
     Args:
-        scores: Of all sentences.
+        scores: Scores of all sentences.
         leave_out_errors: Do as EVALB does.
 
     Returns:

@@ -79,7 +79,7 @@ def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Ten
     """Return the package's loss by the probability of the true token; other tokens are equal.
 
     Args:
-        probability: Of the true token, above 0 and below 1, [points].
+        probability: Probabilities of the true token, above 0 and below 1, [points].
         vocab_size: Vocabulary size V.
         label_smoothing: Smoothing epsilon_ls.
 
@@ -151,7 +151,7 @@ class Confidence:
     perplexity: float
 
     def calibration_error(self) -> float:
-        """How far confidence is from accuracy, as a mean over the words."""
+        """Mean absolute difference between confidence and accuracy, over the words."""
         return float((self.confidence - self.accuracy).abs().mean())
 
 
@@ -375,7 +375,7 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
 
 
 def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Section:
-    """What models are sure of, by their epsilon, beside what they could know.
+    """Compare the confidence of models, by their epsilon, with the best possible one.
 
     Args:
         found: By epsilon, in ascending order.

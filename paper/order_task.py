@@ -31,13 +31,13 @@ class Training:
 
     Attributes:
         d_model: Width; the feed-forward layers are four times as wide.
-        layers: Of encoder and decoder each.
-        num_heads: h.
-        steps: Of the training.
-        sentences_per_step: Of a batch.
-        warmup_steps: Of section 5.3's schedule.
-        learning_rate_factor: Of that schedule.
-        label_smoothing: Of section 5.4's loss.
+        layers: Number of layers, of the encoder and of the decoder.
+        num_heads: Number of heads h.
+        steps: Training steps.
+        sentences_per_step: Sentences of a batch.
+        warmup_steps: Warm-up steps of section 5.3's schedule.
+        learning_rate_factor: Factor on the learning rate of section 5.3.
+        label_smoothing: epsilon_ls of section 5.4.
     """
 
     d_model: int = 32
@@ -63,8 +63,8 @@ def small_model(
         position_encoding: "sinusoidal", "learned" or "none".
         vocab_size: Vocabulary size V.
         num_positions: Rows of a learned table.
-        sizes: Of the model.
-        seed: Seed of its weights.
+        sizes: Sizes of the model.
+        seed: Seed of the initial weights.
 
     Returns:
         The model, on the accelerator if there is one.
@@ -158,7 +158,7 @@ def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split all pairs of names into training pairs and unseen pairs.
 
     Args:
-        num_names: Of which each chases each other.
+        num_names: Number of names; each chases each other.
         seed: Seed of the choice.
 
     Returns:
@@ -179,8 +179,8 @@ def who_chases_whom(
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
         seed: Seed of weights, batches, and the choice of pairs.
-        sizes: Of the model and its training.
-        num_names: Of which each chases each other.
+        sizes: Sizes of the model and its training.
+        num_names: Number of names; each chases each other.
 
     Returns:
         The share of sentences of which every word is right; who does not know the order gets half.
@@ -217,11 +217,11 @@ def copying_losses(
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
         seed: Seed of weights and batches.
-        sizes: Of the model and its training.
-        trained_length: The longest row of the training.
-        length: Of the longer rows.
-        num_symbols: Of which each is as likely.
-        num_sentences: Rows of either length that it is judged by.
+        sizes: Sizes of the model and its training.
+        trained_length: Length of the longest training sequence.
+        length: Length of the longer sequences.
+        num_symbols: Number of symbols, all equally likely.
+        num_sentences: Number of test sequences of each length.
 
     Returns:
         Mean loss at each position, in nats: of rows of `trained_length`, [trained_length], and of

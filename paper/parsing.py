@@ -42,7 +42,7 @@ class TreeConstraint(LogitsProcessor):
     keeps the model's own score.
 
     Args:
-        tokenizer: Of a model of trees: its symbols are `WORD` and the brackets.
+        tokenizer: Tokenizer of a parsing model: its symbols are `WORD` and the brackets.
         num_words: Words of each sentence, [B].
         limits: Most tokens of each tree, the end token among them, [B].
 

@@ -88,14 +88,14 @@ class Repeat(NamedTuple):
 
 
 class Overlap(NamedTuple):
-    """How far the directions of words and those of positions are the same.
+    """Overlap of the subspaces of words and of positions.
 
     Attributes:
         num_directions: k, of either's strongest directions.
         word_energy: Share of the words' squared length along the k directions of the positions.
         position_energy: Share of the positions' along the k directions of the words.
         smallest_angle: Between the two subspaces, in degrees: 0 where they share a direction.
-        mean_angle: Of the k principal angles, in degrees.
+        mean_angle: Mean of the k principal angles, in degrees.
         mean_cosine: Mean |cosine| of a word and a position.
         position_to_word: Energy of the mean position to that of the mean word, both along the k
             directions of the positions.
@@ -111,7 +111,7 @@ class Overlap(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a width costs: parameters outside the embedding, and FLOPs of one forward pass."""
+    """Cost of a width: parameters outside the embedding, and FLOPs of one forward pass."""
 
     parameters: int
     flops: int
@@ -170,7 +170,7 @@ def harmonic_pairs(num_positions: int, num_pairs: int) -> Tensor:
 
     Args:
         num_positions: N.
-        num_pairs: Of a sine and a cosine.
+        num_pairs: Number of pairs of a sine and a cosine.
 
     Returns:
         The encoding, float32 [N, 2 * num_pairs].
@@ -398,7 +398,7 @@ def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _looks_like_earlier(encoding: Tensor, tolerance: float) -> Tensor:
-    """Whether position (row) looks like an earlier one (column), [N, N]."""
+    """Mark the positions (rows) whose encoding equals an earlier one's (columns), [N, N]."""
     return (distances(encoding) <= tolerance).tril(diagonal=-1)
 
 
@@ -562,7 +562,7 @@ def num_directions_for(vectors: Tensor, share: float) -> int:
 
     Args:
         vectors: [N, d].
-        share: Of the sum of squares.
+        share: Share of the sum of squares.
 
     Returns:
         The number of directions, the strongest first.

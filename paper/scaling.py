@@ -34,9 +34,9 @@ class SoftmaxStatistics:
     """Statistics of scaled scores and their softmax, as means over the queries.
 
     Attributes:
-        variance: Of the scaled scores.
-        entropy: Of the weights, in nats.
-        largest: Weight of a query.
+        variance: Variance of the scaled scores.
+        entropy: Entropy of the weights, in nats.
+        largest: Largest weight of a query.
         gradient: Norm of the softmax's Jacobian: how much the weights can still move.
         median_gradient: The same of the query in the middle, instead of the mean.
         vanished: Share of the queries for which it is below `VANISHED`.

@@ -16,7 +16,7 @@ POINTS = 400
 
 
 class Schedule(NamedTuple):
-    """What the paper's rate depends on, as in `learning_rate`, and how many steps it has."""
+    """Arguments of the paper's learning rate, as in `learning_rate`, and the number of steps."""
 
     d_model: int
     warmup_steps: int

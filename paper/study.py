@@ -28,11 +28,11 @@ class Section:
     """One thing that a study shows.
 
     Attributes:
-        name: Of the picture and of the entry in the JSON file, unique in the study.
-        title: What is looked at.
+        name: Name of the picture and of the entry in the JSON file, unique in the study.
+        title: Heading of the section.
         says: What it shows, with the numbers found; a paragraph.
         columns: Heads of the table.
-        rows: Of the table: texts, numbers, or None for an empty cell.
+        rows: Rows of the table: texts, numbers, or None for an empty cell.
         figure: The picture.
         numbers: What else was computed, for the JSON file.
     """

@@ -31,7 +31,7 @@ MILLISECOND = 1e-3
 
 
 class Sizes(NamedTuple):
-    """What is measured: some lengths at one width, and some widths at one length."""
+    """Lengths and widths to measure: some lengths at one width, some widths at one length."""
 
     lengths: Sequence[int]
     width: int
@@ -68,7 +68,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """What each kind of layer takes as n and d grow, and how far a signal must go in it.
+    """Measure the cost and the path length of each kind of layer as n and d grow.
 
     Args:
         flags: As `add_flags` declares them.

@@ -31,10 +31,10 @@ class Kind(NamedTuple):
 
     Attributes:
         build: From d, k and r to a function of [1, n, d].
-        complexity: Of a layer, in the paper's notation.
+        complexity: Complexity of a layer, in the paper's notation.
         sequential: Operations that must wait for each other.
-        exponents: Of n and of d in the complexity.
-        flops: What a forward pass takes, in words.
+        exponents: Exponents of n and of d in the complexity.
+        flops: Cost of a forward pass, in words.
         kept: Exponents of n and of d in the memory kept for backward.
     """
 
@@ -210,8 +210,8 @@ class Cost(NamedTuple):
     """Cost of a layer at one size.
 
     Attributes:
-        flops: Of a forward pass, as torch counts them.
-        seconds: Of a forward pass; on a CPU, of one thread.
+        flops: FLOPs of a forward pass, as torch counts them.
+        seconds: Time of a forward pass, in seconds; on a CPU, with one thread.
         kept: Bytes kept for backward, weights aside.
         peak: Most bytes that forward and backward had on a GPU; None on a CPU.
     """

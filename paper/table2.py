@@ -56,7 +56,7 @@ TRANSFORMERS = (
 
 
 class Training(NamedTuple):
-    """How long the paper trained a model. Section 5.2."""
+    """Training time of a model in the paper. Section 5.2."""
 
     recipe: str
     french_recipe: str
@@ -164,7 +164,7 @@ def attention_width(layers: nn.Module) -> int:
     """Count the FLOPs of equation (1) for each query and key.
 
     Args:
-        layers: Of a stack.
+        layers: Number of layers of a stack.
 
     Returns:
         Floating-point operations, summed over the attentions.
@@ -180,8 +180,8 @@ def sustained_flops(hours: float, gpus: int = GPUS, teraflops: float = TFLOPS_PE
     """Estimate training FLOPs as the paper does: time x GPUs x sustained FLOP/s.
 
     Args:
-        hours: Of training.
-        gpus: How many.
+        hours: Training time, in hours.
+        gpus: Number of GPUs.
         teraflops: What one of them sustains, in TFLOP/s.
 
     Returns:
@@ -194,14 +194,14 @@ class ScoredRun(NamedTuple):
     """A run of this package that was evaluated.
 
     Attributes:
-        name: Of its folder.
-        corpus: What it was trained on and evaluated with.
-        split: Of the corpus.
+        name: Name of the run folder.
+        corpus: Corpus of training and evaluation.
+        split: Split of the corpus.
         direction: Languages, "en-de".
-        bleu: Of sacreBLEU.
-        signature: How it was counted.
+        bleu: BLEU of sacreBLEU.
+        signature: Signature of sacreBLEU.
         compound_bleu: As the paper counted it, where that is known.
-        flops: Of its training, where the size of its vocabulary is known.
+        flops: FLOPs of the training; None if the size of the vocabulary is not known.
         is_papers: Whether corpus and split are those of Table 2.
     """
 
@@ -220,7 +220,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
     """Read the BLEU of every run folder in a folder.
 
     Args:
-        folder: Of run folders; need not be there.
+        folder: Folder of run folders; it need not exist.
         sentence_length: As in `training_flops`.
 
     Returns:

@@ -228,7 +228,7 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
 
     Args:
         lines: The text.
-        name: Of the text, for an error.
+        name: Name of the text, for an error.
 
     Yields:
         The trees, as `read_trees` gives them.

@@ -82,12 +82,6 @@ def default_signals():
         signal.signal(number, signal.SIG_DFL)
 
 
-def _family(process):
-    """A process and all that it has started, each of which may have a group of its own."""
-    head = psutil.Process(process.pid)
-    return [*head.children(recursive=True), head]
-
-
 @pytest.fixture
 def begin():
     """A function from a command to its process, which does not outlive its test."""
@@ -103,7 +97,9 @@ def begin():
     yield begin
     for process in started:
         if process.poll() is None:
-            for member in _family(process):
+            # a launcher gives each of its processes a group of its own
+            head = psutil.Process(process.pid)
+            for member in (*head.children(recursive=True), head):
                 with contextlib.suppress(psutil.NoSuchProcess):
                     member.kill()
             process.communicate()

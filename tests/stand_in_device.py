@@ -85,7 +85,7 @@ def compute(operator, arguments: tuple, options: dict):
     """Run operations of the device on the CPU.
 
     Args:
-        operator: Of torch.
+        operator: Operator of torch.
         arguments: Tensors of either device, and others.
         options: The same.
 

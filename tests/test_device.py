@@ -17,7 +17,7 @@ SEARCHES = ["greedy", "beam", "processed", "suppressed", "greedy suppressed"]
 
 @pytest.fixture(scope="module")
 def results():
-    """What came out on the processor, and on the device."""
+    """Results on the CPU, and on the device."""
     result = subprocess.run(
         [sys.executable, str(Path(__file__).parent / "stand_in_device.py")],
         env=train_toys.environment(),

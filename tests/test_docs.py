@@ -66,12 +66,12 @@ def without_blocks(text):
 
 
 def links(text):
-    """Where the links and pictures of a page point."""
+    """Return the targets of the links and pictures of a page."""
     return re.findall(r"\]\(([^)\s]+)\)", without_blocks(text))
 
 
 def of_every_page(find, without=(IN_ORDER, CHANGE, *SHELL_PAGES)):
-    """What is found in each page, as cases of a test."""
+    """Return what is found in each page, as cases of a test."""
     return [
         pytest.param(found, id=f"{name}-{number}")
         for name, text in PAGES.items()
@@ -285,7 +285,7 @@ def test_a_kept_study_names_its_command_and_where_it_ran():
 
 
 def printed(notebook):
-    """What each cell of code has written, without pictures."""
+    """Return the output of each code cell, without pictures."""
     return [
         "".join(output.text for output in cell.outputs if output.get("name") == "stdout")
         for cell in notebook.cells

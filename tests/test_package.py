@@ -1,4 +1,4 @@
-"""What is installed: a wheel with every module, cheap imports, and one copy of each class."""
+"""The installed package: a wheel with every module, cheap imports, one copy of each class."""
 
 import ast
 import configparser

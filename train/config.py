@@ -417,7 +417,7 @@ class TrainConfig:
 
     @property
     def has_model_file(self) -> bool:
-        """Whether the class of the model is in a file of the user."""
+        """Return whether the class of the model is in a file of the user."""
         return (self.model_class or "").rpartition(":")[0].endswith(".py")
 
     def model_config(self, vocab_size: int, **token_ids: int | None) -> PreTrainedConfig:

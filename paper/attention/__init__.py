@@ -1,4 +1,4 @@
-"""What the heads of a trained model attend to. Sections 3.2 and 4, figures 3 to 5.
+"""Attention of the heads of a trained model. Sections 3.2 and 4, figures 3 to 5.
 
 Shapes as in the model: N layers, h heads, S source tokens, T target tokens, Q queries, K keys.
 """
@@ -95,7 +95,7 @@ def _refuse_absent(weights: AttentionWeights, layer: int | None, head: int | Non
 def _test_maps(
     run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, most: int
 ) -> list[AttentionWeights]:
-    """Of the sentences that `evaluate` has left in a run folder; none where it has not run."""
+    """Return the attention of the sentences that `evaluate` saved in a run folder, if any."""
     if most < 1:
         raise ValueError(f"num_sentences must be at least 1, got {most}.")
     files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]

@@ -23,10 +23,11 @@ class HeadStatistics:
     """Statistics of a head, as means over its queries.
 
     Attributes:
-        entropy: Of the weights, in nats.
-        distance: Places between query and key.
-        shares: Of the weight, by `PLACES`: on the query's own place, the one before, the one
-            after, the special token (the source's end or the target's start), and the rest.
+        entropy: Entropy of the weights, in nats.
+        distance: Number of positions between query and key.
+        shares: Shares of the weight, by `PLACES`: on the query's own position, the previous one,
+            the next one, the special token (the source's end or the target's start), and the
+            other positions.
     """
 
     entropy: float

@@ -36,8 +36,8 @@ class HeadSteps:
         query: [Q, d_k].
         key: [K, d_k].
         value: [K, d_v].
-        scores: Of queries and keys, over the root of d_k; -inf where the mask hides, [Q, K].
-        weights: Their softmax, [Q, K].
+        scores: Products of queries and keys, divided by sqrt(d_k); -inf where masked, [Q, K].
+        weights: Softmax of the scores, [Q, K].
         context: The values, weighted, [Q, d_v].
         difference: Largest between these weights and those that the model itself used.
     """
@@ -139,7 +139,7 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
     """Draw equation (1) step by step: Q, K, V, scores, weights and context.
 
     Args:
-        steps: Of a head.
+        steps: Steps of the computation of a head.
 
     Returns:
         The picture.

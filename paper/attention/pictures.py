@@ -69,7 +69,7 @@ def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
     """Return a colour for each head.
 
     Args:
-        num_heads: Of a layer.
+        num_heads: Number of heads h of a layer.
 
     Returns:
         Red, green and blue from 0 to 1; beyond twenty heads they repeat.

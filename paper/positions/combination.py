@@ -28,7 +28,7 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
     """Random words and positions are nearly at right angles, the wider the nearer.
 
     Args:
-        num_positions: Of the positions.
+        num_positions: Number of positions.
         base: Base of the wavelengths.
         seed: Seed of the words.
 
@@ -67,7 +67,7 @@ def trained_addition(model, num_positions: int, seed: int) -> Section:
 
     Args:
         model: A trained model.
-        num_positions: Of the positions.
+        num_positions: Number of positions.
         seed: Seed of the random words to compare with.
 
     Returns:
@@ -107,7 +107,7 @@ def trained_addition(model, num_positions: int, seed: int) -> Section:
 
 
 def concatenation() -> Section:
-    """What features of their own would cost.
+    """Compute the cost of separate features for positions.
 
     Returns:
         The section.

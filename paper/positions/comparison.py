@@ -17,11 +17,11 @@ WIDEST = 16
 
 
 def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Section:
-    """What else could say where a word stands, and how the simplest fail.
+    """Compare sinusoids with other encodings of position, and show how the simplest fail.
 
     Args:
         num_positions: Length of the sentence.
-        d_model: Of the wide ones.
+        d_model: Number of features of the wide candidates.
         base: Base of the sinusoids.
         seed: Seed of the learned table.
 
@@ -108,7 +108,7 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
     """Each property, measured for each candidate.
 
     Args:
-        d_model: Of the wide ones.
+        d_model: Number of features of the wide candidates.
         base: Base of the sinusoids.
         seed: Seed of the learned table.
 
@@ -190,7 +190,7 @@ def more_pairs(base: float) -> Section:
 
 
 def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
-    """What to call each candidate, its name and its width."""
+    """Return the label of each candidate, its name and its width."""
     found = {}
     for name in encodings.CANDIDATES:
         if name == "pairs":

@@ -163,7 +163,7 @@ def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
     """Heatmaps above similarity matrices, a column for each base.
 
     Args:
-        encodings: Of each base, [N, d].
+        encodings: Encoding for each base, [N, d].
 
     Returns:
         The picture.
@@ -182,7 +182,7 @@ def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
     """The cosine similarity of two positions against their distance, for each base.
 
     Args:
-        curves: Of each base, at the distances 1, 2, ..., [K].
+        curves: Similarity for each base, at the distances 1, 2, ..., [K].
 
     Returns:
         The picture.
@@ -308,11 +308,11 @@ def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figu
 
 
 def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
-    """What a query at one position finds, turned by M_k or not.
+    """Draw the similarity of a query at one position to all positions, with and without M_k.
 
     Args:
         scores: By offset k, the dot products of M_k PE(position) with every position, [N].
-        position: Of the query.
+        position: Position of the query.
 
     Returns:
         The picture.
@@ -370,7 +370,7 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
 
 
 def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
-    """How words and positions come apart as the width grows.
+    """Draw the overlap of words and positions against the width.
 
     Args:
         found: By width.
@@ -453,7 +453,7 @@ def draw_two_orders(
 
 
 def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Figure":
-    """What each model gets right: a bar for the mean, a dot for each seed.
+    """Draw the accuracy of each model: a bar for the mean, a dot for each seed.
 
     Args:
         found: By the encoding of position, a share for each seed.

@@ -191,7 +191,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
 
 
 def reaches(d_model: int, bases: list[float]) -> Section:
-    """How far similarity tells of distance.
+    """Show how similarity depends on distance.
 
     Args:
         d_model: Width.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PaperRow(NamedTuple):
-    """What the paper reports of a row, on newstest2013; parameters in millions where it does."""
+    """Results of a row in the paper, on newstest2013; parameters in millions, if given."""
 
     perplexity: float
     bleu: float

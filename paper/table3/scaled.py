@@ -19,7 +19,7 @@ def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str,
         row: Name of a row of Table 3.
         scale: What all widths are divided by; heads stay as many.
         layers: N of the smaller base.
-        dropout: Of the smaller base.
+        dropout: Dropout probability of the smaller base model.
 
     Returns:
         Fields of the configuration.

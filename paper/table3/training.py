@@ -31,14 +31,14 @@ PLACES = ("output_dir", "tokenizer")
 
 
 class RowResult(NamedTuple):
-    """What a trained row is, and what it gives on the validation split.
+    """A trained row of Table 3, and its results on the validation split.
 
     Attributes:
         config: Sizes of the model.
         perplexity: For each target token, of the loss without smoothing.
-        bleu: Of sacreBLEU.
-        signature: How it was counted.
-        seconds: Of training.
+        bleu: BLEU of sacreBLEU.
+        signature: Signature of sacreBLEU.
+        seconds: Training time, in seconds.
     """
 
     config: VanillaTransformerConfig

@@ -62,7 +62,7 @@ def example(is_all: bool) -> Section:
 
 
 def rules() -> Section:
-    """What EVALB counts, on two readings of one sentence.
+    """Show what EVALB counts, on two parses of one sentence.
 
     Returns:
         A line for each bracket of either reading.

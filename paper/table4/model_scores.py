@@ -78,7 +78,7 @@ def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[S
 
 
 def results(flags: argparse.Namespace) -> Iterator[Section]:
-    """How a trained model parses, searching freely and among trees only.
+    """Score the parses of a trained model, with a free search and one constrained to trees.
 
     Args:
         flags: As `add_flags` declares them.

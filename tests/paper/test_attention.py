@@ -31,7 +31,7 @@ from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """Of single bytes."""
+    """A tokenizer of single bytes."""
     return VanillaTransformerTokenizer()
 
 

@@ -83,7 +83,7 @@ def test_the_calibration_error_is_a_distance():
 
 
 def section_of(accuracy, *smoothings):
-    """Of models that choose the commonest of two words so often, as confident as they are right."""
+    """Return the section for models that are right this often, and exactly as confident."""
     table = torch.tensor([[0.7, 0.3], [0.1, 0.9]])
     known = torch.tensor([accuracy, accuracy])
     result = Confidence(confidence=known, accuracy=known, perplexity=3.0)

@@ -31,7 +31,7 @@ def toy(corpus, folder, *rows):
 
 
 def trained_rows(folder):
-    """What the table of the trained rows has, by row."""
+    """Read the table of the trained rows, by row."""
     written = json.loads((folder / "study.json").read_text(encoding="utf-8"))
     trained = written["sections"]["trained"]
     return {row[0]: dict(zip(trained["columns"], row, strict=True)) for row in trained["rows"]}
@@ -88,7 +88,7 @@ def test_only_the_papers_vocabulary_is_called_the_papers():
 
 
 def parameters_section(*rows, vocab_size=37000):
-    """Of the study of these rows, of all if there are none."""
+    """Return the section on parameters for these rows; for all rows if none is given."""
     parser = argparse.ArgumentParser()
     table3.add_flags(parser)
     sizes = ["--vocab_size", str(vocab_size)]
@@ -204,7 +204,7 @@ def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
 
 @torch.no_grad()
 def unsmoothed_loss(folder, corpus):
-    """Of the validation split, sentence by sentence."""
+    """Compute the loss of the validation split, sentence by sentence."""
     tokenizer = load_tokenizer(str(folder))
     model = VanillaTransformerForConditionalGeneration.from_pretrained(folder).eval()
     sides = [(corpus / f"validation.{lang}").read_text().splitlines() for lang in ("en", "de")]
