@@ -13,6 +13,7 @@ import copy
 import functools
 import logging
 import math
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -654,7 +655,9 @@ def check_numbers(settings: Mapping[str, Any]):
             raise ValueError(f"{name} must be below {2**62}, got {value}.")
     for name in NUMBERS:
         value = settings.get(name)
-        if value is not None and (type(value) not in (int, float) or not math.isfinite(value)):
+        # false for NaN too
+        is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        if value is not None and not is_number:
             raise ValueError(f"{name} must be a number, got {value!r}.")
 
 

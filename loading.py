@@ -286,7 +286,9 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
     if kernel is not None and "/" in str(kernel):
         remedy = "Remove attn_implementation from the file, and set it in Python."
         refuse_code(Path(source, CONFIG_FILE), f"the kernel {kernel} on the Hub", remedy)
-    refuse_other_sizes(model_class.config_class.from_pretrained(source), source)
+    with naming(Path(source, CONFIG_FILE)):
+        config = model_class.config_class.from_pretrained(source)
+    refuse_other_sizes(config, source)
 
 
 def _has_file(source: str | Path, name: str) -> bool:

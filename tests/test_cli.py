@@ -227,4 +227,4 @@ def test_the_page_names_gradio_if_it_is_not_installed(capsys, monkeypatch):
     monkeypatch.delitem(sys.modules, "vanilla_transformer.space.app", raising=False)
     monkeypatch.setitem(sys.modules, "gradio", None)
     assert main(["space"]) == 1
-    assert "pip install gradio" in capsys.readouterr().err
+    assert "pip install 'vanilla_transformer[space]'" in capsys.readouterr().err
