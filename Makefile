@@ -10,11 +10,13 @@ READY := $(VENV)/.ready
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
 FAST := not slow and not gpu and not browser
+# tests in as many processes as there are cores; the tests of a file share their models
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile
 # tests that use the libraries most
-LIBRARY_TESTS := $(addprefix tests/test_,$(addsuffix .py,configuration_vanilla_transformer \
-	conversion engine_vanilla_transformer export generation_vanilla_transformer hub \
-	modeling_vanilla_transformer mutants pipeline private_names tokenization_vanilla_transformer \
-	train_trainer))
+LIBRARY_TESTS := tests/conversion tests/export tests/tokenization tests/train/test_trainer.py \
+	$(addprefix tests/test_,$(addsuffix .py,configuration_vanilla_transformer \
+	engine_vanilla_transformer generation_vanilla_transformer hub modeling_vanilla_transformer \
+	mutants pipeline private_names))
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -26,13 +28,13 @@ bench: $(READY)  ## measure this package and other toolkits (10 minutes or more)
 	$(BIN)/python -m vanilla_transformer.benchmarks
 
 test: $(READY)  ## run the fast tests: no GPU, no browser, no slow test
-	$(BIN)/python -m pytest -m "$(FAST)"
+	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)"
 
 test-newest: $(NEWEST)/.ready  ## test the newest library versions that setup.cfg allows
-	$(NEWEST)/bin/python -m pytest -m "$(FAST)" $(LIBRARY_TESTS)
+	$(NEWEST)/bin/python -m pytest $(PARALLEL) -m "$(FAST)" $(LIBRARY_TESTS)
 
 test-oldest: $(OLDEST)/.ready  ## test the oldest transformers that setup.cfg allows
-	$(OLDEST)/bin/python -m pytest -m "$(FAST)" $(LIBRARY_TESTS)
+	$(OLDEST)/bin/python -m pytest $(PARALLEL) -m "$(FAST)" $(LIBRARY_TESTS)
 
 test-all: $(READY)  ## run every test that this machine can run
 	$(BIN)/python -m pytest
@@ -47,7 +49,7 @@ check: $(READY)  ## check formatting, lint, and transformers' lint of model file
 		configuration_vanilla_transformer.py generation_vanilla_transformer.py \
 		modeling_vanilla_transformer.py \
 		tokenization/tokenization_vanilla_transformer.py \
-		tests/test_tokenization_vanilla_transformer.py
+		tests/tokenization/test_tokenization_vanilla_transformer.py
 
 docs: $(READY)  ## build the documentation in site/; a broken link is an error
 	$(BIN)/python -m mkdocs build --strict

@@ -1,6 +1,7 @@
 """Fixtures of all test files: small models, whose sizes all differ, and a clean process."""
 
 import contextlib
+import os
 import signal
 import subprocess
 
@@ -17,6 +18,12 @@ from vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from vanilla_transformer.train.ending import SIGNALS
+
+# processes of pytest-xdist share the cores
+if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
+    threads = max(1, torch.get_num_threads() // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))
+    torch.set_num_threads(threads)
+    os.environ["OMP_NUM_THREADS"] = str(threads)
 
 # the time of an example depends on the load of the machine
 settings.register_profile("any machine", deadline=None)

@@ -93,7 +93,7 @@ def shortened(command):
     if command.startswith("vanilla-transformer paper positions"):
         return f"{command} --no_train"
     if command.startswith("vanilla-transformer space"):
-        # it serves until it is interrupted; tests/test_space.py uses it in a browser
+        # it serves until it is interrupted; tests/space/test_space.py uses it in a browser
         return f"{command} --help"
     if "fine_tune" in command:
         return f"{command} --max_steps 2"

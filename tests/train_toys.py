@@ -4,6 +4,8 @@ import os
 import random
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,14 +16,19 @@ import vanilla_transformer.train
 from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
+    VanillaTransformerTokenizer,
 )
 from vanilla_transformer.train.config import TrainConfig
+from vanilla_transformer.train.data.prepare import Data, Texts, load_texts, prepare_data
 from vanilla_transformer.train.recipe import load_config
+from vanilla_transformer.train.run_folder.files import read_metrics
 
 LAUNCH_FILES = Path(vanilla_transformer.train.__path__[0]) / "launch"
 WORDS = "ant bee cat dog elk fox gnu hen ibis jay kite lynx mole newt owl pig".split()  # noqa: SIM905
 # seconds after which a run that should take some of them hangs
 LONGEST_RUN = 900
+# steps of a run that a test ends
+FOREVER = 50_000
 
 
 def write_corpus(folder: Path, pairs: int = 90, seed: int = 3) -> Path:
@@ -154,3 +161,41 @@ def assert_same_bits(run: Path, other: Path):
     assert len(left) > 10
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
+
+
+def wait_until(happened: Callable[[], bool], process: subprocess.Popen, seconds: float = 300):
+    """Wait until a function returns True; fail if the process ends before."""
+    deadline = time.monotonic() + seconds
+    while not happened():
+        assert process.poll() is None, process.stderr.read()
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.001)
+
+
+def last_step(folder: Path) -> int:
+    """Return the last step in the metrics of a run."""
+    return max((line["step"] for line in read_metrics(folder)), default=0)
+
+
+def curve(folder: Path) -> list[dict]:
+    """Return the metrics of a run without the speed."""
+    return [
+        {name: value for name, value in line.items() if name != "tokens_per_second"}
+        for line in read_metrics(folder)
+    ]
+
+
+def write_texts(folder: Path, **splits: list[str]) -> str:
+    """Write text files with English lines; the German lines are the same after a mark."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for split, lines in splits.items():
+        for lang, mark in (("en", ""), ("de", "~")):
+            text = "".join(f"{mark}{line}\n" for line in lines)
+            (folder / f"{split}.{lang}").write_text(text, encoding="utf-8")
+    return str(folder)
+
+
+def prepared(config: TrainConfig) -> tuple[Texts, Data]:
+    """Load and tokenize the texts of a recipe, with a tokenizer of bytes."""
+    texts = load_texts(config)
+    return texts, prepare_data(config, texts, VanillaTransformerTokenizer())

@@ -11,6 +11,7 @@ import equations
 import pytest
 import torch
 
+import vanilla_transformer
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.configuration_vanilla_transformer import PAPER_ROWS
 from vanilla_transformer.train.config import TrainConfig
@@ -24,7 +25,7 @@ from vanilla_transformer.train.recipe import (
 )
 from vanilla_transformer.train.schedule import learning_rate
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(vanilla_transformer.__file__).parent
 VARIATIONS = [row for row in PAPER_ROWS if row not in ("base", "big")]
 # a command ends where a line begins with another word
 COMMAND = re.compile(r"^vanilla-transformer train (.*?)(?=^\S)", re.MULTILINE | re.DOTALL)

@@ -13,33 +13,13 @@ from pathlib import Path
 import pytest
 import train_toys
 from accelerate.state import AcceleratorState
+from train_toys import FOREVER, curve, last_step, wait_until
 
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints
 from vanilla_transformer.train.run_folder.files import read_metrics
 
 pytestmark = pytest.mark.usefixtures("new_process")
-
-FOREVER = 50_000
-
-
-def wait_until(happened, process, seconds=300):
-    deadline = time.monotonic() + seconds
-    while not happened():
-        assert process.poll() is None, process.stderr.read()
-        assert time.monotonic() < deadline, "it did not happen"
-        time.sleep(0.001)
-
-
-def last_step(folder):
-    return max((line["step"] for line in read_metrics(folder)), default=0)
-
-
-def curve(folder):
-    return [
-        {name: value for name, value in line.items() if name != "tokens_per_second"}
-        for line in read_metrics(folder)
-    ]
 
 
 def unfinished_saves(folder):

@@ -10,8 +10,8 @@ import train_toys
 from accelerate.state import AcceleratorState
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_train_data import prepared, write_texts
 from torch.utils.data import DataLoader
+from train_toys import prepared, write_texts
 
 from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.data import streaming

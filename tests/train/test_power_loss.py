@@ -17,7 +17,7 @@ import datasets
 import forked
 import pytest
 import train_toys
-from test_train_resume import curve
+from train_toys import curve
 
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.loop import train

@@ -12,10 +12,11 @@ from argparse import Namespace
 from math import erf, exp, pi, sqrt, tanh
 from pathlib import Path
 
+import peer_models
 import pytest
 import torch
+from peer_models import fsmt, marian
 from safetensors.torch import load_file, save_file
-from test_conversion import fsmt, marian
 from transformers import (
     AutoModelForSeq2SeqLM,
     AutoTokenizer,
@@ -30,7 +31,7 @@ from vanilla_transformer.conversion import from_fairseq, from_opennmt
 from vanilla_transformer.conversion.fairseq import fairseq_tokenizer
 from vanilla_transformer.conversion.toolkit_files import read_lines
 
-PEERS = Path(__file__).parent / "peers"
+PEERS = Path(peer_models.__file__).parent / "peers"
 CONVERT = {"fairseq": from_fairseq, "opennmt": from_opennmt}
 NAMES = ("fairseq-post", "fairseq-pre", "opennmt", "opennmt-concat")
 # settings of the library's search that equal those of the peers

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_export import InCTranslate2
+from ctranslate2_search import InCTranslate2
 from transformers import AutoTokenizer
 
 from vanilla_transformer.cli import main

@@ -19,7 +19,7 @@ SEARCHES = ["greedy", "beam", "processed", "suppressed", "greedy suppressed"]
 def results():
     """Results on the CPU, and on the device."""
     result = subprocess.run(
-        [sys.executable, str(Path(__file__).parent / "stand_in_device.py")],
+        [sys.executable, Path(train_toys.__file__).parent / "stand_in_device.py"],
         env=train_toys.environment(),
         capture_output=True,
         text=True,

@@ -225,6 +225,7 @@ class Locker:
 
 def test_contenders_give_back_what_they_took():
     program = (
+        f"import sys; sys.path.append({str(Path(train_toys.__file__).parent)!r})\n"
         "import torch\n"
         "from test_benchmarks import Locker\n"
         "from vanilla_transformer.benchmarks import contest\n"

@@ -6,26 +6,15 @@ import json
 
 import pytest
 import train_toys
+from train_toys import prepared, write_texts
 
-from vanilla_transformer import VanillaTransformerTokenizer
 from vanilla_transformer.train.data.batches import Collator
 from vanilla_transformer.train.data.prepare import (
     load_texts,
     make_steps,
-    prepare_data,
     vocabulary_texts,
 )
 from vanilla_transformer.train.recipe import load_config, parse_arguments
-
-
-def write_texts(folder, **splits):
-    """Write text files with English lines; the German lines are the same after a mark."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for split, lines in splits.items():
-        for lang, mark in (("en", ""), ("de", "~")):
-            text = "".join(f"{mark}{line}\n" for line in lines)
-            (folder / f"{split}.{lang}").write_text(text, encoding="utf-8")
-    return str(folder)
 
 
 @pytest.fixture
@@ -37,11 +26,6 @@ def corpora(tmp_path):
 
 def config_of(tmp_path, dataset, **settings):
     return train_toys.toy_config(dataset, tmp_path / "run", **settings)
-
-
-def prepared(config):
-    texts = load_texts(config)
-    return texts, prepare_data(config, texts, VanillaTransformerTokenizer())
 
 
 def test_without_weights_corpora_are_concatenated(corpora, tmp_path):

@@ -10,8 +10,8 @@ from pathlib import Path
 import psutil
 import pytest
 import train_toys
-from test_train_resume import FOREVER, last_step, wait_until
 from torch.utils.data import DataLoader
+from train_toys import FOREVER, last_step, wait_until
 
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.loop import train

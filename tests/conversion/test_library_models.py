@@ -2,79 +2,16 @@
 
 import pytest
 import torch
+from peer_models import fsmt, marian
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
     AutoModelForSeq2SeqLM,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
-    MarianConfig,
     MarianMTModel,
 )
 from transformers.masking_utils import eager_mask
 
 from vanilla_transformer.conversion import check, from_fsmt, from_marian, from_torch
-
-
-def randomized(model):
-    """Set weights that give different translations of different lengths."""
-    for name, parameter in model.named_parameters():
-        # positions are parameters in these models, and must not change
-        if "embed_positions" in name:
-            continue
-        if "_proj.weight" in name or "embed_tokens" in name or "shared" in name:
-            parameter.data.normal_(std=0.3)
-        else:
-            parameter.data += 0.1 * torch.randn_like(parameter)
-    return model.eval()
-
-
-def marian(**fields):
-    sizes = {
-        "vocab_size": 23,
-        "d_model": 48,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 3,
-        "encoder_ffn_dim": 20,
-        "decoder_layers": 3,
-        "decoder_attention_heads": 3,
-        "decoder_ffn_dim": 18,
-        "scale_embedding": True,
-        "pad_token_id": 0,
-        "decoder_start_token_id": 0,
-        "eos_token_id": 2,
-        "forced_eos_token_id": None,
-        "activation_function": "swish",
-    }
-    model = MarianMTModel(MarianConfig(**{**sizes, **fields}))
-    model.final_logits_bias.normal_(std=0.1)
-    return randomized(model)
-
-
-def fsmt(tied, **fields):
-    sizes = {
-        "src_vocab_size": 23,
-        "tgt_vocab_size": 23,
-        "langs": ["en", "de"],
-        "d_model": 48,
-        "encoder_layers": 2,
-        "encoder_attention_heads": 3,
-        "encoder_ffn_dim": 20,
-        "decoder_layers": 3,
-        "decoder_attention_heads": 3,
-        "decoder_ffn_dim": 18,
-        "pad_token_id": 1,
-        "bos_token_id": 0,
-        "eos_token_id": 2,
-        "decoder_start_token_id": 2,
-        "forced_eos_token_id": None,
-    }
-    model = randomized(FSMTForConditionalGeneration(FSMTConfig(**{**sizes, **fields})))
-    decoder = model.model.decoder
-    decoder.output_projection.weight = decoder.embed_tokens.weight
-    if tied:
-        model.model.encoder.embed_tokens.weight = decoder.embed_tokens.weight
-    return model
 
 
 def without_norms(**options):
@@ -375,7 +312,7 @@ def test_a_peer_with_changed_code_is_refused(monkeypatch):
         (causal, "model.encoder.layers.0.self_attn has is_causal True"),
         (
             lambda: OtherMarian(marian().config),
-            "OtherMarian is of the class .*test_conversion.OtherMarian",
+            "OtherMarian is of the class .*test_library_models.OtherMarian",
         ),
         (hooked, "model.encoder.layers.0 has a forward hook"),
         (registered, "its attention function 'mine' is not the library's"),
@@ -406,7 +343,7 @@ def test_stacks_with_changed_code_are_refused():
 
     module = without_norms()
     module.encoder.layers[0] = MyLayer(12, 3, 20)
-    with pytest.raises(ValueError, match=r"layers\.0 is of the class .*test_conversion.*\.MyLayer"):
+    with pytest.raises(ValueError, match=r"layers\.0 is of the class .*test_library.*\.MyLayer"):
         from_torch(module, torch.randn(23, 12))
 
 
