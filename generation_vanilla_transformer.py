@@ -13,7 +13,7 @@ import copy
 import functools
 import logging
 import math
-import sys
+import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -30,6 +30,12 @@ from transformers import (
 from transformers.generation import GenerationMode, LogitsProcessorList
 from transformers.modeling_outputs import BaseModelOutput, Seq2SeqLMOutput
 
+from .checks_vanilla_transformer import (
+    check_inputs,
+    check_numbers,
+    check_search_settings,
+    check_search_tokens,
+)
 from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
@@ -44,29 +50,6 @@ from .search_vanilla_transformer import (
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
 # settings of this package in a generation configuration
 SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8", "engine")
-ENGINES = ("auto", "off", "required")
-# minimum of each count in a generation configuration
-LEAST = {
-    "num_beams": 1,
-    "num_return_sequences": 1,
-    "max_new_tokens": 1,
-    "min_new_tokens": 0,
-    "min_length": 0,
-    "max_length": 1,
-    "max_extra_tokens": 0,
-    "no_repeat_ngram_size": 0,
-    "encoder_no_repeat_ngram_size": 0,
-    "top_k": 0,
-}
-NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
-# tokens that the decoder reads, or that the search forces
-READ_TOKENS = (
-    "decoder_start_token_id",
-    "bos_token_id",
-    "pad_token_id",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-)
 # arguments of the model that the engine reads, and those that change no result
 ENGINE_ARGUMENTS = (
     "input_ids",
@@ -149,7 +132,7 @@ class SearchMixin:
         config, model_inputs = self._resolved(generation_config, kwargs)
         check_search_settings(config)
         check_search_tokens(config, self.config.vocab_size)
-        check_inputs(self.config, model_inputs)
+        check_inputs(self.config, model_inputs, source_shape(model_inputs)[0])
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
         reason = cache_obstacle(getattr(self.get_decoder(), "layers", ()))
@@ -336,6 +319,44 @@ def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | Non
             "cache and past_key_values are two names of one argument: give one, got both."
         )
     return past_key_values if cache is None else cache
+
+
+def decoder_cache(
+    decoder: nn.Module,
+    cache: Cache | None,
+    past_key_values: Cache | None,
+    use_cache: bool | None,
+) -> EncoderDecoderCache | None:
+    """Return the cache that a decoder reads and extends: the given one, or a new one.
+
+    Args:
+        decoder: Decoder with `layers` and a configuration.
+        cache: Cache that is given; its name in transformers from 5.24 on.
+        past_key_values: The same under its name before.
+        use_cache: Make a cache if none is given and the layers allow it.
+
+    Raises:
+        ValueError: If a cache is given under both names, or the layers share an index of the cache.
+    """
+    cache = one_cache(cache, past_key_values)
+    is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
+    if is_deprecated and not torch.compiler.is_compiling():
+        message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
+        warnings.warn(message, FutureWarning, stacklevel=3)
+    if cache is None and not use_cache:
+        return None
+    if (obstacle := cache_obstacle(decoder.layers)) is not None:
+        if cache is None:
+            return None
+        raise ValueError(
+            f"each layer of the decoder must have its own cache index, but {obstacle}: set "
+            "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
+        )
+    if isinstance(cache, EncoderDecoderCache):
+        return cache
+    # in a cache of the target only, keys and values of the memory are computed again
+    own = DynamicCache(config=decoder.config) if cache is None else cache
+    return EncoderDecoderCache(own, DynamicCache(config=decoder.config))
 
 
 class ChosenSearch(StoppingCriteria):
@@ -602,145 +623,6 @@ def needs_modules(
         if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not is_empty:
             return f"{name} is given"
     return None
-
-
-def check_search_settings(config: GenerationConfig):
-    """Refuse settings that contradict each other.
-
-    Args:
-        config: A generation configuration with `SEARCH_FIELDS`.
-
-    Raises:
-        ValueError: If two length penalties are given, or a value is out of range.
-    """
-    alpha = config.length_penalty_alpha
-    if config.int8 not in (None, True, False):
-        raise ValueError(f"int8 must be True or False, got {config.int8!r}.")
-    if config.engine is not None and config.engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {config.engine!r}.")
-    check_numbers(vars(config))
-    beams = config.num_beams
-    if alpha is None:
-        return
-    if config.length_penalty not in (None, 1.0):
-        raise ValueError(
-            "length_penalty and length_penalty_alpha are two length penalties: give one, got "
-            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None selects the library's "
-            "own search."
-        )
-    if config.early_stopping is True:
-        raise ValueError(
-            "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
-            "open hypothesis can still win; length_penalty_alpha=None selects the library's own."
-        )
-    if config.eos_token_id is None and beams is not None and beams > 1:
-        raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
-
-
-def check_numbers(settings: Mapping[str, Any]):
-    """Refuse settings that are not the numbers that a search needs.
-
-    Args:
-        settings: Settings of a search by name, some of them.
-
-    Raises:
-        ValueError: If one is of another type or out of range.
-    """
-    for name, least in LEAST.items():
-        value = settings.get(name)
-        if value is not None and (type(value) is not int or value < least):
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
-        # the sum of two such numbers fits into int64
-        if value is not None and value >= 2**62:
-            raise ValueError(f"{name} must be below {2**62}, got {value}.")
-    for name in NUMBERS:
-        value = settings.get(name)
-        # false for NaN too
-        is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
-        if value is not None and not is_number:
-            raise ValueError(f"{name} must be a number, got {value!r}.")
-
-
-def check_search_tokens(config: GenerationConfig, vocab_size: int):
-    """Refuse special tokens that are not in the vocabulary.
-
-    Args:
-        config: A generation configuration.
-        vocab_size: V.
-
-    Raises:
-        ValueError: If a token is not in the vocabulary. A negative `eos_token_id` is allowed: like
-            in the library, it ends nothing.
-    """
-    for name in (*READ_TOKENS, "eos_token_id"):
-        given = getattr(config, name, None)
-        least = None if name == "eos_token_id" else 0
-        ids = given.flatten().tolist() if isinstance(given, Tensor) else given
-        for token_id in ids if isinstance(ids, list | tuple) else [ids]:
-            if token_id is None:
-                continue
-            is_whole = type(token_id) is int and (least is None or token_id >= least)
-            if not is_whole or token_id >= vocab_size:
-                raise ValueError(
-                    f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
-                    f"{token_id!r}."
-                )
-
-
-def check_inputs(config: Any, inputs: Mapping[str, Any]):
-    """Refuse inputs that the model cannot read.
-
-    Args:
-        config: Configuration of the model.
-        inputs: Inputs of the model.
-
-    Raises:
-        ValueError: If the batch is empty, an id is not in the vocabulary, or the source has more
-            tokens than there are learned positions.
-    """
-    encoded = inputs.get("encoder_outputs") is not None
-    # the ids beside encoder outputs are not read
-    names = ("decoder_input_ids",) if encoded else ("input_ids", "decoder_input_ids")
-    for name in names:
-        if inputs.get(name) is not None:
-            check_ids(name, inputs[name], config.vocab_size)
-            if inputs[name].dim() != 2:
-                raise ValueError(f"{name} must be [B, T], got {list(inputs[name].shape)}.")
-    learned = config.position_encoding == "learned"
-    length, _ = source_shape(inputs)
-    if learned and length > config.max_position_embeddings:
-        raise ValueError(
-            f"A source must have at most {config.max_position_embeddings} tokens, the number of "
-            f"learned positions, got {length}."
-        )
-
-
-def check_ids(name: str, ids: Tensor, vocab_size: int):
-    """Refuse ids that are not in the vocabulary.
-
-    Args:
-        name: Name of the argument, for the error.
-        ids: Token ids, [B, T].
-        vocab_size: V.
-
-    Raises:
-        ValueError: If there are no ids, or one is not in the vocabulary.
-    """
-    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
-        raise ValueError(
-            f"{name} must be a tensor of whole numbers, [B, T], got "
-            f"{ids.dtype if isinstance(ids, Tensor) else type(ids).__name__}."
-        )
-    if ids.numel() == 0:
-        raise ValueError(
-            f"{name} must hold at least one sentence of one token, got {list(ids.shape)}."
-        )
-    lowest, highest = int(ids.min()), int(ids.max())
-    if lowest < 0 or highest >= vocab_size:
-        raise ValueError(
-            f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
-            f"{lowest if lowest < 0 else highest}."
-        )
 
 
 def source_shape(inputs: Mapping[str, Any]) -> tuple[int, int]:

@@ -31,8 +31,8 @@ from transformers.dynamic_module_utils import get_class_from_dynamic_module
 from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
+from .checks_vanilla_transformer import check_numbers, check_search_tokens
 from .console import TRUST, naming, refuse_code, sentence_of
-from .generation_vanilla_transformer import check_numbers, check_search_tokens
 from .identity_vanilla_transformer import file_difference
 from .pipeline_vanilla_transformer import check_tokenizer
 from .records import TEXT, Kind, list_of, mapping, one_of, or_null, read_json, read_text, whole

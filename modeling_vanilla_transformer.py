@@ -27,20 +27,17 @@ Arguments that mean the same in every module:
     kwargs: Further arguments of the attention function.
 """
 
-import inspect
 import math
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from os import PathLike
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
+from transformers import Cache, EncoderDecoderCache, GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.activations import ACT2FN
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import create_bidirectional_mask, create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import (
@@ -55,19 +52,10 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .configuration_vanilla_transformer import VanillaTransformerConfig, closest_name
-from .engine_vanilla_transformer import cache_obstacle
-from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, check_ids, one_cache
+from .checks_vanilla_transformer import check_arguments, check_ids
+from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .generation_vanilla_transformer import CACHE_NAME, SearchMixin, decoder_cache
 from .identity_vanilla_transformer import warn_of_other_code
-
-# arguments that the library passes to every `forward`: for its decorators, the loss and the head
-LIBRARY_ARGUMENTS = (
-    "logits_to_keep",
-    "num_items_in_batch",
-    "output_attentions",
-    "output_hidden_states",
-    "use_cache",
-)
 
 # ---- 3.2.1 Scaled Dot-Product Attention ----
 
@@ -472,29 +460,6 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             )
         return resized
 
-    def _refuse_unknown(self, arguments: Mapping[str, Any]):
-        """Refuse arguments that neither `forward` nor the attention function reads."""
-        given = [name for name, it in arguments.items() if it is not None]
-        unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
-        if not unknown:
-            return
-        attention = ALL_ATTENTION_FUNCTIONS.get_interface(
-            self.config._attn_implementation, eager_attention
-        )
-        parameters = inspect.signature(attention).parameters
-        names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
-        # these two accept any name and ignore it; other functions may read what they accept
-        ignores_others = attention in (eager_attention, sdpa_attention_forward)
-        if len(names) < len(parameters) and not ignores_others:
-            return
-        known = [*inspect.signature(type(self).forward).parameters, *names]
-        for name in unknown:
-            if name not in names:
-                raise TypeError(
-                    f"{type(self).__name__}.forward got the unknown argument {name!r}; its "
-                    f"attention function does not accept it either.{closest_name(name, known)}"
-                )
-
     def _final_norm(self) -> nn.Module:
         # CODEPATH: layers that normalize their input do not normalize the last output
         if self.config.norm_first:
@@ -554,7 +519,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
 
         The arguments are those of `VanillaTransformerForConditionalGeneration.forward`.
         """
-        self._refuse_unknown(kwargs)
+        check_arguments(self, kwargs, eager_attention)
         embedded = self._embed(input_ids, inputs_embeds)
         mask = create_bidirectional_mask(
             config=self.config, inputs_embeds=embedded, attention_mask=attention_mask
@@ -616,16 +581,11 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
             encoder_hidden_states: Memory, [B, S, d_model].
             encoder_attention_mask: 1 for a source token, 0 for padding, [B, S].
         """
-        self._refuse_unknown(kwargs)
+        check_arguments(self, kwargs, eager_attention)
         if encoder_hidden_states is None:
             raise ValueError("encoder_hidden_states must be given: every layer attends to them.")
         embedded = self._embed(input_ids, inputs_embeds)
-        cache = one_cache(cache, past_key_values)
-        is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
-        if is_deprecated and not torch.compiler.is_compiling():
-            message = "`past_key_values` is deprecated in transformers 5.24: use `cache`."
-            warnings.warn(message, FutureWarning, stacklevel=2)
-        cache = self._cache(cache, use_cache and not self.training)
+        cache = decoder_cache(self, cache, past_key_values, use_cache and not self.training)
         past_length = 0 if cache is None else cache.get_seq_length()
         own_cache = None if cache is None else cache.self_attention_cache
         # by position: transformers 5.24 renamed the last argument
@@ -642,23 +602,6 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         return BaseModelOutputWithPastAndCrossAttentions(
             last_hidden_state=self.norm(x), **{CACHE_NAME: cache}
         )
-
-    def _cache(self, cache: Cache | None, use_cache: bool | None) -> EncoderDecoderCache | None:
-        """Return the given cache, or a new one if `use_cache` is set and the layers allow it."""
-        if cache is None and not use_cache:
-            return None
-        if (obstacle := cache_obstacle(self.layers)) is not None:
-            if cache is None:
-                return None
-            raise ValueError(
-                f"each layer of the decoder must have its own cache index, but {obstacle}: set "
-                "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
-            )
-        if isinstance(cache, EncoderDecoderCache):
-            return cache
-        # in a cache of the target only, keys and values of the memory are computed again
-        own = DynamicCache(config=self.config) if cache is None else cache
-        return EncoderDecoderCache(own, DynamicCache(config=self.config))
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):

@@ -29,6 +29,7 @@ from vanilla_transformer.publishing import export_for_hub, push_to_hub
 NAME = "user/tiny"
 TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the house"]
 CODE_FILES = {
+    "checks_vanilla_transformer.py",
     "configuration_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
     "generation_vanilla_transformer.py",

@@ -355,11 +355,14 @@ def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str,
     Returns:
         Hashes and counts by name.
     """
+    tokenizer = data.tokenizer
     return {
         **steps.fingerprint(),
         "text_sha256": data.facts.get("text_sha256"),
         "validation_sha256": data.facts["validation_sha256"],
-        "tokenizer_sha256": tokenizer_hash(data.tokenizer),
+        "tokenizer_sha256": tokenizer_hash(tokenizer),
+        # they are in the tokenizer's configuration, which the hash does not cover
+        **{name: getattr(tokenizer, name) for name in ("pad_token", "bos_token", "eos_token")},
     }
 
 

@@ -16,8 +16,8 @@ from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import TranslationPipeline
+from ..checks_vanilla_transformer import ENGINES
 from ..console import add_trust_flag
-from ..generation_vanilla_transformer import ENGINES
 from ..loading import load_run
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .data.text_files import MAX_LINE_BYTES, opened, read_lines

@@ -553,6 +553,16 @@ def test_a_run_does_not_resume_with_a_replaced_tokenizer(corpus, tmp_path, is_st
         train(train_toys.toy_config(corpus, tmp_path / "run", **settings), resume=True)
 
 
+def test_a_run_does_not_resume_with_other_special_tokens(tmp_path):
+    own = train_toys.write_corpus(tmp_path / "corpus")
+    train(train_toys.toy_config(own, tmp_path / "run", max_steps=4))
+    path = tmp_path / "run" / "tokenizer" / "tokenizer_config.json"
+    settings = json.loads(path.read_text())
+    path.write_text(json.dumps({**settings, "bos_token": settings["eos_token"]}))
+    with pytest.raises(ValueError, match=r"its own data: bos_token was <s>, got </s>\.$"):
+        train(train_toys.toy_config(own, tmp_path / "run"), resume=True)
+
+
 def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp_path, caplog):
     with caplog.at_level("WARNING", logger="vanilla_transformer"):
         train(train_toys.toy_config(corpus, tmp_path / "run", max_steps=2), resume=True)

@@ -79,7 +79,7 @@ def write_pair(folder, english, german):
         ("a\nb".encode("utf-16"), b"a\nb", "train.en must be UTF-8, got UTF-16"),
         (b"a\nb", b"\xfe\xff\0a", "train.de must be UTF-8"),
         (
-            gzip.compress(b"a\nb"),
+            gzip.compress(b"a\nb", mtime=0),
             b"a\nb",
             "train.en must be text, or have the suffix .gz, got a gzip",
         ),

@@ -1,0 +1,227 @@
+"""Checks of arguments, token ids and search settings; each error names what is wrong."""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .configuration_vanilla_transformer import closest_name
+
+# arguments that the library passes to every `forward`: for its decorators, the loss and the head
+LIBRARY_ARGUMENTS = (
+    "logits_to_keep",
+    "num_items_in_batch",
+    "output_attentions",
+    "output_hidden_states",
+    "use_cache",
+)
+ENGINES = ("auto", "off", "required")
+# minimum of each count in a generation configuration
+LEAST = {
+    "num_beams": 1,
+    "num_return_sequences": 1,
+    "max_new_tokens": 1,
+    "min_new_tokens": 0,
+    "min_length": 0,
+    "max_length": 1,
+    "max_extra_tokens": 0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+    "top_k": 0,
+}
+NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
+# tokens that the decoder reads, or that the search forces
+READ_TOKENS = (
+    "decoder_start_token_id",
+    "bos_token_id",
+    "pad_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+)
+
+
+def check_arguments(model: nn.Module, arguments: Mapping[str, Any], eager_attention: Callable):
+    """Refuse arguments that neither `forward` nor the attention function reads.
+
+    Args:
+        model: Model whose `forward` got the arguments.
+        arguments: Values by name; None means not given.
+        eager_attention: The model's own attention function.
+
+    Raises:
+        TypeError: If an argument is unknown; names the closest one that is known.
+    """
+    given = [name for name, it in arguments.items() if it is not None]
+    unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
+    if not unknown:
+        return
+    attention = ALL_ATTENTION_FUNCTIONS.get_interface(
+        model.config._attn_implementation, eager_attention
+    )
+    parameters = inspect.signature(attention).parameters
+    names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
+    # these two accept any name and ignore it; other functions may read what they accept
+    ignores_others = attention in (eager_attention, sdpa_attention_forward)
+    if len(names) < len(parameters) and not ignores_others:
+        return
+    known = [*inspect.signature(type(model).forward).parameters, *names]
+    for name in unknown:
+        if name not in names:
+            raise TypeError(
+                f"{type(model).__name__}.forward got the unknown argument {name!r}; its "
+                f"attention function does not accept it either.{closest_name(name, known)}"
+            )
+
+
+def check_search_settings(config: GenerationConfig):
+    """Refuse settings that contradict each other.
+
+    Args:
+        config: A generation configuration with `SEARCH_FIELDS`.
+
+    Raises:
+        ValueError: If two length penalties are given, or a value is out of range.
+    """
+    alpha = config.length_penalty_alpha
+    if config.int8 not in (None, True, False):
+        raise ValueError(f"int8 must be True or False, got {config.int8!r}.")
+    if config.engine is not None and config.engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(ENGINES)}, got {config.engine!r}.")
+    check_numbers(vars(config))
+    beams = config.num_beams
+    if alpha is None:
+        return
+    if config.length_penalty not in (None, 1.0):
+        raise ValueError(
+            "length_penalty and length_penalty_alpha are two length penalties: give one, got "
+            f"{config.length_penalty} and {alpha}; length_penalty_alpha=None selects the library's "
+            "own search."
+        )
+    if config.early_stopping is True:
+        raise ValueError(
+            "early_stopping must not be True with length_penalty_alpha, whose search stops when no "
+            "open hypothesis can still win; length_penalty_alpha=None selects the library's own."
+        )
+    if config.eos_token_id is None and beams is not None and beams > 1:
+        raise ValueError("eos_token_id must be set for length_penalty_alpha, got None.")
+
+
+def check_numbers(settings: Mapping[str, Any]):
+    """Refuse settings that are not the numbers that a search needs.
+
+    Args:
+        settings: Settings of a search by name, some of them.
+
+    Raises:
+        ValueError: If one is of another type or out of range.
+    """
+    for name, least in LEAST.items():
+        value = settings.get(name)
+        if value is not None and (type(value) is not int or value < least):
+            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        # the sum of two such numbers fits into int64
+        if value is not None and value >= 2**62:
+            raise ValueError(f"{name} must be below {2**62}, got {value}.")
+    for name in NUMBERS:
+        value = settings.get(name)
+        # false for NaN too
+        is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
+        if value is not None and not is_number:
+            raise ValueError(f"{name} must be a number, got {value!r}.")
+
+
+def check_search_tokens(config: GenerationConfig, vocab_size: int):
+    """Refuse special tokens that are not in the vocabulary.
+
+    Args:
+        config: A generation configuration.
+        vocab_size: V.
+
+    Raises:
+        ValueError: If a token is not in the vocabulary. A negative `eos_token_id` is allowed: like
+            in the library, it ends nothing.
+    """
+    for name in (*READ_TOKENS, "eos_token_id"):
+        given = getattr(config, name, None)
+        least = None if name == "eos_token_id" else 0
+        ids = given.flatten().tolist() if isinstance(given, Tensor) else given
+        for token_id in ids if isinstance(ids, list | tuple) else [ids]:
+            if token_id is None:
+                continue
+            is_whole = type(token_id) is int and (least is None or token_id >= least)
+            if not is_whole or token_id >= vocab_size:
+                raise ValueError(
+                    f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
+                    f"{token_id!r}."
+                )
+
+
+def check_inputs(config: Any, inputs: Mapping[str, Any], source_length: int):
+    """Refuse inputs that the model cannot read.
+
+    Args:
+        config: Configuration of the model.
+        inputs: Inputs of the model.
+        source_length: S, the length of the longest source.
+
+    Raises:
+        ValueError: If the batch is empty, an id is not in the vocabulary, or the source has more
+            tokens than there are learned positions.
+    """
+    encoded = inputs.get("encoder_outputs") is not None
+    # the ids beside encoder outputs are not read
+    names = ("decoder_input_ids",) if encoded else ("input_ids", "decoder_input_ids")
+    for name in names:
+        if inputs.get(name) is not None:
+            check_ids(name, inputs[name], config.vocab_size)
+            if inputs[name].dim() != 2:
+                raise ValueError(f"{name} must be [B, T], got {list(inputs[name].shape)}.")
+    learned = config.position_encoding == "learned"
+    if learned and source_length > config.max_position_embeddings:
+        raise ValueError(
+            f"A source must have at most {config.max_position_embeddings} tokens, the number of "
+            f"learned positions, got {source_length}."
+        )
+
+
+def check_ids(name: str, ids: Tensor, vocab_size: int):
+    """Refuse ids that are not in the vocabulary.
+
+    Args:
+        name: Name of the argument, for the error.
+        ids: Token ids, [B, T].
+        vocab_size: V.
+
+    Raises:
+        ValueError: If there are no ids, or one is not in the vocabulary.
+    """
+    if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
+        raise ValueError(
+            f"{name} must be a tensor of whole numbers, [B, T], got "
+            f"{ids.dtype if isinstance(ids, Tensor) else type(ids).__name__}."
+        )
+    if ids.numel() == 0:
+        raise ValueError(
+            f"{name} must hold at least one sentence of one token, got {list(ids.shape)}."
+        )
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest < 0 or highest >= vocab_size:
+        raise ValueError(
+            f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
+            f"{lowest if lowest < 0 else highest}."
+        )
+
+
+__all__ = [
+    "check_arguments",
+    "check_ids",
+    "check_inputs",
+    "check_numbers",
+    "check_search_settings",
+    "check_search_tokens",
+]
