@@ -161,17 +161,15 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
                 )
 
 
-def check_inputs(config: Any, inputs: Mapping[str, Any], source_length: int):
+def check_inputs(config: Any, inputs: Mapping[str, Any]):
     """Refuse inputs that the model cannot read.
 
     Args:
         config: Configuration of the model.
         inputs: Inputs of the model.
-        source_length: S, the length of the longest source.
 
     Raises:
-        ValueError: If the batch is empty, an id is not in the vocabulary, or the source has more
-            tokens than there are learned positions.
+        ValueError: If the batch is empty, or an id is not in the vocabulary.
     """
     encoded = inputs.get("encoder_outputs") is not None
     # the ids beside encoder outputs are not read
@@ -181,11 +179,22 @@ def check_inputs(config: Any, inputs: Mapping[str, Any], source_length: int):
             check_ids(name, inputs[name], config.vocab_size)
             if inputs[name].dim() != 2:
                 raise ValueError(f"{name} must be [B, T], got {list(inputs[name].shape)}.")
-    learned = config.position_encoding == "learned"
-    if learned and source_length > config.max_position_embeddings:
+
+
+def check_source_length(config: Any, length: int):
+    """Refuse a source that is longer than the learned positions.
+
+    Args:
+        config: Configuration of the model.
+        length: S, the number of tokens of the longest source.
+
+    Raises:
+        ValueError: If the model has learned positions, but fewer than S.
+    """
+    if config.position_encoding == "learned" and length > config.max_position_embeddings:
         raise ValueError(
             f"A source must have at most {config.max_position_embeddings} tokens, the number of "
-            f"learned positions, got {source_length}."
+            f"learned positions, got {length}."
         )
 
 
@@ -224,4 +233,5 @@ __all__ = [
     "check_numbers",
     "check_search_settings",
     "check_search_tokens",
+    "check_source_length",
 ]

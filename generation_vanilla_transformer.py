@@ -35,6 +35,7 @@ from .checks_vanilla_transformer import (
     check_numbers,
     check_search_settings,
     check_search_tokens,
+    check_source_length,
 )
 from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
 from .identity_vanilla_transformer import generation_difference
@@ -132,7 +133,8 @@ class SearchMixin:
         config, model_inputs = self._resolved(generation_config, kwargs)
         check_search_settings(config)
         check_search_tokens(config, self.config.vocab_size)
-        check_inputs(self.config, model_inputs, source_shape(model_inputs)[0])
+        check_inputs(self.config, model_inputs)
+        check_source_length(self.config, source_shape(model_inputs)[0])
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
         reason = cache_obstacle(getattr(self.get_decoder(), "layers", ()))
