@@ -10,8 +10,8 @@ READY := $(VENV)/.ready
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
 FAST := not slow and not gpu and not browser
-# tests in as many processes as there are cores; the tests of a file share their models
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile
+# as many processes as there are cores; the tests of a file share their models; a test may take 15 minutes
+PARALLEL := -n auto --maxprocesses 4 --dist loadfile --timeout 900
 # tests that use the libraries most
 LIBRARY_TESTS := tests/conversion tests/export tests/tokenization tests/train/test_trainer.py \
 	$(addprefix tests/test_,$(addsuffix .py,configuration_vanilla_transformer \

@@ -30,7 +30,7 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 from .kernels_vanilla_transformer import likeliest
 
 # share of finished sentences from which on they are removed from the batch
-SHARE_THAT_LEAVES = 0.1
+SHARE_TO_REMOVE = 0.1
 
 
 class Decoding:
@@ -396,7 +396,7 @@ class PaperBeamSearch:
         if is_finished:
             return
         kept = None
-        if not self.decoding.is_fixed and is_worth_leaving(done):
+        if not self.decoding.is_fixed and is_worth_shrinking(done):
             stays = [row for row, is_done in enumerate(done) if not is_done]
             kept = self.sentences.new_tensor(stays)
             self.open = self.open.of_sentences(kept)
@@ -483,7 +483,7 @@ def greedy_search(
         is_done |= stopping_criteria(ids[:, :length], None)
         done = is_done[sentences].tolist()
         stays = None
-        if not all(done) and is_worth_leaving(done):
+        if not all(done) and is_worth_shrinking(done):
             stays = sentences.new_tensor([row for row, it in enumerate(done) if not it])
             sentences, done = sentences[stays], [False] * len(stays)
         decoding.follow(torch.zeros_like(sentences)[:, None], stays)
@@ -491,13 +491,13 @@ def greedy_search(
     return ids[:, :length]
 
 
-def is_worth_leaving(done: Sequence[bool]) -> bool:
+def is_worth_shrinking(done: Sequence[bool]) -> bool:
     """Return whether enough sentences are finished to remove them from the batch.
 
     Args:
         done: Whether each sentence of the batch is finished.
     """
-    return sum(done) >= max(1, SHARE_THAT_LEAVES * len(done))
+    return sum(done) >= max(1, SHARE_TO_REMOVE * len(done))
 
 
 class Suppression:

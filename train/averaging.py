@@ -26,9 +26,9 @@ from .run_folder.checkpoint import (
     checkpoints,
     cut_checkpoints,
     load_weights,
-    of_the_last,
     read_state,
     read_weights,
+    recent_checkpoints,
     refuse_not_finite,
     regular_checkpoints,
 )
@@ -302,7 +302,7 @@ def _checkpoints_to_average(
     if minutes is not None:
         if not minutes > 0:
             raise ValueError(f"minutes must be above 0, got {minutes}.")
-        return of_the_last(60 * minutes, found), False
+        return recent_checkpoints(60 * minutes, found), False
     if num_checkpoints is not None and not 1 <= num_checkpoints <= len(found):
         raise ValueError(
             f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."

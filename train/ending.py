@@ -146,7 +146,7 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
             signal.signal(number, handler)
 
 
-def leave_signals_to_the_run(worker: int):
+def ignore_signals(worker: int):
     """Make a DataLoader worker ignore signals, because the run needs it until it has saved.
 
     Args:
@@ -294,7 +294,7 @@ __all__ = [
     "STARTER",
     "Requests",
     "ending_if_stalled",
-    "leave_signals_to_the_run",
+    "ignore_signals",
     "naming_a_dead_worker",
     "noticing_requests",
     "print_after_launcher",

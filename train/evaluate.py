@@ -31,10 +31,10 @@ from .data.batches import IGNORED
 from .data.corpus import load_translations, texts_of
 from .devices.distribution import (
     LONGEST_WAIT,
+    in_all_processes,
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
-    together,
 )
 from .devices.fused_loss import block_bytes
 from .recipe import RECIPE_FILE
@@ -192,19 +192,19 @@ def evaluate(
         for path in (run, dataset, against, output_dir)
     )
     data = (dataset, name, source_lang, target_lang, revision)
-    task = together(lambda: _resolve(run, split, *data, bleu_tokenizer, comet, output_dir))
+    task = in_all_processes(lambda: _resolve(run, split, *data, bleu_tokenizer, comet, output_dir))
     # the main process prepares the data, and the others then find it in the cache
     sources, references = main_process_first(lambda: _load_split(task))
     int8 = bool(search.get("int8"))
-    model, tokenizer, average = together(
+    model, tokenizer, average = in_all_processes(
         lambda: _load_with_average(task, state.device, trust_remote_code, int8)
     )
-    together(lambda: list(fitting_lines([sources], model, tokenizer, split)))
+    in_all_processes(lambda: list(fitting_lines([sources], model, tokenizer, split)))
     key = _result_name(task, search, model)
     # the engine changes the speed, not the translations
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
     if against is not None:
-        other_key, others = together(
+        other_key, others = in_all_processes(
             lambda: _translations_of(against, task, key, sources, references)
         )
     main_process_first(lambda: _refuse_unwritable(state, task.folder, key))

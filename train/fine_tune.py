@@ -44,10 +44,10 @@ from .data.batches import IGNORED
 from .data.corpus import is_on_hub, load_translations
 from .data.pairs import drop_untrainable, encode_pairs, lengths
 from .devices.distribution import (
+    in_all_processes,
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
-    together,
 )
 from .run_folder.checkpoint import refuse_not_finite
 from .scoring import score_translations
@@ -212,7 +212,7 @@ def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dic
     Raises:
         ValueError: If a setting, the model or the dataset cannot be used.
     """
-    together(lambda: check_arguments(options, args))
+    in_all_processes(lambda: check_arguments(options, args))
     with contextlib.ExitStack() as until_end:
         if args.process_index == 0:
             until_end.enter_context(held(Path(args.output_dir)))
@@ -222,7 +222,7 @@ def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dic
 def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
     # new adapters are random, and are created before the trainer sets its seed
     set_seed(args.seed)
-    model, tokenizer = together(lambda: _load_model(options))
+    model, tokenizer = in_all_processes(lambda: _load_model(options))
     dtype = model.dtype
     if not options.lora_rank and dtype != torch.float32:
         # a training step is smaller than the spacing of numbers in half precision
@@ -238,7 +238,7 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
     longest = max_source_tokens(model.config)
     # an evaluation without the long sentences would score another split
     if longest is not None and is_evaluated:
-        together(lambda: _refuse_longer(rows["validation"], longest))
+        in_all_processes(lambda: _refuse_longer(rows["validation"], longest))
     # the library would publish every checkpoint, without the code that loads it
     is_published, args.push_to_hub = args.push_to_hub, False
     trainer = _make_trainer(options, args, model, tokenizer, rows)

@@ -23,14 +23,14 @@ from ..identity_vanilla_transformer import stacks_difference
 from .averaging import average_held_run
 from .config import TrainConfig
 from .data.batches import StepData, TrainingSteps, evaluation_batches
-from .data.pairs import say_counts
+from .data.pairs import format_counts
 from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
 from .ending import (
     Requests,
     ending_if_stalled,
-    leave_signals_to_the_run,
+    ignore_signals,
     naming_a_dead_worker,
     noticing_requests,
     print_after_launcher,
@@ -169,7 +169,7 @@ def _warn_of_skipped_end(run: Run):
     """Warn that the last step was skipped and is not saved; raise if no other step is saved."""
     last = checkpointing.checkpoints(run.folder / "checkpoints")
     if not last:
-        distribution.together(lambda: _refuse_to_skip_more(run, run.config.max_steps))
+        distribution.in_all_processes(lambda: _refuse_to_skip_more(run, run.config.max_steps))
     logger.warning(
         "step %d was skipped and is not saved: the model is averaged from checkpoints up to %s.",
         run.config.max_steps,
@@ -186,7 +186,7 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         batch_size=None,
         sampler=range(run.steps_done, run.config.max_steps),
         num_workers=run.config.num_workers,
-        worker_init_fn=leave_signals_to_the_run,
+        worker_init_fn=ignore_signals,
         pin_memory=run.accelerator.device.type == "cuda",
         # otherwise it would draw from the generator of dropout
         generator=torch.Generator(),
@@ -220,7 +220,7 @@ def _log_block(run: Run, step: int):
     counts = {name: before[name] + own[name] for name in own}
     facts = {f"pairs_{name}": count for name, count in counts.items()}
     run.progress.write(step=step, block=run.position["block"], **facts)
-    logger.info("pairs read so far: %s", say_counts(counts))
+    logger.info("pairs read so far: %s", format_counts(counts))
 
 
 def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
@@ -268,7 +268,7 @@ def _read_results(run: Run):
         logger.warning("step %d skipped: loss or gradient is not finite", step)
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
             # every process has the same loss, so all of them raise
-            distribution.together(lambda step=step: _refuse_to_skip_more(run, step))
+            distribution.in_all_processes(lambda step=step: _refuse_to_skip_more(run, step))
     run.unread.clear()
 
 
@@ -324,7 +324,7 @@ def _save(run: Run, step: int, is_stop: bool = False):
     moving_average = None
     if run.moving_average is not None:
         moving_average = distribution.whole_tensors(run.moving_average.tensors())
-    distribution.together(lambda: _refuse_not_finite(step, weights, moving_average))
+    distribution.in_all_processes(lambda: _refuse_not_finite(step, weights, moving_average))
     if run.accelerator.is_main_process:
         run.progress.to_disk()
         checkpointing.save_checkpoint(

@@ -132,7 +132,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     accelerator = _open_accelerator(config)
     checkpoint, changes, tokenizer, data = _open_folder(config, resume, accelerator, until_end)
     # a layout may leave every process with a part of the weights, so they are loaded before
-    model, collator, state = distribution.together(
+    model, collator, state = distribution.in_all_processes(
         lambda: _make_or_load_model(config, tokenizer, checkpoint)
     )
     wrapped_model, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, config)
@@ -143,7 +143,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
     given = config
     config = _with_micro_batch(config, accelerator, model, state)
     processes = (accelerator.num_processes, accelerator.process_index)
-    steps, saved = distribution.together(
+    steps, saved = distribution.in_all_processes(
         lambda: _make_steps(config, model, data, collator, processes, checkpoint, state)
     )
     if isinstance(steps, StreamedSteps):
@@ -218,7 +218,7 @@ def _open_folder(
         if accelerator.is_main_process:
             until_end.enter_context(hold_run(folder))
 
-    distribution.together(lock)
+    distribution.in_all_processes(lock)
     # the main process creates files in the folder, which the other processes then find
     prepared = distribution.main_process_first(lambda: _prepare(folder, config, resume))
     checkpoint, _, tokenizer, data = prepared
@@ -409,7 +409,7 @@ def _with_micro_batch(
     before = state["tokens_per_micro_batch"]
     if before is not None and state["num_processes"] == accelerator.num_processes:
         return dataclasses.replace(config, tokens_per_micro_batch=before)
-    fitting = distribution.together(
+    fitting = distribution.in_all_processes(
         lambda: tokens_that_fit(
             config,
             model.config,

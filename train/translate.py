@@ -107,7 +107,7 @@ def one_line(text: str) -> str:
     return LINE_ENDS.sub(" ", text)
 
 
-def lines_as_they_come(file: IO[bytes], name: str) -> Iterator[list[str]]:
+def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
     """Read lines as they arrive, each time all lines that have arrived.
 
     Args:
@@ -259,7 +259,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust, int8=int8)
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             name = path or "stdin"
-            for lines in fitting_lines(lines_as_they_come(file, name), model, tokenizer, name):
+            for lines in fitting_lines(arriving_lines(file, name), model, tokenizer, name):
                 for line in translate_lines(model, tokenizer, lines, **search):
                     yield line
                     bar.update()

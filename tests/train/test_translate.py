@@ -20,7 +20,7 @@ from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.files import read_recipe
-from vanilla_transformer.train.translate import lines_as_they_come, translate_lines
+from vanilla_transformer.train.translate import arriving_lines, translate_lines
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +109,7 @@ def test_a_file_whose_lines_end_with_carriage_returns_is_named(run, tmp_path):
 def test_lines_are_read_as_they_arrive():
     read, write = os.pipe()
     with open(read, "rb") as file:
-        windows = lines_as_they_come(file, "pipe")
+        windows = arriving_lines(file, "pipe")
         os.write(write, b"ein\ndrei\r\nzw")
         assert next(windows) == ["ein", "drei"]
         os.write(write, b"\xc3")
@@ -138,7 +138,7 @@ def test_time_grows_with_the_length_of_a_line_not_with_its_square(size):
     for length in (100_000, 1_000_000):
         start = time.perf_counter()
         text = b"x" * length + b"\nlast"
-        assert sum(map(len, lines_as_they_come(Drops(text, size), "pipe"))) == 2
+        assert sum(map(len, arriving_lines(Drops(text, size), "pipe"))) == 2
         seconds.append(time.perf_counter() - start)
     # copying the line with each part would take 100 times as long
     assert seconds[1] < 40 * seconds[0] + 0.5
@@ -146,7 +146,7 @@ def test_time_grows_with_the_length_of_a_line_not_with_its_square(size):
 
 def test_of_a_stream_without_a_line_feed_no_more_is_read_than_a_line_may_have():
     pipe = Drops(b"one\n" + b"x" * (8 << 20), 65536)
-    windows = lines_as_they_come(pipe, "stdin")
+    windows = arriving_lines(pipe, "stdin")
     assert next(windows) == ["one"]
     with pytest.raises(ValueError, match="stdin line 2 must have at most 1,048,576 bytes"):
         next(windows)
@@ -199,7 +199,7 @@ def test_a_line_longer_than_a_pipe_is_one_line(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_text("x" * 200_000 + "\ny\n")
     with path.open("rb") as file:
-        assert [len(line) for lines in lines_as_they_come(file, "") for line in lines] == [
+        assert [len(line) for lines in arriving_lines(file, "") for line in lines] == [
             200_000,
             1,
         ]
@@ -208,7 +208,7 @@ def test_a_line_longer_than_a_pipe_is_one_line(tmp_path):
 def test_a_line_that_is_not_utf_8_is_counted_from_the_first():
     read, write = os.pipe()
     with open(read, "rb") as file:
-        windows = lines_as_they_come(file, "pipe")
+        windows = arriving_lines(file, "pipe")
         os.write(write, b"one\ntwo\n")
         assert next(windows) == ["one", "two"]
         os.write(write, b"thr\xff\n")
@@ -221,7 +221,7 @@ def test_the_lines_before_one_that_is_not_utf_8_are_translated(tmp_path):
     path = tmp_path / "lines.txt"
     path.write_bytes(b"one\ntwo\nthr\xff\nfour\n")
     with path.open("rb") as file:
-        windows = lines_as_they_come(file, "file")
+        windows = arriving_lines(file, "file")
         assert next(windows) == ["one", "two"]
         with pytest.raises(ValueError, match="file line 3 must be UTF-8"):
             next(windows)

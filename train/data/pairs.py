@@ -314,7 +314,7 @@ def counts_of(verdicts: np.ndarray) -> dict[str, int]:
     return dict(zip(VERDICTS, numbers, strict=True))
 
 
-def say_counts(counts: Mapping[str, int]) -> str:
+def format_counts(counts: Mapping[str, int]) -> str:
     """Format counts as text.
 
     Args:
@@ -338,10 +338,12 @@ def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
     """
     if 2 * counts["wrong_encoding"] > sum(counts.values()):
         raise ValueError(
-            f"{corpus} must be UTF-8 in at least half of its pairs, got {say_counts(counts)}."
+            f"{corpus} must be UTF-8 in at least half of its pairs, got {format_counts(counts)}."
         )
     if counts["kept"] == 0:
-        raise ValueError(f"{corpus} must have a pair that can be used, got {say_counts(counts)}.")
+        raise ValueError(
+            f"{corpus} must have a pair that can be used, got {format_counts(counts)}."
+        )
 
 
 def drop_untrainable(
@@ -362,7 +364,7 @@ def drop_untrainable(
     """
     verdicts = filter_pairs(rows, max_length)[2]
     counts = counts_of(verdicts)
-    logger.info("%s: %s", split, say_counts(counts))
+    logger.info("%s: %s", split, format_counts(counts))
     refuse_unusable(counts, split)
     if counts["kept"] == len(rows):
         return rows, counts

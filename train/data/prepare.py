@@ -20,9 +20,9 @@ from .pairs import (
     counts_of,
     encode_pairs,
     filter_pairs,
+    format_counts,
     prepare_pairs,
     refuse_unusable,
-    say_counts,
 )
 from .streaming import Stream, StreamedSteps
 
@@ -217,7 +217,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         validation = Pairs(rows, filter_pairs(rows, config.max_length))
         counts = counts_of(validation.verdicts)
         refuse_unusable(counts, "validation")
-        logger.info("validation pairs: %s", say_counts(counts))
+        logger.info("validation pairs: %s", format_counts(counts))
     else:
         logger.warning(
             "%s has no split 'validation': there is no validation loss.%s",
@@ -243,7 +243,7 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
     ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
     for name, (first, last) in zip(texts.names, ends, strict=True):
         counts = counts_of(pairs.verdicts[first:last])
-        lines.append(f"{name}: {say_counts(counts)}")
+        lines.append(f"{name}: {format_counts(counts)}")
         logger.info("training pairs of %s", lines[-1])
         refuse_unusable(counts, name)
     facts = {"text_sha256": ", ".join(texts.hashes), **shared, "cleaning": "; ".join(lines)}

@@ -143,7 +143,7 @@ def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
     return _in_turns(prepare, turns)
 
 
-def together(prepare: Callable[[], Prepared]) -> Prepared:
+def in_all_processes(prepare: Callable[[], Prepared]) -> Prepared:
     """Call a function in all processes at once; an error in one ends all processes.
 
     Args:

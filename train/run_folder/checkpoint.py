@@ -159,7 +159,7 @@ def save_checkpoint(
         ) from error
     found = checkpoints(folder)
     regular = [path for path in found if not _is_of_stop(path)]
-    kept = regular[-keep:] if keep_seconds is None else of_the_last(keep_seconds, regular)
+    kept = regular[-keep:] if keep_seconds is None else recent_checkpoints(keep_seconds, regular)
     for path in found:
         if path != final and path not in kept:
             _remove(path)
@@ -346,7 +346,7 @@ def regular_checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path
     return [path for path in found if not _is_of_stop(path)] or found[-1:]
 
 
-def of_the_last(seconds: float, found: Sequence[Path]) -> list[Path]:
+def recent_checkpoints(seconds: float, found: Sequence[Path]) -> list[Path]:
     """Select the checkpoints of the last seconds of training.
 
     Args:

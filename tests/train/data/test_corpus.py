@@ -144,7 +144,7 @@ PEAK = """
 import resource, sys
 from vanilla_transformer.train.data.corpus import load_translations
 from vanilla_transformer.train.data.text_files import lines_of, opened, read_lines
-from vanilla_transformer.train.translate import lines_as_they_come
+from vanilla_transformer.train.translate import arriving_lines
 from pathlib import Path
 
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -158,7 +158,7 @@ def read(path):
 
 def translated(path):
     with opened(path) as file:
-        return list(lines_as_they_come(file, str(path)))
+        return list(arriving_lines(file, str(path)))
 
 
 for reader, name in (
