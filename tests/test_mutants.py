@@ -22,6 +22,7 @@ from accelerate import Accelerator
 from peft import LoraConfig, get_peft_model
 from torch import nn
 from transformers import AttentionInterface, AttentionMaskInterface, GenerationMixin
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 from translation_toys import TEXTS, make_model, make_tokenizer
 
@@ -316,7 +317,7 @@ def replace_positions(model):
 def register_attention(model):
     def warm(module, query, key, value, attention_mask, **kwargs):
         query = query / 3
-        return modeling.sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
 
     AttentionInterface.register("warm", warm)
     AttentionMaskInterface.register("warm", sdpa_mask)
