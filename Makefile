@@ -10,8 +10,8 @@ READY := $(VENV)/.ready
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
 FAST := not slow and not gpu and not browser
-# as many processes as there are cores; the tests of a file share their models; a test may take 15 minutes
-PARALLEL := -n auto --maxprocesses 4 --dist loadfile --timeout 900
+# four processes, or fewer on fewer cores; a file runs in one of them; a test may take 15 minutes
+PARALLEL := -n logical --maxprocesses 4 --dist loadfile --timeout 900
 # tests that use the libraries most
 LIBRARY_TESTS := tests/conversion tests/export tests/tokenization tests/train/test_trainer.py \
 	$(addprefix tests/test_,$(addsuffix .py,configuration_vanilla_transformer \
