@@ -201,7 +201,7 @@ def check_source_length(config: Any, length: int):
         )
 
 
-def check_ids(name: str, ids: Tensor, vocab_size: int):
+def check_ids(name: str, ids: Any, vocab_size: int):
     """Refuse ids that are not in the vocabulary.
 
     Args:
