@@ -266,7 +266,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 _EVALUATED[model] = (count - 1, before)
             else:
                 if before[0][1]:
-                    # `train` also discards the weights that the search engine has packed
+                    # `train` also discards the weights that the inference engine has packed
                     model.train()
                 # modules of the model may have been in different modes
                 for module, training in before:

@@ -208,8 +208,8 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=ENGINES,
         default=argparse.SUPPRESS,
-        help="auto: use the search engine if it can run the model, else the model's modules; off: "
-        "always use the modules; required: stop with an error if the engine cannot run (auto)",
+        help="auto: use the inference engine if it can run the model, else the model's modules; "
+        "off: always use the modules; required: stop with an error if the engine cannot run (auto)",
     )
 
 
