@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -404,41 +404,10 @@ def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sect
                 bleu,
             ]
         )
-    first, last = rows[0], rows[-1]
-    right = float(table.diag().mean())
-    says = (
-        "The same small model, trained with different epsilon on words with up to four "
-        "translations. The most frequent translation of a word is correct in "
-        f"{float(table.diag().min()):.0%} to {float(table.diag().max()):.0%} of the cases, "
-        f"{right:.1%} on average."
-    )
-    if len(rows) > 1:
-        says += (
-            f" With epsilon {first[0]:g} and {last[0]:g} the model's first choice is correct in "
-            f"{first[2]:.1%} and {last[2]:.1%} of the cases, its confidence is {first[1]:.1%} and "
-            f"{last[1]:.1%}, and its perplexity is {first[4]:.3f} and {last[4]:.3f}. A model that "
-            "fits the smoothed targets exactly has a perplexity of "
-            f"{first[5]:.3f} and {last[5]:.3f}."
-        )
-    if min(row[2] for row in rows) < right - LEARNED:
-        says += (
-            " The training is too short: the model does not yet choose the most frequent "
-            "translation of each word."
-        )
-    if found.keys() >= ROWS.keys():
-        says += (
-            " The paper's perplexity rises from D3 through base to D4, and its BLEU is highest for "
-            "base. This toy task is not real text: every training sentence is new."
-        )
-    if 0.0 in found:
-        says += (
-            " Without smoothing the mean absolute difference between confidence and accuracy is "
-            f"{found[0.0].calibration_error():.3f}."
-        )
     return Section(
         name="confidence",
         title="The confidence of a model",
-        says=says,
+        says=_confidence_findings(rows, found, table),
         columns=(
             "epsilon",
             "confidence",
@@ -453,6 +422,43 @@ def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sect
         rows=rows,
         figure=draw_calibration(found),
     )
+
+
+def _confidence_findings(
+    rows: Sequence[Sequence[Any]], found: Mapping[float, Confidence], table: Tensor
+) -> str:
+    first, last = rows[0], rows[-1]
+    best_accuracy = float(table.diag().mean())
+    says = (
+        "The same small model, trained with different epsilon on words with up to four "
+        "translations. The most frequent translation of a word is correct in "
+        f"{float(table.diag().min()):.0%} to {float(table.diag().max()):.0%} of the cases, "
+        f"{best_accuracy:.1%} on average."
+    )
+    if len(rows) > 1:
+        says += (
+            f" With epsilon {first[0]:g} and {last[0]:g} the model's first choice is correct in "
+            f"{first[2]:.1%} and {last[2]:.1%} of the cases, its confidence is {first[1]:.1%} and "
+            f"{last[1]:.1%}, and its perplexity is {first[4]:.3f} and {last[4]:.3f}. A model that "
+            "fits the smoothed targets exactly has a perplexity of "
+            f"{first[5]:.3f} and {last[5]:.3f}."
+        )
+    if min(row[2] for row in rows) < best_accuracy - LEARNED:
+        says += (
+            " The training is too short: the model does not yet choose the most frequent "
+            "translation of each word."
+        )
+    if found.keys() >= ROWS.keys():
+        says += (
+            " The paper's perplexity rises from D3 through base to D4, and its BLEU is highest for "
+            "base. This toy task is not real text: every training sentence is new."
+        )
+    if 0.0 in found:
+        says += (
+            " Without smoothing the mean absolute difference between confidence and accuracy is "
+            f"{found[0.0].calibration_error():.3f}."
+        )
+    return says
 
 
 def draw_calibration(found: Mapping[float, Confidence]) -> "Figure":

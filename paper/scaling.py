@@ -7,6 +7,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -14,6 +15,9 @@ from torch import Tensor
 from ..drawing import new_figure
 from ..modeling_vanilla_transformer import scaled_dot_product_attention
 from .study import Section
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 NUM_HEADS = 8
@@ -205,35 +209,6 @@ def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatis
 def _softmax_section(
     widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
 ) -> Section:
-    figure, all_axes = new_figure(10.5, 4.0, 1, 3)
-    panels = (
-        ("entropy", "entropy of the weights (nats)"),
-        ("median_gradient", "norm of the softmax's Jacobian, median"),
-        ("vanished", f"share of queries with a norm below {VANISHED}"),
-    )
-    for axes, (field, label) in zip(all_axes[0], panels, strict=True):
-        for name, statistics in found.items():
-            values = [getattr(entry, field) for entry in statistics]
-            # dashed, so that an equal curve below it stays visible
-            line = "--" if name == list(found)[-1] else "-"
-            axes.plot(widths, values, marker="o", linestyle=line, label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
-        axes.set_xlabel("d_k")
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0.0)
-        axes.grid(alpha=0.3)
-    # equal weights for all keys have the highest entropy
-    all_axes[0, 0].axhline(math.log(num_keys), color="0.5", linestyle="--", linewidth=1)
-    all_axes[0, 0].set_ylim(top=1.15 * math.log(num_keys))
-    all_axes[0, 0].text(
-        widths[0],
-        1.03 * math.log(num_keys),
-        f"equal weights for {num_keys} keys",
-        fontsize=8,
-        color="0.4",
-    )
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     at = widths.index(BASE_WIDTH) if BASE_WIDTH in widths else len(widths) - 1
     none, paper, slip = (found[name][at] for name in SCALES)
     last_none, last_paper = found["none"][-1], found["1 / sqrt(d_k)"][-1]
@@ -276,5 +251,40 @@ def _softmax_section(
             for name, statistics in found.items()
             for d_k, entry in zip(widths, statistics, strict=True)
         ],
-        figure=figure,
+        figure=_draw_softmax(widths, found, num_keys),
     )
+
+
+def _draw_softmax(
+    widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
+) -> "Figure":
+    figure, all_axes = new_figure(10.5, 4.0, 1, 3)
+    panels = (
+        ("entropy", "entropy of the weights (nats)"),
+        ("median_gradient", "norm of the softmax's Jacobian, median"),
+        ("vanished", f"share of queries with a norm below {VANISHED}"),
+    )
+    for axes, (field, label) in zip(all_axes[0], panels, strict=True):
+        for name, statistics in found.items():
+            values = [getattr(entry, field) for entry in statistics]
+            # dashed, so that an equal curve below it stays visible
+            line = "--" if name == list(found)[-1] else "-"
+            axes.plot(widths, values, marker="o", linestyle=line, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
+        axes.set_xlabel("d_k")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0.0)
+        axes.grid(alpha=0.3)
+    # equal weights for all keys have the highest entropy
+    all_axes[0, 0].axhline(math.log(num_keys), color="0.5", linestyle="--", linewidth=1)
+    all_axes[0, 0].set_ylim(top=1.15 * math.log(num_keys))
+    all_axes[0, 0].text(
+        widths[0],
+        1.03 * math.log(num_keys),
+        f"equal weights for {num_keys} keys",
+        fontsize=8,
+        color="0.4",
+    )
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure

@@ -31,6 +31,39 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         default=list(PAPER),
         help="rows of the table; all of them if not given",
     )
+    _add_training_flags(parser)
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Build the rows, count their parameters, and train them if requested.
+
+    Args:
+        flags: Flags that `add_flags` declares.
+
+    Yields:
+        Two sections; two more if the rows are trained.
+
+    Raises:
+        ValueError: If a row does not exist, or a setting is invalid.
+        InterruptedError: If training was stopped by a signal.
+    """
+    for row in flags.rows:
+        # raises for an unknown row
+        VanillaTransformerConfig.from_paper(row)
+    # check all settings before anything is counted
+    configs = scaled_configs(flags) if flags.train else {}
+    counts = {row: parameters_by_part(paper_sizes(row, flags.vocab_size)) for row in flags.rows}
+    yield rows_section(counts, flags.vocab_size)
+    if any(PAPER[row].parameters for row in flags.rows):
+        yield parameters_section(counts, flags.vocab_size)
+    if flags.train:
+        from .training import train_rows
+
+        yield built_section(configs, flags)
+        yield trained_section(train_rows(configs, flags.output_dir), flags)
+
+
+def _add_training_flags(parser: argparse.ArgumentParser):
     group = parser.add_argument_group(
         "training",
         "Every row is scaled down by the same factors and trained with the same steps, tokens and "
@@ -91,32 +124,3 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="tokens per step, on the source and on the target side (%(default)s)",
     )
     group.add_argument("--seed", type=int, default=1, help="random seed of each row (%(default)s)")
-
-
-def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Build the rows, count their parameters, and train them if requested.
-
-    Args:
-        flags: Flags that `add_flags` declares.
-
-    Yields:
-        Two sections; two more if the rows are trained.
-
-    Raises:
-        ValueError: If a row does not exist, or a setting is invalid.
-        InterruptedError: If training was stopped by a signal.
-    """
-    for row in flags.rows:
-        # raises for an unknown row
-        VanillaTransformerConfig.from_paper(row)
-    # check all settings before anything is counted
-    configs = scaled_configs(flags) if flags.train else {}
-    counts = {row: parameters_by_part(paper_sizes(row, flags.vocab_size)) for row in flags.rows}
-    yield rows_section(counts, flags.vocab_size)
-    if any(PAPER[row].parameters for row in flags.rows):
-        yield parameters_section(counts, flags.vocab_size)
-    if flags.train:
-        from .training import train_rows
-
-        yield built_section(configs, flags)
-        yield trained_section(train_rows(configs, flags.output_dir), flags)

@@ -1,8 +1,8 @@
 """Parameters of a row by part, and the vocabulary size that the paper's counts imply."""
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -79,7 +79,7 @@ def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[rang
 
 def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
     implied, rows = {}, []
-    base = sum(parameters_by_part(paper_sizes("base", vocab_size)).values()) / MILLION
+    base = _base_millions(vocab_size)
     for row, parts in counts.items():
         paper = PAPER[row].parameters
         if paper is None:
@@ -88,7 +88,6 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
         ours = sum(parts.values())
         tokens = implied_vocabulary(config, paper * MILLION)
         implied[row] = (tokens, ROUNDING / config.d_model)
-        change = ours / MILLION - base
         rows.append(
             [
                 row,
@@ -96,45 +95,14 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
                 paper,
                 ours / MILLION - paper,
                 round(tokens),
-                change,
+                ours / MILLION - base,
                 paper - PAPER["base"].parameters,
             ]
-        )
-    intervals = {row: (tokens - error, tokens + error) for row, (tokens, error) in implied.items()}
-    fitting, best = vocabularies_that_fit(intervals)
-    others = ", ".join(
-        f"{row} needs {fewest:,.0f} to {most:,.0f}"
-        for row, (fewest, most) in intervals.items()
-        if row not in best
-    )
-    exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
-    # a difference of two counts, each rounded to a million
-    added = [row for row in rows if row[0] != "base"]
-    alike = [row for row in added if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
-    if vocab_size == TrainConfig.vocab_size:
-        size, model = ", the size of section 5.1,", f"as described, with {vocab_size:,} tokens,"
-    else:
-        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
-        model = f"with {vocab_size:,} tokens"
-    says = (
-        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
-        "paper's. "
-    )
-    if added:
-        says += (
-            "The difference of a row from base, in the last two columns, agrees within "
-            f"rounding in {len(alike)} of {len(added)} rows. So the layers are the same, and the "
-            "embedding explains the rest: each count implies a vocabulary size. "
         )
     return Section(
         name="parameters",
         title="Parameters beside the paper's, and the vocabulary size that they imply",
-        says=says
-        + f"With {fitting[0]:,} to {fitting[-1]:,} tokens, {len(best)} of {len(rows)} rows have "
-        "the paper's count"
-        + (f"; {others}. No vocabulary size fits all rows" if others else "")
-        + f". The paper does not say how it counted. A base model {model} has {base:.2f} million "
-        "parameters.",
+        says=_difference_findings(rows, vocab_size) + _vocabulary_findings(implied, vocab_size),
         columns=(
             "row",
             "parameters",
@@ -147,6 +115,52 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
         rows=rows,
         figure=_draw_vocabularies(implied, vocab_size),
     )
+
+
+def _difference_findings(rows: Sequence[Sequence[Any]], vocab_size: int) -> str:
+    exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
+    others = [row for row in rows if row[0] != "base"]
+    # a difference of two counts, each rounded to a million
+    alike = [row for row in others if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    if vocab_size == TrainConfig.vocab_size:
+        size = ", the size of section 5.1,"
+    else:
+        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
+    says = (
+        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
+        "paper's. "
+    )
+    if others:
+        says += (
+            "The difference of a row from base, in the last two columns, agrees within "
+            f"rounding in {len(alike)} of {len(others)} rows. So the layers are the same, and the "
+            "embedding explains the rest: each count implies a vocabulary size. "
+        )
+    return says
+
+
+def _vocabulary_findings(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> str:
+    intervals = {row: (tokens - error, tokens + error) for row, (tokens, error) in implied.items()}
+    fitting, best = vocabularies_that_fit(intervals)
+    others = ", ".join(
+        f"{row} needs {fewest:,.0f} to {most:,.0f}"
+        for row, (fewest, most) in intervals.items()
+        if row not in best
+    )
+    model = f"with {vocab_size:,} tokens"
+    if vocab_size == TrainConfig.vocab_size:
+        model = f"as described, {model},"
+    return (
+        f"With {fitting[0]:,} to {fitting[-1]:,} tokens, {len(best)} of {len(implied)} rows have "
+        "the paper's count"
+        + (f"; {others}. No vocabulary size fits all rows" if others else "")
+        + f". The paper does not say how it counted. A base model {model} has "
+        f"{_base_millions(vocab_size):.2f} million parameters."
+    )
+
+
+def _base_millions(vocab_size: int) -> float:
+    return sum(parameters_by_part(paper_sizes("base", vocab_size)).values()) / MILLION
 
 
 def _draw_vocabularies(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> "Figure":
