@@ -256,7 +256,7 @@ def _draw_memory(costs: Mapping[str, Sequence[Cost]], lengths: Sequence[int]) ->
     for kind, own in costs.items():
         axes.loglog(lengths, [cost.kept / MEGABYTE for cost in own], **_style(kind))
     _name_sizes(axes, lengths, "positions n")
-    axes.set_ylabel("MB kept for backward")
+    axes.set_ylabel("MB kept for the backward pass")
     figure.legend(loc="outside right center", fontsize=9)
     return figure
 
