@@ -151,8 +151,8 @@ def _growth_section(
         "those that torch counts, and their exponent is exactly that of the formula. The "
         "exponent of time is close to it only if the work is much larger than the constant cost, "
         "so it is fitted to the larger half of the sizes. Data that no longer fits into the caches "
-        "changes it too. The largest deviation is that of "
-        f"{_full_name(worst[0])}: {worst[5]:.2f} instead of {worst[3]}.",
+        f"changes it too. The largest deviation is {worst[5]:.2f} instead of {worst[3]} "
+        f"({worst[0]}).",
         columns=(
             "layer",
             "the paper",
@@ -176,11 +176,6 @@ def _clock() -> str:
     if torch.cuda.is_available():
         return "measured on a GPU"
     return "CPU time of one thread"
-
-
-def _full_name(kind: str) -> str:
-    names = {FUSED: "the fused kernel", PROJECTIONS: f"the projections of {ATTENTION}"}
-    return names.get(kind, kind)
 
 
 def _draw_growth(

@@ -182,12 +182,10 @@ class Convolution(nn.Module):
 
 KINDS = {
     "self-attention": Kind(lambda d, k, r: self_attention, "n^2 d", "1", (2, 1), "4 n^2 d", (2, 1)),
-    "the same, fused": Kind(
+    "self-attention, fused": Kind(
         lambda d, k, r: fused_self_attention, "n^2 d", "1", (2, 1), "4 n^2 d", (1, 1)
     ),
-    "its projections": Kind(
-        lambda d, k, r: Projections(d), "n d^2", "1", (1, 2), "8 n d^2", (1, 1)
-    ),
+    "projections": Kind(lambda d, k, r: Projections(d), "n d^2", "1", (1, 2), "8 n d^2", (1, 1)),
     "recurrent": Kind(lambda d, k, r: Recurrence(d), "n d^2", "n", (1, 2), "12 n d^2", (1, 1)),
     "convolutional": Kind(
         lambda d, k, r: Convolution(d, k), "k n d^2", "1", (1, 2), "2 k n d^2", (1, 1)

@@ -56,9 +56,9 @@ def test_equation_1_keeps_its_weights_and_the_fused_kernel_does_not():
     kept = {kind: measure(kind, n, d, 3, 5, "cpu").kept for kind in KINDS}
     assert kept["self-attention"] == sequence + heads * n * n * size
     # the input, the output, and a sum for each query
-    assert kept["the same, fused"] == 2 * sequence + heads * n * size
+    assert kept["self-attention, fused"] == 2 * sequence + heads * n * size
     # the input, and the input of the last product
-    assert kept["its projections"] == 2 * sequence
+    assert kept["projections"] == 2 * sequence
 
 
 @pytest.mark.parametrize("width", [6, 128])
@@ -129,8 +129,8 @@ def test_the_table_has_the_counts_beside_the_formula(tmp_path, monkeypatch, caps
     for index, row in enumerate(written["recurrence"]["rows"]):
         seconds = {kind: own[index]["seconds"] for kind, own in costs.items()}
         assert row[3:] == [
-            pytest.approx((seconds[kind] + seconds["its projections"]) / seconds["recurrent"])
-            for kind in ("self-attention", "the same, fused")
+            pytest.approx((seconds[kind] + seconds["projections"]) / seconds["recurrent"])
+            for kind in ("self-attention", "self-attention, fused")
         ]
     assert "10 of 10 measured lengths are equal to the exact formula" in written["path"]["says"]
 
