@@ -1,4 +1,7 @@
-"""Section 6.3: constituency parsing as translation, from a sentence to its linearized tree."""
+"""Section 6.3: constituency parsing as translation, from a sentence to its linearized tree.
+
+Shapes: B sentences, R hypotheses, T tokens so far, V tokens in the vocabulary.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence

@@ -139,7 +139,8 @@ def _growth_section(
     word = {"n": "length n", "d": "width d"}[letter]
     growth = {
         "n": "Self-attention grows with the square of the length, because every position attends "
-        "to every other. All other kinds grow linearly, restricted attention included.",
+        "to every other; the fused kernel computes the same. All other kinds grow linearly, "
+        "restricted attention included.",
         "d": "A product with weights grows with the square of the width. Attention itself has no "
         "weights and grows linearly, so attention is cheap in wide layers.",
     }[letter]

@@ -224,7 +224,7 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
     """Measure the cost of a layer on one sequence.
 
     Args:
-        kind: One of `KINDS`.
+        kind: Name of a kind in `KINDS`.
         n: Number of positions.
         d: Width of the layer.
         kernel: Kernel width k of the convolution.
