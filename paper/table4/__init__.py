@@ -46,7 +46,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--num_sentences",
         type=int,
         default=50,
-        help="number of first sentences to parse; 0 for all (%(default)s)",
+        help="number of sentences to parse, from the first one; 0 for all (%(default)s)",
     )
     group.add_argument("--num_beams", type=int, help="beam size; the model's own if not given")
     group.add_argument(
