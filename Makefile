@@ -61,7 +61,7 @@ style: $(READY)  ## format, and apply the lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-digests: $(READY)  ## record the model code for the search engine, after a change of the model
+digests: $(READY)  ## record the model code for the inference engine, after a change of the model
 	$(BIN)/python tests/digests.py
 	$(BIN)/ruff format .
 

@@ -14,7 +14,6 @@
 """Sizes and options of the model; every default is the base row of Table 3."""
 
 import difflib
-import math
 from typing import Any, Literal
 
 import torch
@@ -63,6 +62,15 @@ LAYER_FIELDS = (
     "decoder_attention_heads",
     "decoder_ffn_dim",
 )
+# no size of a model is near the first bound; float32 holds values near the second
+LARGEST_SIZE = 2**31 - 1
+LARGEST = {
+    **dict.fromkeys(
+        ("vocab_size", "hidden_size", *LAYER_FIELDS, "d_k", "d_v", "max_position_embeddings"),
+        LARGEST_SIZE,
+    ),
+    **dict.fromkeys(("position_base", "layer_norm_eps", "initializer_gain"), 1e30),
+}
 TOKEN_ID_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
 # keys that the library writes into config.json or accepts, and that are not fields
@@ -248,20 +256,12 @@ class VanillaTransformerConfig(PreTrainedConfig):
         Raises:
             ValueError: If a size is out of range, or two sizes do not fit together.
         """
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            *LAYER_FIELDS,
-            "d_k",
-            "d_v",
-            "max_position_embeddings",
-            "position_base",
-            "layer_norm_eps",
-            "initializer_gain",
-        ):
+        for name, largest in LARGEST.items():
             value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be positive, got {value}.")
+            # false for NaN too
+            if value is not None and not 0 < value <= largest:
+                rule = f"at most {largest:,}" if value > largest else "positive"
+                raise ValueError(f"{name} must be {rule}, got {value}.")
         super().validate_architecture()
         for name in ("dropout", "attention_dropout", "activation_dropout"):
             if not 0 <= getattr(self, name) < 1:
@@ -276,8 +276,11 @@ class VanillaTransformerConfig(PreTrainedConfig):
             )
         if not self.is_encoder_decoder:
             raise ValueError("is_encoder_decoder must be true: the model has both, got false.")
-        if self.position_offset < 0:
-            raise ValueError(f"position_offset must not be negative, got {self.position_offset}.")
+        if not 0 <= self.position_offset <= LARGEST_SIZE:
+            raise ValueError(
+                f"position_offset must not be negative, and at most {LARGEST_SIZE:,}, got "
+                f"{self.position_offset}."
+            )
         if self.position_encoding == "sinusoidal" and self.hidden_size % 2:
             raise ValueError(f"d_model must be even, for sin/cos pairs, got {self.hidden_size}.")
         self._validate_heads()

@@ -1,4 +1,4 @@
-"""Search engine: the arithmetic of the released model, packed for search.
+"""Inference engine: the arithmetic of the released model, packed for search.
 
 The engine computes the same numbers as the model's modules, and faster: weights are packed once,
 padding is left out, and the self-attention cache never moves. `engine_for` returns an engine only

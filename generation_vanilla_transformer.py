@@ -73,7 +73,7 @@ else:
 
 
 class SearchMixin(_Base):
-    """The paper's search and the search engine for a model; precedes `GenerationMixin`."""
+    """The paper's search and the inference engine for a model; precedes `GenerationMixin`."""
 
     @torch.no_grad()
     def generate(
@@ -101,7 +101,7 @@ class SearchMixin(_Base):
             streamer: Receives tokens as they are written.
             kwargs: Settings of the search and inputs of the model, as in the library. Settings of
                 this package: `length_penalty_alpha` and `max_extra_tokens` (section 6.1); `int8`
-                quantizes the linear layers; `engine` is "auto" to use the search engine if it
+                quantizes the linear layers; `engine` is "auto" to use the inference engine if it
                 computes the same as the model's modules, "off" to use the modules, or "required" to
                 refuse a search that the engine cannot do.
 
@@ -245,7 +245,7 @@ class SearchMixin(_Base):
         """Return the engine that computes this search, or None if the modules do."""
         if config.engine == "off":
             if config.int8:
-                raise ValueError("int8 needs the search engine, got engine='off'.")
+                raise ValueError("int8 needs the inference engine, got engine='off'.")
             return None
         engine, reason = None, only_modules_can
         if reason is None:
@@ -256,7 +256,9 @@ class SearchMixin(_Base):
             return engine
         for name, is_set in (("int8", config.int8), ("engine='required'", config.engine)):
             if is_set not in (None, False, "auto"):
-                raise ValueError(f"{name} needs the search engine, which cannot be used: {reason}.")
+                raise ValueError(
+                    f"{name} needs the inference engine, which cannot be used: {reason}."
+                )
         if only_modules_can is None:
             warn_once(type(self).__name__, reason)
         return None
@@ -303,7 +305,7 @@ class SearchMixin(_Base):
         super().save_pretrained(*args, **kwargs)
 
     def train(self, mode: bool = True):
-        """Switch to training mode and free the packed weights of the search engine.
+        """Switch to training mode and free the packed weights of the inference engine.
 
         Args:
             mode: Training mode if true, evaluation mode if false.
@@ -378,7 +380,7 @@ class ChosenSearch(StoppingCriteria):
 
     Args:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
-        engine: Search engine, or None if the modules compute.
+        engine: Inference engine, or None if the modules compute.
     """
 
     def __init__(self, length_penalty_alpha: float | None, engine: SearchEngine | None):
@@ -424,7 +426,7 @@ def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int)
     """Begin the decoder of the engine with the memory of a batch.
 
     Args:
-        engine: Search engine.
+        engine: Inference engine.
         model_kwargs: Encoder outputs and source mask, once for each beam.
         num_beams: K.
 
@@ -445,8 +447,8 @@ def warn_once(model: str, reason: str):
         reason: A clause from `obstacle` or the probe.
     """
     logger.warning(
-        "%s.generate uses the model's own modules, not the faster search engine, because %s. The "
-        "translations are those of the model; engine='off' turns this warning off.",
+        "%s.generate uses the model's own modules, not the faster inference engine, because %s. "
+        "The translations are those of the model; engine='off' turns this warning off.",
         model,
         reason,
     )

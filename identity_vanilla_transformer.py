@@ -1,6 +1,6 @@
 """Check that a model's modules run exactly the code of this release.
 
-The search engine computes the released equations. It may replace a model's modules only if each
+The inference engine computes the released equations. It may replace a model's modules only if each
 module that computes is an instance of a released class with the released code. This file finds an
 edited file, a subclass, a patched method or a registered function; then the modules run.
 

@@ -1,4 +1,4 @@
-"""Numerical kernels of the search engine: packed products, int8 products and top-k.
+"""Numerical kernels of the inference engine: packed products, int8 products and top-k.
 
 The functions here know tensors and linear layers, and nothing of the Transformer.
 """

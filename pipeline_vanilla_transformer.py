@@ -1,4 +1,4 @@
-"""Translation pipeline: text in, text out. Version 5 of transformers no longer has one.
+"""Translation pipeline: text in, text out. Version 5 of transformers has no such pipeline.
 
 The model's own `generate` searches; this file turns texts into batches and ids into texts. It is
 copied to the Hub beside the model, and `custom_pipelines` of the configuration names it.
@@ -34,13 +34,14 @@ class TranslationPipeline(Pipeline):
 
     `TranslationPipeline(model, tokenizer)("Hello")` returns `[{"translation_text": ...}]`. A list
     gives one such mapping for each text. A generator or a dataset gives an iterator over the
-    results of the single texts. Texts of similar length are searched together, in any order.
+    results of the single texts. Texts of similar length are translated in one batch; the results
+    keep the order of the texts.
 
     Settings of `generate` (`num_beams`, `length_penalty_alpha`, `num_return_sequences` ...) may be
     given here, for every call, or with the texts.
 
     Args:
-        model: Model with a decoder and a head.
+        model: Encoder-decoder with a language model head.
         tokenizer: Tokenizer of the model.
         batch_size: Maximum number of texts in a batch.
         tokens_per_batch: Maximum number of source tokens in a batch, with padding; a longer text is
@@ -129,7 +130,7 @@ class TranslationPipeline(Pipeline):
         Raises:
             TypeError: If a text is not a string.
             ValueError: If a text is too long, has a token outside the model's vocabulary, or has
-                half a character.
+                an unpaired surrogate, which is not valid Unicode.
         """
         for text in input_:
             if not isinstance(text, str):
@@ -141,8 +142,8 @@ class TranslationPipeline(Pipeline):
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(
-                    f"each text must be whole characters, got half of one ({error.reason}) at "
-                    f"index {error.start}: {_shortened(text)}."
+                    f"each text must be valid Unicode, got an unpaired surrogate at index "
+                    f"{error.start}: {_shortened(text)}."
                 ) from None
         if not input_:
             return []
@@ -198,7 +199,7 @@ class TranslationPipeline(Pipeline):
     ) -> list[list[dict[str, str]]]:
         """Return the translations of each text, in the order of the texts."""
         ids = self.preprocess(texts)
-        # settings that a given configuration lacks come from the model's own
+        # the argument, else the given configuration, else that of the model, else 1
         configs = (search.get("generation_config"), self.model.generation_config)
         counts = (getattr(config, "num_return_sequences", None) for config in configs)
         search = dict(search)
@@ -228,13 +229,13 @@ class TranslationPipeline(Pipeline):
         return results
 
 
-# `save_pretrained` of the library reads this, and copies this file beside the model
+# `save_pretrained` of the library reads this attribute, and copies this file beside the model
 TranslationPipeline._registered_impl = {
     TASK: {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }
 
 
-# for each model that is in evaluation mode: the number of threads that use it, and earlier modes
+# model in evaluation mode -> number of threads that use it, training mode of each module before
 _EVALUATED: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
 _EVALUATED_LOCK = Lock()
 
@@ -263,8 +264,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 _EVALUATED[model] = (count - 1, before)
             else:
                 if before[0][1]:
+                    # `train` also discards the weights that the inference engine has packed
                     model.train()
-                # some of its modules may have been in another mode
+                # modules of the model may have been in different modes
                 for module, training in before:
                     module.training = training
 
@@ -277,7 +279,7 @@ def batches_by_length(
     """Group texts of similar length into batches.
 
     Args:
-        lengths: Number of tokens of each text, by its index.
+        lengths: Number of tokens of each text, by the index of the text.
         batch_size: Maximum number of texts in a batch; None for no maximum.
         tokens_per_batch: Maximum number of tokens in a batch, with padding; a longer text is a
             batch of its own.
@@ -335,19 +337,19 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
     highest = max(tokenizer.get_vocab().values())
     if highest >= vocab_size:
         raise ValueError(
-            f"tokenizer must be the model's own: its ids go up to {highest}, "
-            f"the model's only to {vocab_size - 1}."
+            f"tokenizer must be the model's own: the ids of the tokenizer go up to {highest}, "
+            f"those of the model to {vocab_size - 1}."
         )
-    for token in ("pad_token_id", "eos_token_id"):
-        known = getattr(model.config, token, None)
-        allowed = known if isinstance(known, list) else [known]
-        given = getattr(tokenizer, token)
-        if given is None and token == "eos_token_id":
-            # a few tokenizers have another name for it
+    for field in ("pad_token_id", "eos_token_id"):
+        model_id, tokenizer_id = getattr(model.config, field, None), getattr(tokenizer, field)
+        if tokenizer_id is None and field == "eos_token_id":
+            # some tokenizers, such as BERT's, have no eos_token_id
             continue
-        if known is not None and given not in allowed:
+        allowed = model_id if isinstance(model_id, list) else [model_id]
+        if model_id is not None and tokenizer_id not in allowed:
             raise ValueError(
-                f"tokenizer must be the model's own: its {token} is {given}, the model's {known}."
+                f"tokenizer must be the model's own: {field} of the tokenizer is "
+                f"{tokenizer_id}, of the model {model_id}."
             )
 
 
@@ -361,9 +363,9 @@ def register_translation_task():
 
     REMOVED_TASKS.pop(TASK, None)
     PIPELINE_REGISTRY.supported_tasks.update(TranslationPipeline._registered_impl)
-    # the configuration of a model on the Hub names its copy of this file. The library would ask to
-    # trust this copy although the code is installed, so it reads an empty name. A value that is set
-    # is still saved
+    # a model on the Hub names its copy of this file in `custom_pipelines`, and the library would
+    # ask to trust the copy, although this package is installed. So the property is always empty
+    # when it is read; the setter stores the value, which is then saved
     VanillaTransformerConfig.custom_pipelines = property(
         lambda self: {},
         lambda self, value: vars(self).__setitem__("custom_pipelines", value),

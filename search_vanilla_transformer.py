@@ -1,7 +1,7 @@
 """Beam search and greedy search of section 6.1, over any decoder.
 
 A search accesses the model only through the methods of `Decoding`. The model's own modules
-implement them (`generation_vanilla_transformer.ModuleDecoding`), and so does the search engine
+implement them (`generation_vanilla_transformer.ModuleDecoding`), and so does the inference engine
 (`engine_vanilla_transformer.EngineDecoding`).
 
 Shapes: B sentences that are still searched, K beams, R hypotheses of a sentence (1 or K), C

@@ -1,4 +1,4 @@
-"""Time contenders in turn, batch by batch, so that the load of the machine affects all of them.
+"""Time implementations in turn, piece by piece, so that the machine's load affects all of them.
 
 On a shared machine, absolute times drift by tens of percent. The ratio of two times that are
 measured one after the other does not.
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
-# message that ends a contender; a number asks for a piece, None for the peak memory
+# messages to the process of a contender; any other message is the index of a piece to do
 END = "end"
+PEAK = "peak"
 # size of the square matrices whose product measures the peak rate of a device
 MATRIX = {"cpu": 2048, "cuda": 8192}
 # products in a row: a single one ends before a CPU reaches its full frequency
@@ -40,11 +41,13 @@ COLUMNS = ("contender", "ratio", "from", "to", "tokens/s", "share of matrix rate
 class Contender:
     """Implementation that does pieces of work in its own process.
 
-    In its own process, a library keeps its settings, and its memory can be measured.
+    Each contender has its own process: libraries cannot change each other's settings, and the
+    memory of each can be measured.
 
     Attributes:
         name: Name in the tables.
-        build: Function that returns, in that process, a function which does a piece.
+        build: Function that runs in the process, and returns the function to be timed, which takes
+            a piece.
         arguments: Arguments of `build`.
         pieces: Pieces of work, as many as the other contenders have.
         amounts: Amount of work in each piece, in tokens or the common unit of all contenders.
@@ -69,7 +72,8 @@ class Result:
         rates: Amount per second, [rounds, pieces].
         flop_rates: Useful operations per second, or None if they are not counted, [rounds, pieces].
         peaks: Peak memory after each warm-up piece, and after all rounds, in bytes. On a CPU, the
-            memory beyond that after the imports; on a GPU, the memory of tensors.
+            peak memory of the process minus its memory after the imports; on a GPU, the memory of
+            tensors.
     """
 
     name: str
@@ -102,17 +106,17 @@ def race(
     rounds: int,
     device: torch.device,
     check: Callable[[dict[str, list[Any]]], Any] | None = None,
-    checked: Sequence[int] = (0,),
+    warm_up: Sequence[int] = (0,),
 ) -> list[Result]:
     """Time contenders in turn: all of them do a piece before the next piece.
 
     Args:
         contenders: Contenders with the same number of pieces.
-        rounds: Number of times that all pieces are done.
+        rounds: Number of rounds; each does all pieces.
         device: Device of all contenders.
         check: Function that gets the results of the warm-up pieces by name, before the timing; it
             raises an error if they are wrong.
-        checked: Indices of the warm-up pieces.
+        warm_up: Indices of the warm-up pieces.
 
     Returns:
         The measurements, in the order of the contenders.
@@ -121,17 +125,17 @@ def race(
     seconds = np.zeros((len(contenders), rounds, count))
     with ExitStack() as stack:
         workers = [stack.enter_context(Worker(contender, device)) for contender in contenders]
-        given: dict[str, list[Any]] = {worker.name: [] for worker in workers}
+        outputs: dict[str, list[Any]] = {worker.name: [] for worker in workers}
         peaks: list[list[float]] = [[] for _ in workers]
         for worker, its_peaks in zip(workers, peaks, strict=True):
-            for piece in checked:
-                given[worker.name].append(worker.do(piece)[1])
+            for piece in warm_up:
+                outputs[worker.name].append(worker.do(piece)[1])
                 its_peaks.append(worker.peak())
         if check is not None:
-            check(given)
+            check(outputs)
         for turn in range(rounds):
             for piece in range(count):
-                # rotate the order: no contender always follows the same one
+                # rotate the order: each contender is first, second, ... equally often
                 for index in np.roll(np.arange(len(workers)), turn * count + piece):
                     seconds[index, turn, piece], _ = workers[index].do(piece)
         for worker, its_peaks in zip(workers, peaks, strict=True):
@@ -164,15 +168,16 @@ class Worker:
         context = get_context("spawn")
         self.name = contender.name
         self.connection, theirs = context.Pipe()
-        given = (theirs, contender, device.type, torch.get_num_threads())
-        self.process = context.Process(target=_serve, args=given, daemon=True)
+        arguments = (theirs, contender, device.type, torch.get_num_threads())
+        self.process = context.Process(target=_serve, args=arguments, daemon=True)
 
     def __enter__(self) -> "Worker":
         self.process.start()
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # an idle contender ends by itself, and its libraries release their system resources
+        # wait for a normal end, in which libraries release their system resources; after an error
+        # do not wait
         with suppress(OSError):
             self.connection.send(END)
         self.process.join(None if error[0] is None else 0)
@@ -180,7 +185,7 @@ class Worker:
         self.process.join()
 
     def do(self, piece: int) -> tuple[float, Any]:
-        """Do a piece.
+        """Do one piece, and time it.
 
         Args:
             piece: Index of the piece.
@@ -192,9 +197,9 @@ class Worker:
 
     def peak(self) -> float:
         """Return the peak memory, in bytes."""
-        return self._asked(None)
+        return self._asked(PEAK)
 
-    def _asked(self, question: int | None) -> Any:
+    def _asked(self, question: int | str) -> Any:
         try:
             self.connection.send(question)
             while not self.connection.poll(1):
@@ -219,17 +224,17 @@ def _serve(connection: Connection, contender: Contender, device: str, threads: i
         question = connection.recv()
         if question == END:
             return
-        if question is None:
+        if question == PEAK:
             most = (memory()["most"] - before["own"] - before["shared"]) * MEGABYTE
             connection.send(torch.cuda.max_memory_allocated() if device == "cuda" else most)
             continue
         piece = contender.pieces[question]
         gc.collect()
         started = time.perf_counter()
-        found = work(piece)
+        output = work(piece)
         if device == "cuda":
             torch.cuda.synchronize()
-        connection.send((time.perf_counter() - started, found))
+        connection.send((time.perf_counter() - started, output))
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Contender:
@@ -248,7 +253,7 @@ def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Con
 
 
 class Product:
-    """Product of two large matrices, by the faster library on the device.
+    """Product of two large matrices; on a CPU by oneDNN or MKL, whichever is faster.
 
     Args:
         device: Device of the matrices.
@@ -357,7 +362,7 @@ def ratio_figure(tables: Mapping[str, Sequence[tuple]], reference: str) -> "Figu
         names = [row[0] for row in rows][::-1]
         middle, low, high = np.array([row[1:4] for row in rows][::-1]).T
         ours = ["tab:orange" if name.startswith("this package") else "tab:gray" for name in names]
-        # only rounding can put a quartile beyond the median
+        # rounded rows can have a quartile on the other side of the median
         spread = np.maximum([middle - low, high - middle], 0)
         plot.barh(names, middle, xerr=spread, color=ours, height=0.6)
         plot.axvline(1, color="black", linewidth=0.8)

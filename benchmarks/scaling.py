@@ -150,7 +150,7 @@ def _raced(
     # has no moments before its first step
     every = range(len(batches))
     twice = np.repeat(every, 2).tolist()
-    results = race(contenders, flags.rounds, torch.device(flags.device), checked=twice)
+    results = race(contenders, flags.rounds, torch.device(flags.device), warm_up=twice)
     return [
         [
             (

@@ -12,7 +12,7 @@ from .weights import assembled, bart_fields, check_kind, stack_weights
 def from_fsmt(
     model: FSMTForConditionalGeneration,
 ) -> VanillaTransformerForConditionalGeneration:
-    """Convert an FSMT model to a model of this package, with equal ids and logits.
+    """Convert an FSMT model to a model of this package; the same ids give the same logits.
 
     Args:
         model: FSMT model whose two vocabularies have the same size.
@@ -23,8 +23,8 @@ def from_fsmt(
 
     Raises:
         TypeError: If the model is of another class.
-        ValueError: If the model is outside this architecture, does not run the library's own code,
-            or has other logits than the result; names the reason.
+        ValueError: If the model is outside this architecture, was patched or has hooks, or its
+            logits differ from those of the result; names the reason.
     """
     check_kind("model", model, FSMTForConditionalGeneration)
     refuse_changed(model, "transformers' FSMTForConditionalGeneration")
@@ -42,7 +42,7 @@ def from_fsmt(
     config = VanillaTransformerConfig(
         **bart_fields(theirs),
         vocab_size=theirs.tgt_vocab_size,
-        # FSMT reaches the longest wavelength at feature d_model / 2 - 1, not at d_model / 2
+        # wavelengths here are 2 pi base^(2i / d); those of FSMT are 2 pi 10000^(i / (d / 2 - 1))
         position_base=10000.0 ** (width / (width - 2)),
         # fairseq's positions begin after the id of the padding token
         position_offset=theirs.pad_token_id + 1,

@@ -1,7 +1,7 @@
-"""Labeled bracket F1 by the rules of EVALB and its COLLINS.prm, as Table 4 has it.
+"""Labeled bracket F1 by the rules of EVALB and its COLLINS.prm, as in Table 4.
 
-A bracket counts with its label and the words it spans, after punctuation is taken out. `TOP` does
-not count, ADVP and PRT are one label, and of a label only what stands before - or = is looked at.
+Brackets are compared by label and span, after punctuation is removed. `TOP` does not count, ADVP
+and PRT are one label, and only the part of a label before - or = counts.
 """
 
 import re
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from .trees import EMPTY_TAG, TOP, Bracket, Tree
 
-# as tags these take their words out of the sentence, as labels their brackets out of the count
+# words with these tags and brackets with these labels do not count
 DELETED = (TOP, EMPTY_TAG, ",", ":", "``", "''", ".")
 EQUAL_LABELS = {"PRT": "ADVP"}
 
@@ -21,12 +21,13 @@ class SentenceScore:
     """Counts of matching brackets in one sentence.
 
     Attributes:
-        status: "valid"; "error" where there is no tree, or one over other words; "skipped" where
-            nothing is left to score.
-        matched: Brackets that both trees have.
-        gold: Brackets of the gold tree.
-        predicted: Brackets of the predicted tree.
-        crossing: Predicted brackets that overlap one of the gold tree and neither holds the other.
+        status: "valid"; "error" if there is no tree, or a tree over other words; "skipped" if the
+            sentence has no words that count.
+        matched: Number of brackets that both trees have.
+        gold: Number of brackets of the gold tree.
+        predicted: Number of brackets of the predicted tree.
+        crossing: Number of predicted brackets that cross a gold bracket: the two overlap, and
+            neither contains the other.
     """
 
     status: str
@@ -42,15 +43,15 @@ class CorpusScore:
 
     Attributes:
         sentences: Number of all sentences.
-        errors: Number of those without a tree over their words.
-        skipped: Number of those with nothing to score.
-        matched: Brackets that both trees have, over all sentences that count, as what follows.
-        gold: Brackets of the gold trees.
-        predicted: Brackets of the predicted trees.
+        errors: Number of sentences without a tree over their words.
+        skipped: Number of sentences without words that count.
+        matched: Number of brackets that both trees have, in all sentences that count.
+        gold: Number of brackets of the gold trees, in the same sentences.
+        predicted: Number of brackets of the predicted trees, in the same sentences.
         recall: Percentage of gold brackets that match.
         precision: Percentage of predicted brackets that match.
         f1: Harmonic mean of recall and precision, in percent.
-        complete: Percentage of sentences of which all brackets match.
+        complete: Percentage of sentences in which all brackets match.
         crossing: Mean number of crossing brackets per sentence with a tree.
     """
 
@@ -71,45 +72,45 @@ def scored_words(tree: Tree) -> list[str]:
     """Return the words that count: all but punctuation.
 
     Args:
-        tree: Tree of any kind.
+        tree: Any tree.
 
     Returns:
-        The words, in order.
+        Words that count, in order.
     """
     return [word for word, tag in zip(tree.words, tree.tags, strict=True) if tag not in DELETED]
 
 
 def scored_brackets(tree: Tree) -> list[Bracket | None]:
-    """Return the brackets as EVALB compares them.
+    """Return the brackets in the form that EVALB compares.
 
     Args:
-        tree: Tree of any kind.
+        tree: Any tree.
 
     Returns:
-        For each bracket of the tree what is compared, with places among `scored_words`; None for
-        one that does not count.
+        For each bracket of the tree, a bracket with positions in `scored_words`; None if it does
+        not count.
     """
-    # where each place of the sentence is among the words that count
-    places = [0]
+    # position among the words that count of each position in the sentence
+    positions = [0]
     for tag in tree.tags:
-        places.append(places[-1] + (tag not in DELETED))
+        positions.append(positions[-1] + (tag not in DELETED))
     found = []
     for label, start, end in tree.brackets:
         bare = re.split("[-=]", label)[0]
-        bracket = Bracket(EQUAL_LABELS.get(bare, bare), places[start], places[end])
+        bracket = Bracket(EQUAL_LABELS.get(bare, bare), positions[start], positions[end])
         found.append(None if bare in DELETED or bracket.start == bracket.end else bracket)
     return found
 
 
 def matches(gold: Tree, predicted: Tree) -> list[bool]:
-    """Return which predicted brackets match; each gold bracket matches once.
+    """Return which predicted brackets match; each gold bracket matches at most once.
 
     Args:
-        gold: The tree as it should be.
-        predicted: A tree over the same words.
+        gold: Gold tree.
+        predicted: Predicted tree over the same words.
 
     Returns:
-        For each bracket of the predicted tree whether it counts and matches.
+        For each bracket of the predicted tree, whether it counts and matches.
     """
     left = Counter(scored_brackets(gold))
     del left[None]
@@ -124,11 +125,11 @@ def score_sentence(gold: Tree, predicted: Tree | None) -> SentenceScore:
     """Compare a predicted tree with the gold tree.
 
     Args:
-        gold: The tree as it should be.
-        predicted: Its tags say which of its words are punctuation; None where a parser gave none.
+        gold: Gold tree.
+        predicted: Predicted tree, with tags for its punctuation; None if there is no tree.
 
     Returns:
-        The counts.
+        Counts of the sentence.
     """
     gold_brackets = [bracket for bracket in scored_brackets(gold) if bracket is not None]
     if predicted is None or scored_words(gold) != scored_words(predicted):
@@ -149,15 +150,15 @@ def _cross(one: Bracket, other: Bracket) -> bool:
 def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False) -> CorpusScore:
     """Sum the scores of all sentences.
 
-    EVALB itself leaves sentences with errors out, which rewards a parser for giving no tree where
-    it is unsure. Here their gold brackets count as missed, unless that is asked for.
+    EVALB leaves out sentences with errors, which rewards a parser that returns no tree for hard
+    sentences. By default, their gold brackets count as missed here.
 
     Args:
         scores: Scores of all sentences.
-        leave_out_errors: Do as EVALB does.
+        leave_out_errors: Whether to leave out sentences with errors, like EVALB.
 
     Returns:
-        The totals, and what they come to.
+        Totals, with recall, precision and F1.
     """
     scores = list(scores)
     statuses = Counter(score.status for score in scores)
@@ -184,7 +185,7 @@ def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False
         predicted=predicted,
         recall=recall,
         precision=precision,
-        # 2 r p / (r + p), without a division by nothing
+        # 2 r p / (r + p), without a division by zero
         f1=200 * matched / max(gold + predicted, 1),
         complete=100 * complete / max(len(counted), 1),
         crossing=sum(score.crossing for score in counted) / max(statuses["valid"], 1),

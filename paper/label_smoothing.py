@@ -1,4 +1,4 @@
-"""Section 5.4: what label smoothing does to the target, to the loss, and to a model's confidence.
+"""Section 5.4: the effect of label smoothing on the target, the loss, and a model's confidence.
 
 Shapes: V tokens in the vocabulary, W words of the toy task, B sentences, T tokens.
 """
@@ -8,7 +8,7 @@ import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -29,32 +29,32 @@ VOCAB_SIZES = (10, BASE_VOCAB)
 NUM_SENTENCES = 512
 NUM_POINTS = 200
 HALVINGS = 40
-# of table 3, by their epsilon
+# rows of Table 3, by epsilon
 ROWS = {0.0: "D3", 0.1: "base", 0.2: "D4"}
-# a first choice that is less often right than it could be, by more than this, is not learned
+# a model has converged if its accuracy is at most this far below the best possible accuracy
 LEARNED = 0.01
-# of the true token, where the loss is drawn: the least, or less for an epsilon that needs it
+# range of the true token's probability in the plot of the loss; a large epsilon lowers its start
 UNSURE, SURE = 0.3, 1 - 1e-6
 GUESSING = Training(steps=400, sentences_per_step=256, warmup_steps=100, learning_rate_factor=0.25)
 
 
 def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tensor:
-    """Return the target distribution of the package's loss, read off its gradient.
+    """Return the target distribution of the package's loss, computed from its gradient.
 
-    The gradient of a cross entropy at the logits is the softmax less the target.
+    The gradient of a cross entropy with respect to the logits is the softmax minus the target.
 
     Args:
-        label: The true token.
+        label: Id of the true token.
         vocab_size: Vocabulary size V.
         label_smoothing: Smoothing epsilon_ls.
 
     Returns:
-        Probabilities, [V].
+        Target probabilities, [V].
     """
     logits = torch.zeros(1, 1, vocab_size, requires_grad=True)
     smoothed_loss_sum(logits, torch.tensor([[label]]), label_smoothing).backward()
     target = (logits.softmax(dim=-1) - logits.grad).detach()[0, 0]  # [V]
-    # what float32 cannot tell from 0, beside the 1 / V that it is the difference of, is 0
+    # the target is a difference of numbers near 1 / V, and smaller values are rounding errors
     return target.masked_fill(target.abs() < 1e-6 / vocab_size, 0.0)
 
 
@@ -66,7 +66,7 @@ def least_loss(vocab_size: int, label_smoothing: float) -> float:
         label_smoothing: Smoothing epsilon_ls.
 
     Returns:
-        Nats; 0 without smoothing.
+        Entropy in nats; 0 without smoothing.
     """
     if label_smoothing == 0:
         return 0.0
@@ -76,7 +76,7 @@ def least_loss(vocab_size: int, label_smoothing: float) -> float:
 
 
 def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Tensor:
-    """Return the package's loss by the probability of the true token; other tokens are equal.
+    """Return the package's loss for probabilities of the true token; the rest is spread evenly.
 
     Args:
         probability: Probabilities of the true token, above 0 and below 1, [points].
@@ -97,16 +97,17 @@ def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Ten
 
 
 def lowest_at(vocab_size: int, label_smoothing: float) -> float:
-    """Find the probability at which the package's loss is lowest, by its slope.
+    """Find the probability at which the package's loss is lowest, from its gradient.
 
-    Near there the loss itself, a sum over the vocabulary in float32, is rougher than it is curved.
+    Near the minimum the rounding errors of the loss, a float32 sum over the vocabulary, are larger
+    than its changes.
 
     Args:
         vocab_size: Vocabulary size V.
         label_smoothing: Smoothing epsilon_ls.
 
     Returns:
-        Of the true token; `SURE` where the loss falls that far.
+        Probability of the true token; `SURE` if the loss still falls there.
     """
     low, high = 0.0, SURE
     for _ in range(HALVINGS):
@@ -120,14 +121,14 @@ def lowest_at(vocab_size: int, label_smoothing: float) -> float:
 def ambiguous_words(num_words: int = 16) -> Tensor:
     """Return the probability of each translation of each word of a toy language.
 
-    The first word is translated by itself in 40 cases of 100, the last always; the other cases are
-    three other words, all as likely.
+    Word 0 is translated as itself with probability 0.4, the last word with probability 1, and the
+    words between them with probabilities between. Three other words share the rest equally.
 
     Args:
         num_words: Number of words W.
 
     Returns:
-        Probabilities, a row a word, [W, W].
+        Probabilities, one row per source word, [W, W].
     """
     own = torch.linspace(0.4, 1.0, num_words)
     table = torch.diag(own)
@@ -141,9 +142,9 @@ class Confidence:
     """Confidence and accuracy of a trained model's first choice.
 
     Attributes:
-        confidence: Highest probability that the model gives, by word, [W].
-        accuracy: How often that choice is right, by word, [W].
-        perplexity: Against the true translations.
+        confidence: Mean probability of the first choice, by word, [W].
+        accuracy: Probability that the first choice is correct, by word, [W].
+        perplexity: Perplexity against the true translations.
     """
 
     confidence: Tensor
@@ -151,25 +152,25 @@ class Confidence:
     perplexity: float
 
     def calibration_error(self) -> float:
-        """Mean absolute difference between confidence and accuracy, over the words."""
+        """Return the mean absolute difference between confidence and accuracy over the words."""
         return float((self.confidence - self.accuracy).abs().mean())
 
 
 def confidence_after(
     label_smoothing: float, table: Tensor, training: Training = GUESSING, seed: int = 0
 ) -> Confidence:
-    """Train a small model on words of more than one translation, each batch drawn anew.
+    """Train a small model on words with several translations; each batch has new sentences.
 
-    What is true is known, so accuracy and perplexity are expectations and no samples.
+    The true probabilities are known, so accuracy and perplexity are expectations, not samples.
 
     Args:
         label_smoothing: Smoothing epsilon_ls.
-        table: From `ambiguous_words`, [W, W].
+        table: Probabilities from `ambiguous_words`, [W, W].
         training: Sizes and training settings of the model.
         seed: Seed of weights and sentences.
 
     Returns:
-        Its confidence, accuracy and perplexity.
+        Confidence, accuracy and perplexity of the model.
     """
     num_words, length = len(table), 4
     random = torch.Generator().manual_seed(seed)
@@ -191,7 +192,7 @@ def confidence_after(
         logits, _ = predict(model, source, target)
     log_probs = logits.double().log_softmax(dim=-1).flatten(0, 1).cpu()  # [B T, V]
     words = source.flatten() - FIRST_WORD  # [B T]
-    # the tokens before the first word are never a translation
+    # the special tokens before the first word are never a translation
     truth = torch.nn.functional.pad(table[words].double(), (FIRST_WORD, 0))  # [B T, V]
     highest, choice = log_probs.max(dim=-1)
     right = truth.gather(1, choice[:, None])[:, 0]
@@ -211,10 +212,10 @@ def best_perplexity(label_smoothing: float, table: Tensor) -> float:
 
     Args:
         label_smoothing: Smoothing epsilon_ls.
-        table: From `ambiguous_words`, [W, W].
+        table: Probabilities from `ambiguous_words`, [W, W].
 
     Returns:
-        The perplexity against the true translations.
+        Perplexity against the true translations.
     """
     table = table.double()
     learned = (1 - label_smoothing) * table + label_smoothing / (FIRST_WORD + len(table))
@@ -246,16 +247,16 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The target, the loss, and what small models become sure of.
+    """Show the target, the loss, and the confidence of small models.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Yields:
         Three sections.
 
     Raises:
-        ValueError: If a value of epsilon is not from 0 to below 1, or there is no step.
+        ValueError: If epsilon is below 0 or at least 1, or the number of steps is below 1.
     """
     smoothings = sorted(set(flags.label_smoothing))
     for value in smoothings:
@@ -277,7 +278,7 @@ def _target_section(smoothings: Sequence[float]) -> Section:
         for value in smoothings:
             target = smoothed_target(0, vocab_size, value)
             least = least_loss(vocab_size, value)
-            # of so small a difference float32 has three digits
+            # such a small difference has three digits in float32
             true, other = float(target[0]), float(f"{float(target[1]):.3g}")
             rows.append([vocab_size, value, true, other, 1 - value, least, math.exp(least)])
     vocab_size, label = VOCAB_SIZES[0], 3
@@ -296,22 +297,22 @@ def _target_section(smoothings: Sequence[float]) -> Section:
     last = rows[-1]
     return Section(
         name="target",
-        title="The target, smoothed",
-        says="The true token keeps 1 - epsilon and the rest is spread over the whole vocabulary, "
-        "the true token included, as torch's own loss does; the authors' code spreads it over the "
-        f"others alone, which with {last[0]:,} tokens makes no difference one could see "
-        f"({last[2]:.6f} instead of {last[4]:.6f} at epsilon {last[1]:g}). The target now has an "
-        f"entropy of its own, {last[5]:.2f} nats there, and no loss can fall below it: a smoothed "
-        "loss is not comparable to one with another epsilon. The probabilities are read off the "
-        "gradient of the package's loss.",
+        title="The smoothed target",
+        says="The true token keeps a probability of 1 - epsilon. The rest is spread over the whole "
+        "vocabulary, including the true token, as in torch's loss. The authors' code spreads it "
+        f"over the other tokens only; with {last[0]:,} tokens the difference is negligible (the "
+        f"true token gets {last[2]:.6f} instead of {last[4]:.6f} at epsilon {last[1]:g}). A "
+        f"smoothed target has an entropy, {last[5]:.2f} nats in this case, and no loss can be "
+        "lower. So losses with different epsilon are not comparable. The probabilities are "
+        "computed from the gradient of the package's loss.",
         columns=(
             "vocabulary",
             "epsilon",
             "true token",
-            "each other",
-            "true token, if over the others",
-            "least loss (nats)",
-            "its exponential",
+            "each other token",
+            "true token, authors' code",
+            "lowest loss (nats)",
+            "exp(lowest loss)",
         ),
         rows=rows,
         figure=figure,
@@ -348,22 +349,24 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
     axes.legend(title="dotted: entropy of the target")
     last = rows[-1]
     says = (
-        "The package's loss of a model that gives the true token some probability and the other "
-        f"{BASE_VOCAB - 1:,} the same. Without smoothing it falls as long as the model gets surer"
+        "The package's loss against the probability of the true token; the other "
+        f"{BASE_VOCAB - 1:,} tokens share the rest equally. Without smoothing the loss falls as "
+        "long as this probability rises."
     )
     if last[0]:
         says += (
-            f"; with epsilon {last[0]:g} it is lowest at {last[1]:.3f}, where it is the entropy of "
-            f"the target ({last[3]:.3f}, by the formula {last[4]:.3f}), and has risen to "
-            f"{last[5]:.3f} at a probability of {SURE:.6f}. So the logits need not grow without end"
+            f" With epsilon {last[0]:g} it is lowest at {last[1]:.3f}, where it equals the entropy "
+            f"of the target ({last[3]:.3f}, by the formula {last[4]:.3f}), and rises to "
+            f"{last[5]:.3f} at a probability of {SURE:.6f}. So the logits need not grow without "
+            "bound."
         )
     return Section(
         name="loss",
-        title="The loss punishes certainty",
-        says=f"{says}.",
+        title="The loss penalizes overconfidence",
+        says=says,
         columns=(
             "epsilon",
-            "lowest at",
+            "lowest at probability",
             "by the formula",
             "lowest loss (nats)",
             "entropy of the target",
@@ -375,14 +378,14 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
 
 
 def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Section:
-    """Compare the confidence of models, by their epsilon, with the best possible one.
+    """Compare confidence, accuracy and perplexity of models trained with different epsilon.
 
     Args:
-        found: By epsilon, in ascending order.
-        table: From `ambiguous_words`, [W, W].
+        found: Results by epsilon, in ascending order.
+        table: Probabilities from `ambiguous_words`, [W, W].
 
     Returns:
-        The section.
+        Section with a line for each epsilon.
     """
     rows = []
     for value, result in found.items():
@@ -401,36 +404,10 @@ def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sect
                 bleu,
             ]
         )
-    first, last = rows[0], rows[-1]
-    right = float(table.diag().mean())
-    says = (
-        "The same small model, trained on words of which each has up to four translations: the "
-        f"commonest is right in {float(table.diag().min()):.0%} to {float(table.diag().max()):.0%} "
-        f"of the cases, in {right:.1%} on average."
-    )
-    if len(rows) > 1:
-        says += (
-            f" With epsilon {first[0]:g} and {last[0]:g} its first choice is right in "
-            f"{first[2]:.1%} and {last[2]:.1%}, its confidence {first[1]:.1%} and {last[1]:.1%}, "
-            f"and the perplexity {first[4]:.3f} and {last[4]:.3f}; that of the smoothed targets "
-            f"themselves is {first[5]:.3f} and {last[5]:.3f}."
-        )
-    if min(row[2] for row in rows) < right - LEARNED:
-        says += " It is not trained to its end: it does not yet choose the commonest for each word."
-    if found.keys() >= ROWS.keys():
-        says += (
-            " The paper's perplexity rises from D3 through base to D4, and its BLEU is highest in "
-            "base. This is no real text: here every sentence is new."
-        )
-    if 0.0 in found:
-        says += (
-            " Without smoothing confidence and accuracy are "
-            f"{found[0.0].calibration_error():.3f} apart, as a mean over the words."
-        )
     return Section(
         name="confidence",
-        title="What a model becomes sure of",
-        says=says,
+        title="The confidence of a model",
+        says=_confidence_findings(rows, found, table),
         columns=(
             "epsilon",
             "confidence",
@@ -439,22 +416,59 @@ def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sect
             "perplexity",
             "of the smoothed targets",
             "paper's row",
-            "its perplexity",
-            "its BLEU",
+            "paper's perplexity",
+            "paper's BLEU",
         ),
         rows=rows,
         figure=draw_calibration(found),
     )
 
 
+def _confidence_findings(
+    rows: Sequence[Sequence[Any]], found: Mapping[float, Confidence], table: Tensor
+) -> str:
+    first, last = rows[0], rows[-1]
+    best_accuracy = float(table.diag().mean())
+    says = (
+        "The same small model, trained with different epsilon on words with up to four "
+        "translations. The most frequent translation of a word is correct in "
+        f"{float(table.diag().min()):.0%} to {float(table.diag().max()):.0%} of the cases, "
+        f"{best_accuracy:.1%} on average."
+    )
+    if len(rows) > 1:
+        says += (
+            f" With epsilon {first[0]:g} and {last[0]:g} the model's first choice is correct in "
+            f"{first[2]:.1%} and {last[2]:.1%} of the cases, its confidence is {first[1]:.1%} and "
+            f"{last[1]:.1%}, and its perplexity is {first[4]:.3f} and {last[4]:.3f}. A model that "
+            "fits the smoothed targets exactly has a perplexity of "
+            f"{first[5]:.3f} and {last[5]:.3f}."
+        )
+    if min(row[2] for row in rows) < best_accuracy - LEARNED:
+        says += (
+            " The training is too short: the model does not yet choose the most frequent "
+            "translation of each word."
+        )
+    if found.keys() >= ROWS.keys():
+        says += (
+            " The paper's perplexity rises from D3 through base to D4, and its BLEU is highest for "
+            "base. This toy task is not real text: every training sentence is new."
+        )
+    if 0.0 in found:
+        says += (
+            " Without smoothing the mean absolute difference between confidence and accuracy is "
+            f"{found[0.0].calibration_error():.3f}."
+        )
+    return says
+
+
 def draw_calibration(found: Mapping[float, Confidence]) -> "Figure":
-    """Confidence against accuracy, a dot a word.
+    """Draw confidence against accuracy, one dot per word.
 
     Args:
-        found: By epsilon.
+        found: Results by epsilon.
 
     Returns:
-        The picture.
+        Figure with one color per epsilon.
     """
     figure, axes = new_figure(5.6, 5.0)
     axes.plot([0.35, 1.0], [0.35, 1.0], color="0.5", linestyle="--", label="perfect calibration")

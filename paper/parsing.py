@@ -1,4 +1,7 @@
-"""Section 6.3: constituency parsing as translation, from a sentence to its linearized tree."""
+"""Section 6.3: constituency parsing as translation, from a sentence to its linearized tree.
+
+Shapes: B sentences, R hypotheses, T tokens so far, V tokens in the vocabulary.
+"""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,35 +22,35 @@ from ..tokenization.tokenization_vanilla_transformer import symbol_token
 from ..train.data.corpus import SPLITS
 from .trees import WORD, Tree, clean, linearize, read_trees
 
-# the languages of the text that a parser is trained on
+# the languages of a parser's training data
 SOURCE_LANG, TARGET_LANG = "en", "tree"
-# of the trees to train on, where none are given to validate with: the last ones, which are mostly
-# of texts that the others are not of
+# share of the training trees to validate with if no others are given: the last trees, because most
+# of them come from other texts than the rest
 VALIDATION_SHARE = 0.05
-# section 6.3: the most tokens of a tree beyond the sentence's own
+# section 6.3: most tokens of a tree beyond the length of the sentence
 MAX_EXTRA_TOKENS = 300
-# what is counted of a treebank before what was taken away
+# counts of a treebank that are listed before the counts of removed elements
 COUNTS = ("trees", "words", "brackets", "longest sentence", "longest tree")
 # an opening bracket, a closing one and the end token
 TOKENS_BESIDE_WORDS = 3
 
 
 class TreeConstraint(LogitsProcessor):
-    """Lets only those tokens follow that can still become a tree over the sentence's words.
+    """Logits processor that allows only tokens that can still lead to a tree over the sentence.
 
-    A word or an opening bracket may come while words are left; the innermost bracket may close,
-    under its own name, when it holds something, and the outermost only when all words are there;
-    the end comes after it and nowhere else. Brackets open only while there is room to close them,
-    so that every hypothesis can end as a tree, and every complete one is a tree. What may follow
-    keeps the model's own score.
+    A word or an opening bracket is allowed while words are left. The innermost open bracket may
+    close, with its own label, if it is not empty; the outermost one only after the last word. The
+    end token is allowed only after that. A bracket may open only if enough tokens are left to close
+    it. So every hypothesis can become a tree, and every finished hypothesis is a tree. Allowed
+    tokens keep the model's scores.
 
     Args:
-        tokenizer: Tokenizer of a parsing model: its symbols are `WORD` and the brackets.
-        num_words: Words of each sentence, [B].
-        limits: Most tokens of each tree, the end token among them, [B].
+        tokenizer: Tokenizer of a parsing model, with `WORD` and the brackets as symbols.
+        num_words: Number of words of each sentence, [B].
+        limits: Most tokens of each tree, including the end token, [B].
 
     Raises:
-        ValueError: If the tokenizer knows no brackets, or a limit leaves no room for a tree.
+        ValueError: If the tokenizer has no brackets, or a limit is too low for a tree.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, num_words: Tensor, limits: Tensor):
@@ -56,9 +59,9 @@ class TreeConstraint(LogitsProcessor):
         names = [f"{kind}{label}" for kind in "()" for label in labels]
         ids = tokenizer.convert_tokens_to_ids([symbol_token(name) for name in [WORD, *names]])
         self.word, self.end = ids[0], tokenizer.eos_token_id
-        # ids of the opening and of the closing bracket of each label, [2, labels]
+        # ids of the opening and the closing bracket of each label, [2, labels]
         self.brackets = torch.tensor(ids[1:], device=device).view(2, -1)
-        # what each token opens, or closes: the number of its label, or -1, [2, V]
+        # index of the label that each token opens, or closes; -1 for none, [2, V]
         self.labels = torch.full((2, len(tokenizer)), -1, device=device)
         self.labels.scatter_(
             1, self.brackets, torch.arange(len(labels), device=device).repeat(2, 1)
@@ -67,46 +70,47 @@ class TreeConstraint(LogitsProcessor):
         short = limits < num_words + TOKENS_BESIDE_WORDS
         if short.any():
             raise ValueError(
-                f"a tree must have room for {int(num_words[short][0]) + TOKENS_BESIDE_WORDS} "
-                f"tokens, its words, a bracket and the end, got {int(limits[short][0])}: raise "
+                "the limit of a tree must be at least "
+                f"{int(num_words[short][0]) + TOKENS_BESIDE_WORDS} tokens, for its words, one pair "
+                f"of brackets and the end token, got {int(limits[short][0])}; raise "
                 "max_extra_tokens."
             )
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Leave the scores of what may follow, and no others.
+        """Set the scores of all tokens that are not allowed to -inf.
 
         Args:
-            input_ids: The trees so far, the same number of rows for each sentence, [R, T].
-            scores: For every token, [R, V].
+            input_ids: Hypotheses so far, the same number for each sentence, [R, T].
+            scores: Scores of all tokens, [R, V].
 
         Returns:
-            The scores, -inf where a token may not follow, [R, V].
+            Scores, -inf for tokens that are not allowed, [R, V].
         """
-        rows = input_ids.shape[0] // self.num_words.shape[0]
-        num_words = self.num_words.repeat_interleave(rows)  # [R]
-        limits = self.limits.repeat_interleave(rows)
+        num_beams = input_ids.shape[0] // self.num_words.shape[0]
+        num_words = self.num_words.repeat_interleave(num_beams)  # [R]
+        limits = self.limits.repeat_interleave(num_beams)
         opened, closed = self.labels[:, input_ids]  # [R, T]
         opens, closes, is_word = opened >= 0, closed >= 0, input_ids == self.word
         depth = (opens.int() - closes.int()).cumsum(dim=1)
-        now = depth[:, -1]
-        # the innermost open bracket is the last one that led to the depth of now
-        places = torch.arange(input_ids.shape[1], device=input_ids.device)
-        leads = opens & (depth == now[:, None])
-        innermost = torch.where(leads, places, -1).amax(dim=1).clamp(min=0)
+        current = depth[:, -1]  # [R]
+        # the innermost open bracket is the last one that opened to the current depth
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device)
+        candidates = opens & (depth == current[:, None])
+        innermost = torch.where(candidates, positions, -1).amax(dim=1).clamp(min=0)
         label = opened.gather(1, innermost[:, None]).clamp(min=0)  # [R, 1]
 
         words_left = num_words - is_word.sum(dim=1)
         used = (opens | closes | is_word).sum(dim=1)
-        # one more bracket needs two tokens, the words, the brackets open now and the end the rest
-        has_room = limits - used >= 2 + words_left + now + 1
-        may_open = (words_left > 0) & ((now > 0) | (used == 0)) & has_room
-        may_close = (now > 0) & ~opens[:, -1] & ((now > 1) | (words_left <= 0))
+        # two tokens for a new bracket, then the words, the brackets still open and the end token
+        has_room = limits - used >= 2 + words_left + current + 1
+        may_open = (words_left > 0) & ((current > 0) | (used == 0)) & has_room
+        may_close = (current > 0) & ~opens[:, -1] & ((current > 1) | (words_left <= 0))
 
         allowed = torch.zeros_like(scores, dtype=torch.bool)
         allowed[:, self.brackets[0]] = may_open[:, None]
-        allowed[:, self.word] = (now > 0) & (words_left > 0)
+        allowed[:, self.word] = (current > 0) & (words_left > 0)
         allowed.scatter_(1, self.brackets[1][label], may_close[:, None])
-        allowed[:, self.end] = (now == 0) & (used > 0)
+        allowed[:, self.end] = (current == 0) & (used > 0)
         return scores.masked_fill(~allowed, -torch.inf)
 
 
@@ -115,17 +119,17 @@ def _labels(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     labels = sorted(name[1:] for name in symbols if name[0] == "(" and f"){name[1:]}" in symbols)
     if WORD not in symbols or not labels:
         raise ValueError(
-            f"tokenizer must have {WORD} and the brackets of trees as symbols, as training with "
-            f"symbol_lang gives it, got {len(symbols)} symbols."
+            f"tokenizer must have {WORD} and the brackets of trees as symbols, got {len(symbols)} "
+            "symbols; train with symbol_lang."
         )
     return labels
 
 
 class ParsingPipeline(TranslationPipeline):
-    """Translates sentences into linearized trees, every one of which is a tree."""
+    """Translation pipeline from sentences to linearized trees, with a search among trees only."""
 
     def _forward(self, input_tensors: dict[str, Tensor], **search) -> dict[str, Tensor]:
-        # words hold no space, so that a sentence still says how many it has
+        # words have no spaces, so that spaces separate the words of the decoded sentence
         texts = self.tokenizer.batch_decode(input_tensors["input_ids"], skip_special_tokens=True)
         lengths = input_tensors["attention_mask"].sum(dim=1)
         num_words = lengths.new_tensor([len(text.split(" ")) for text in texts])
@@ -149,16 +153,16 @@ def parse(
     Args:
         model: Model trained on trees.
         tokenizer: Tokenizer of the model.
-        sentences: Words without spaces, at least one each.
-        constrained: Search among trees only; if not, the search is free to end as no tree.
-        batch_size: Most sentences searched together.
-        search: Settings of `generate` that differ from the model's, `num_beams` for one.
+        sentences: Words of each sentence, without spaces, at least one.
+        constrained: Whether to search among trees only; a free search may return other tokens.
+        batch_size: Number of sentences per batch.
+        search: Settings of `generate` that differ from the model's, for example `num_beams`.
 
     Yields:
-        The tokens of each tree, in order.
+        Tokens of the linearized tree of each sentence, in order.
 
     Raises:
-        ValueError: If the model is none of trees, or a tree has no room.
+        ValueError: If the model was not trained on trees, or a limit is too low for a tree.
     """
     if constrained:
         _labels(tokenizer)
@@ -177,20 +181,21 @@ def prepare_treebank(
     validation: Sequence[str | Path] = (),
     test: Sequence[str | Path] = (),
 ) -> dict[str, Counter]:
-    """Write what a parser is trained on: a line for each sentence, and one for its tree.
+    """Write the training data of a parser: one line per sentence, and one line per tree.
 
     Args:
-        folder: Gets `train.en`, `train.tree` and so on.
-        train: Files or folders of bracketed trees.
-        validation: The same; where there is none, the last `VALIDATION_SHARE` of those to train on.
-        test: The same.
+        folder: Folder to write `train.en`, `train.tree` and so on to.
+        train: Files or folders of bracketed trees for training.
+        validation: Files or folders for validation; if empty, the last `VALIDATION_SHARE` of the
+            training trees.
+        test: Files or folders for evaluation; if empty, no test split is written.
 
     Returns:
-        For each split the number of trees, words and brackets, the longest sentence and the longest
-        tree, and what `clean` took away.
+        For each split the number of trees, words and brackets, the length of the longest sentence
+        and of the longest tree, and the number of elements that `clean` removed, by kind.
 
     Raises:
-        ValueError: If a file cannot be read, holds no tree, or is no treebank.
+        ValueError: If a file cannot be read or is not a treebank, or a split has no tree.
     """
     read = {
         split: list(read_trees(paths)) if paths else []
@@ -199,7 +204,7 @@ def prepare_treebank(
     if not validation:
         first = len(read["train"]) - round(VALIDATION_SHARE * len(read["train"]))
         read["train"], read["validation"] = read["train"][:first], read["train"][first:]
-    # a test split is not needed to train
+    # training needs no test split
     wanted = SPLITS if test else SPLITS[:-1]
     counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in wanted}
     trees = {split: list(_cleaned(read[split], found)) for split, found in counts.items()}

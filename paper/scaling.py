@@ -1,4 +1,4 @@
-"""Section 3.2.1: why scores are divided by the root of d_k.
+"""Section 3.2.1: why attention divides scores by the square root of d_k.
 
 Shapes: d_k width of queries and keys, Q queries, K keys.
 """
@@ -7,6 +7,7 @@ import argparse
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -15,11 +16,14 @@ from ..drawing import new_figure
 from ..modeling_vanilla_transformer import scaled_dot_product_attention
 from .study import Section
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 NUM_HEADS = 8
 NUM_KEYS = 64
 NUM_QUERIES = 1024
-# of base, to say the numbers for
+# d_k of the base model, for the numbers in the text
 BASE_WIDTH = 64
 VANISHED = 0.01
 SCALES = {
@@ -31,15 +35,15 @@ SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxStatistics:
-    """Statistics of scaled scores and their softmax, as means over the queries.
+    """Statistics of scaled scores and their softmax: means over the queries, if not said otherwise.
 
     Attributes:
         variance: Variance of the scaled scores.
         entropy: Entropy of the weights, in nats.
         largest: Largest weight of a query.
-        gradient: Norm of the softmax's Jacobian: how much the weights can still move.
-        median_gradient: The same of the query in the middle, instead of the mean.
-        vanished: Share of the queries for which it is below `VANISHED`.
+        gradient: Norm of the softmax's Jacobian, which bounds the gradient of the scores.
+        median_gradient: Median of this norm over the queries.
+        vanished: Share of the queries whose norm is below `VANISHED`.
     """
 
     variance: float
@@ -57,17 +61,17 @@ def measure(
     num_queries: int = NUM_QUERIES,
     seed: int = 0,
 ) -> SoftmaxStatistics:
-    """Attend with random queries and keys, whose components have mean 0 and variance 1.
+    """Measure attention with random queries and keys, whose components have mean 0 and variance 1.
 
     Args:
         d_k: Width of queries and keys.
-        scale: What the scores are multiplied with.
-        num_keys: Keys that each query sees.
-        num_queries: How many are averaged over.
+        scale: Factor of the scores.
+        num_keys: Number of keys of each query.
+        num_queries: Number of queries to average over.
         seed: Seed of queries and keys.
 
     Returns:
-        What the scores are, and what the softmax makes of them.
+        Statistics of the scores and of their softmax.
 
     Raises:
         ValueError: If a size is below 1.
@@ -79,7 +83,7 @@ def measure(
     query = torch.randn(num_queries, 1, d_k, generator=random)  # [Q, 1, d_k]
     key = torch.randn(num_queries, num_keys, d_k, generator=random)  # [Q, K, d_k]
     scores = query @ key.transpose(-2, -1) * scale  # [Q, 1, K]
-    # the model's own attention divides by the root of d_k, which is taken back here
+    # undo the division by the root of d_k in the model's attention
     scaled = query * (scale * math.sqrt(d_k))
     _, weights = scaled_dot_product_attention(scaled, key, key[..., :1], None)
     weights = weights[:, 0].double()  # [Q, K]
@@ -98,10 +102,10 @@ def jacobian_norm(weights: Tensor) -> Tensor:
     """Return the Frobenius norm of the softmax's Jacobian, diag(p) - p p^T.
 
     Args:
-        weights: What the softmax gave, [..., K].
+        weights: Output of the softmax, [..., K].
 
     Returns:
-        The norms, [...]; 0 where one weight is 1.
+        Norms, [...]; 0 if one weight is 1.
     """
     squares = weights.square().sum(dim=-1)
     cubes = weights.pow(3).sum(dim=-1)
@@ -122,7 +126,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         help="widths of queries and keys (%(default)s)",
     )
     parser.add_argument(
-        "--num_keys", type=int, default=NUM_KEYS, help="keys that a query sees (%(default)s)"
+        "--num_keys", type=int, default=NUM_KEYS, help="number of keys of each query (%(default)s)"
     )
     parser.add_argument(
         "--seed", type=int, default=0, help="random seed of queries and keys (%(default)s)"
@@ -130,10 +134,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The variance of the scores, and what the softmax makes of them.
+    """Measure the variance of the scores, and the effect on the softmax.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Yields:
         Two sections.
@@ -177,11 +181,12 @@ def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatis
     return Section(
         name="variance",
         title="The variance of q . k is d_k",
-        says="A score is a sum of d_k products, each of mean 0 and variance 1 where queries and "
-        f"keys have such components, so its variance is d_k: measured {first:.2f} at d_k = "
-        f"{widths[0]} and {last:.1f} at {widths[-1]}. Divided by the root of d_k it is 1 whatever "
-        f"the width; divided by the root of d_model = {NUM_HEADS} d_k, a common slip, it is 1 / h "
-        f"= {1 / NUM_HEADS:g}. No measured variance is further than {worst:.1%} from its formula.",
+        says="A score is a sum of d_k products. If the components of queries and keys have mean 0 "
+        "and variance 1, so has each product, and the variance of the score is d_k: measured "
+        f"{first:.2f} at d_k = {widths[0]} and {last:.1f} at {widths[-1]}. Divided by the root of "
+        "d_k, scores have variance 1 at every width. Divided by the root of d_model = "
+        f"{NUM_HEADS} d_k, a common error, they have variance 1 / h = {1 / NUM_HEADS:g}. Every "
+        f"measured variance is within {worst:.1%} of its formula.",
         columns=(
             "d_k",
             *(f"{name}: {what}" for name in SCALES for what in ("measured", "formula")),
@@ -204,59 +209,34 @@ def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatis
 def _softmax_section(
     widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
 ) -> Section:
-    figure, all_axes = new_figure(10.5, 4.0, 1, 3)
-    panels = (
-        ("entropy", "entropy of the weights (nats)"),
-        ("median_gradient", "norm of the softmax's Jacobian, median"),
-        ("vanished", f"share of queries with a norm below {VANISHED}"),
-    )
-    for axes, (field, label) in zip(all_axes[0], panels, strict=True):
-        for name, statistics in found.items():
-            values = [getattr(entry, field) for entry in statistics]
-            # where two are alike, the upper one lets the lower one through
-            line = "--" if name == list(found)[-1] else "-"
-            axes.plot(widths, values, marker="o", linestyle=line, label=name)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
-        axes.set_xlabel("d_k")
-        axes.set_ylabel(label)
-        axes.set_ylim(bottom=0.0)
-        axes.grid(alpha=0.3)
-    # looking at all keys alike is the most that an entropy can be
-    all_axes[0, 0].axhline(math.log(num_keys), color="0.5", linestyle="--", linewidth=1)
-    all_axes[0, 0].set_ylim(top=1.15 * math.log(num_keys))
-    all_axes[0, 0].text(
-        widths[0], 1.03 * math.log(num_keys), f"all {num_keys} keys alike", fontsize=8, color="0.4"
-    )
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
     at = widths.index(BASE_WIDTH) if BASE_WIDTH in widths else len(widths) - 1
     none, paper, slip = (found[name][at] for name in SCALES)
     last_none, last_paper = found["none"][-1], found["1 / sqrt(d_k)"][-1]
     return Section(
         name="softmax",
-        title="What the softmax makes of it",
-        says=f"At d_k = {widths[at]} and {num_keys} keys, unscaled scores leave the largest weight "
-        f"{none.largest:.2f} and an entropy of {none.entropy:.2f} nats, of {math.log(num_keys):.2f}"
-        f" possible; scaled, {paper.largest:.2f} and {paper.entropy:.2f}. The gradient has to pass "
-        f"through the softmax's Jacobian. Unscaled, it vanishes (norm below {VANISHED}) for "
-        f"{none.vanished:.0%} of the queries at d_k = {widths[at]} and for "
-        f"{last_none.vanished:.0%} at {widths[-1]}. Its median is {none.median_gradient:.3f} at "
-        f"{widths[at]}, against {paper.median_gradient:.3f} scaled, and "
-        f"{last_none.median_gradient:.4f} at {widths[-1]}, against "
-        f"{last_paper.median_gradient:.3f}; the mean falls later ({none.gradient:.3f} and "
-        f"{last_none.gradient:.3f}), as the few queries that hesitate between two keys hold it up. "
-        f"Divided by the root of d_model, the weights are too even (entropy {slip.entropy:.2f}): "
-        "heads begin almost as an average of all keys, with a Jacobian of "
-        f"{slip.median_gradient:.3f}, and the gradient of queries and keys is multiplied by the "
-        "smaller factor as well.",
+        title="The effect on the softmax",
+        says=f"At d_k = {widths[at]} and {num_keys} keys, unscaled scores give a largest weight of "
+        f"{none.largest:.2f} and an entropy of {none.entropy:.2f} nats; the maximum is "
+        f"{math.log(num_keys):.2f}. Scaled scores give {paper.largest:.2f} and "
+        f"{paper.entropy:.2f}. The gradient passes through the Jacobian of the softmax. Without "
+        f"scaling, the Jacobian vanishes (norm below {VANISHED}) for {none.vanished:.0%} of the "
+        f"queries at d_k = {widths[at]} and for {last_none.vanished:.0%} at {widths[-1]}. Its "
+        f"median norm is {none.median_gradient:.3f} at {widths[at]}, and "
+        f"{paper.median_gradient:.3f} with scaling; at {widths[-1]} it is "
+        f"{last_none.median_gradient:.4f}, and {last_paper.median_gradient:.3f} with scaling. The "
+        f"mean norm falls more slowly ({none.gradient:.3f} and {last_none.gradient:.3f}), because "
+        "a few queries have similar weights on two keys. Divided by the root of d_model, the "
+        f"weights are too even (entropy {slip.entropy:.2f}): every head begins almost as an "
+        f"average of all keys, with a median norm of {slip.median_gradient:.3f}, and the smaller "
+        "factor also scales the gradient of queries and keys.",
         columns=(
             "scaling",
             "d_k",
             "entropy (nats)",
             "largest weight",
-            "Jacobian, mean",
+            "norm of the Jacobian, mean",
             "median",
-            f"below {VANISHED}",
+            f"share below {VANISHED}",
         ),
         rows=[
             [
@@ -271,5 +251,40 @@ def _softmax_section(
             for name, statistics in found.items()
             for d_k, entry in zip(widths, statistics, strict=True)
         ],
-        figure=figure,
+        figure=_draw_softmax(widths, found, num_keys),
     )
+
+
+def _draw_softmax(
+    widths: Sequence[int], found: dict[str, list[SoftmaxStatistics]], num_keys: int
+) -> "Figure":
+    figure, all_axes = new_figure(10.5, 4.0, 1, 3)
+    panels = (
+        ("entropy", "entropy of the weights (nats)"),
+        ("median_gradient", "norm of the softmax's Jacobian, median"),
+        ("vanished", f"share of queries with a norm below {VANISHED}"),
+    )
+    for axes, (field, label) in zip(all_axes[0], panels, strict=True):
+        for name, statistics in found.items():
+            values = [getattr(entry, field) for entry in statistics]
+            # dashed, so that an equal curve below it stays visible
+            line = "--" if name == list(found)[-1] else "-"
+            axes.plot(widths, values, marker="o", linestyle=line, label=name)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
+        axes.set_xlabel("d_k")
+        axes.set_ylabel(label)
+        axes.set_ylim(bottom=0.0)
+        axes.grid(alpha=0.3)
+    # equal weights for all keys have the highest entropy
+    all_axes[0, 0].axhline(math.log(num_keys), color="0.5", linestyle="--", linewidth=1)
+    all_axes[0, 0].set_ylim(top=1.15 * math.log(num_keys))
+    all_axes[0, 0].text(
+        widths[0],
+        1.03 * math.log(num_keys),
+        f"equal weights for {num_keys} keys",
+        fontsize=8,
+        color="0.4",
+    )
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    return figure

@@ -1,4 +1,4 @@
-"""Table 1: what a layer costs, and how far apart two positions are in it. Section 4."""
+"""Table 1: cost of a layer, and path length between two positions. Section 4."""
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +31,7 @@ MILLISECOND = 1e-3
 
 
 class Sizes(NamedTuple):
-    """Lengths and widths to measure: some lengths at one width, some widths at one length."""
+    """Lengths measured at one width, and widths measured at one length."""
 
     lengths: Sequence[int]
     width: int
@@ -52,17 +52,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Parser of the command line.
     """
-    parser.add_argument("--kernel", type=int, default=3, help="k, of the convolution (%(default)s)")
+    parser.add_argument(
+        "--kernel", type=int, default=3, help="kernel width k of the convolution (%(default)s)"
+    )
     parser.add_argument(
         "--neighbourhood",
         type=int,
         default=17,
-        help="r, of restricted attention, odd (%(default)s)",
+        help="odd neighbourhood r of restricted attention (%(default)s)",
     )
     parser.add_argument(
         "--full",
         action="store_true",
-        help="longer sequences and wider layers, for a GPU; without it a minute or two on one core",
+        help="measure longer sequences and wider layers, for a GPU; the default sizes take a "
+        "minute or two on one core",
     )
     parser.add_argument("--seed", type=int, default=1, help="random seed (%(default)s)")
 
@@ -71,13 +74,13 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """Measure the cost and the path length of each kind of layer as n and d grow.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Yields:
         Six sections.
 
     Raises:
-        ValueError: If kernel or neighbourhood cannot be.
+        ValueError: If the kernel or the neighbourhood is too small, or the neighbourhood is even.
     """
     if flags.kernel < 2:
         raise ValueError(f"kernel must be at least 2, got {flags.kernel}.")
@@ -106,7 +109,7 @@ def _measure_all(
 
 
 def _long_slope(sizes: Sequence[int], values: Sequence[float]) -> float:
-    # where things are small their beginning takes longer than they do
+    # small sizes are dominated by costs that do not grow
     half = len(sizes) // 2
     return slope(sizes[half:], values[half:])
 
@@ -119,13 +122,12 @@ def _growth_section(
     other: str,
     flags: argparse.Namespace,
 ) -> Section:
-    place = ("n", "d").index(letter)
     rows = [
         [
             kind,
             KINDS[kind].complexity,
             KINDS[kind].flops,
-            KINDS[kind].exponents[place],
+            KINDS[kind].exponents["nd".index(letter)],
             slope(sizes, [cost.flops for cost in own]),
             _long_slope(sizes, [cost.seconds for cost in own]),
             own[-1].flops,
@@ -136,20 +138,22 @@ def _growth_section(
     worst = max(rows, key=lambda row: abs(row[5] - row[3]))
     word = {"n": "length n", "d": "width d"}[letter]
     growth = {
-        "n": "Attention grows with the square of the length, for every position looks at every "
-        "other; the rest, attention between neighbours only among it, grows linearly.",
-        "d": "A product with weights grows with the square of the width; attention itself has no "
-        "weights and grows linearly. Wide layers are where attention is cheap.",
+        "n": "Self-attention grows with the square of the length, because every position attends "
+        "to every other; the fused kernel computes the same. All other kinds grow linearly, "
+        "restricted attention included.",
+        "d": "A product with weights grows with the square of the width. Attention itself has no "
+        "weights and grows linearly, so attention is cheap in wide layers.",
     }[letter]
     return Section(
         name=name,
         title=f"Complexity per layer, against the {word}",
-        says=f"One sequence forward, {other}, k = {flags.kernel}, r = {flags.neighbourhood}, heads "
-        f"of width {D_K}; time is {_clock()}. {growth} FLOPs, which torch counts product by "
-        "product, have exactly the exponent of the formula. Time has it only where the work is "
-        "large enough to hide what does not grow, so its exponent is fitted to the larger half of "
-        "the sizes; memory that no longer fits into caches bends it too. It is farthest off for "
-        f"{_full_name(worst[0])}: {worst[5]:.2f} instead of {worst[3]}.",
+        says=f"The forward pass of one sequence, with {other}, k = {flags.kernel}, r = "
+        f"{flags.neighbourhood} and heads of width {D_K}; time is {_clock()}. {growth} FLOPs are "
+        "those that torch counts, and their exponent is exactly that of the formula. The "
+        "exponent of time is close to it only if the work is much larger than the constant cost, "
+        "so it is fitted to the larger half of the sizes. Data that no longer fits into the caches "
+        f"changes it too. The largest deviation is {worst[5]:.2f} instead of {worst[3]} "
+        f"({worst[0]}).",
         columns=(
             "layer",
             "the paper",
@@ -171,14 +175,8 @@ def _growth_section(
 
 def _clock() -> str:
     if torch.cuda.is_available():
-        return "a GPU's"
-    threads = torch.get_num_threads()
-    return f"that of {threads} thread{'s' * (threads > 1)} of a CPU"
-
-
-def _full_name(kind: str) -> str:
-    names = {FUSED: "the fused kernel", PROJECTIONS: f"the projections of {ATTENTION}"}
-    return names.get(kind, kind)
+        return "measured on a GPU"
+    return "CPU time of one thread"
 
 
 def _draw_growth(
@@ -234,15 +232,15 @@ def _memory_section(
     whole, fused = (by_length[kind][-1].kept / MEGABYTE for kind in (ATTENTION, FUSED))
     return Section(
         name="memory",
-        title="Memory kept for backward",
-        says="Table 1 does not count memory, but training needs it. Counted are the bytes that a "
-        "forward pass keeps for backward, input included and weights not, each piece of memory "
-        "once. Equation (1) as it is written keeps its weights, n^2 for each of the "
-        f"d / {D_K} heads: {whole:,.1f} MB at n = {sizes.lengths[-1]:,} and d = {sizes.width:,}. "
-        f"The fused kernel computes them again when backward wants them, and keeps {fused:,.1f} "
-        "MB: more work backward, but memory that grows linearly. The exponent is fitted to the "
-        "larger half of the sizes, where the n^2 term has left the n d terms behind."
-        + (" The peak is the most that the GPU held on both passes." if has_peak else ""),
+        title="Memory kept for the backward pass",
+        says="Table 1 does not count memory, but training needs it. These are the bytes that a "
+        "forward pass keeps for the backward pass: with the input, without the model's weights, "
+        "each block of memory once. Equation (1) as written keeps its attention weights, n^2 for "
+        f"each of the d / {D_K} heads: {whole:,.1f} MB at n = {sizes.lengths[-1]:,} and d = "
+        f"{sizes.width:,}. The fused kernel computes them again in the backward pass, and keeps "
+        f"{fused:,.1f} MB: more work, but memory that grows linearly. The exponent is fitted to "
+        "the larger half of the sizes, where the n^2 term dominates the n d terms."
+        + (" The peak is the maximum GPU memory of both passes." if has_peak else ""),
         columns=[*columns, "peak MB"] if has_peak else columns,
         rows=rows,
         figure=_draw_memory(by_length, sizes.lengths),
@@ -254,16 +252,16 @@ def _draw_memory(costs: Mapping[str, Sequence[Cost]], lengths: Sequence[int]) ->
     for kind, own in costs.items():
         axes.loglog(lengths, [cost.kept / MEGABYTE for cost in own], **_style(kind))
     _name_sizes(axes, lengths, "positions n")
-    axes.set_ylabel("MB kept for backward")
+    axes.set_ylabel("MB kept for the backward pass")
     figure.legend(loc="outside right center", fontsize=9)
     return figure
 
 
 def _recurrence_section(costs: Mapping[str, Sequence[Cost]], sizes: Sizes) -> Section:
     rows = []
-    for place, n in enumerate(sizes.lengths):
+    for index, n in enumerate(sizes.lengths):
         written, fused, projections, recurrent = (
-            costs[kind][place] for kind in (ATTENTION, FUSED, PROJECTIONS, RECURRENT)
+            costs[kind][index] for kind in (ATTENTION, FUSED, PROJECTIONS, RECURRENT)
         )
         rows.append(
             [
@@ -279,19 +277,20 @@ def _recurrence_section(costs: Mapping[str, Sequence[Cost]], sizes: Sizes) -> Se
         name="recurrence",
         title="Self-attention against a recurrence: n < d",
         says="Section 4: self-attention layers are faster than recurrent ones when n is smaller "
-        "than d, as it is for sentences of word pieces. Here is the whole of an attention layer, "
-        "its projections with it, over torch's gated recurrent unit of the same width, d = "
-        f"{sizes.width:,}: 8 n d^2 + 4 n^2 d against 12 n d^2 operations, which are as many "
-        f"exactly where n = d: counted there, the ratio is {equal[2]:.2f}. Time is another matter, "
-        "for the n steps of the recurrence wait for each other: at n = d attention takes "
-        f"{equal[3]:.2g} of its time, and at n = {rows[-1][0]:,}, with {rows[-1][2]:.2g} times the "
-        f"work, {rows[-1][3]:.2g}. That is equation (1) as it is written; by torch's fused kernel "
-        f"the same takes {equal[4]:.2g} and {rows[-1][4]:.2g}. "
-        "This is one sequence; many at once would fill the recurrence's steps better.",
+        "than d, as it usually is for sentences of word pieces. The table divides the cost of an "
+        "attention layer, projections included, by that of torch's gated recurrent unit of the "
+        f"same width, d = {sizes.width:,}. They need 8 n d^2 + 4 n^2 d and 12 n d^2 operations, "
+        f"which are equal exactly at n = d; the counted ratio there is {equal[2]:.2f}. The ratio "
+        "of times is lower, because each of the recurrence's n steps must wait for the previous "
+        f"one. Equation (1) as written takes {equal[3]:.2g} times as long as the recurrence at "
+        f"n = d, and {rows[-1][3]:.2g} times as long at n = {rows[-1][0]:,}, with "
+        f"{rows[-1][2]:.2g} times the operations. With torch's fused kernel the ratios are "
+        f"{equal[4]:.2g} and {rows[-1][4]:.2g}. This is one sequence; a batch of many sequences "
+        "would use the recurrence's steps better.",
         columns=(
             "n",
             "n / d",
-            "FLOPs, attention over recurrence",
+            "FLOPs, attention / recurrence",
             "time, equation (1)",
             "time, fused kernel",
         ),
@@ -314,7 +313,7 @@ def _draw_recurrence(rows: Sequence[Sequence[float]]) -> "Figure":
     axes.set_xticks(ratios, [f"{ratio:g}" for ratio in ratios])
     axes.minorticks_off()
     axes.set_xlabel("n / d")
-    axes.set_ylabel("attention layer over recurrence")
+    axes.set_ylabel("attention layer / recurrence")
     axes.grid(alpha=0.3)
     axes.legend()
     return figure
@@ -331,14 +330,15 @@ def _chain_section(flags: argparse.Namespace) -> Section:
     return Section(
         name="sequential",
         title="Sequential operations",
-        says="The longest chain of operations that wait for each other, in the graph that torch "
-        "made of one layer. It is what no number of parallel cores makes shorter. For a recurrence "
-        f"each position adds {added:g} operations; for the other kinds none: O(1), though a layer "
-        "that takes a few more operations has a longer chain.",
-        columns=("layer", "the paper", *(f"n = {n}" for n in SHORT_LENGTHS), "a position adds"),
+        says="The length of the longest chain of dependent operations, in torch's graph of one "
+        "layer. More parallel cores do not shorten it. In a recurrence each position adds "
+        f"{added:g} operations. In the other kinds a position adds none, which is O(1); the "
+        "constant depends on the number of operations of the layer.",
+        columns=("layer", "the paper", *(f"n = {n}" for n in SHORT_LENGTHS), "added per position"),
         rows=rows,
         figure=_draw_against_length(
-            {row[0]: row[2 : 2 + len(SHORT_LENGTHS)] for row in rows}, "operations in a chain"
+            {row[0]: row[2 : 2 + len(SHORT_LENGTHS)] for row in rows},
+            "operations in the longest chain",
         ),
     )
 
@@ -362,23 +362,23 @@ def _path_section(flags: argparse.Namespace) -> Section:
     exact = {
         "self-attention": "1",
         "recurrent": "n",
-        "convolutional": "(n - 1) / (k - 1), up",
-        f"convolutional{DILATED}": "log_k(n), up",
-        "restricted attention": "(n - 1) / ((r - 1) / 2), up",
+        "convolutional": "(n - 1) / (k - 1), rounded up",
+        f"convolutional{DILATED}": "log_k(n), rounded up",
+        "restricted attention": "(n - 1) / ((r - 1) / 2), rounded up",
     }
     return Section(
         name="path",
         title="Maximum path length",
-        says="How many operations a signal passes from the first position to the last: the fewest "
-        "layers, for the recurrence the states, until the gradient of the last output with "
-        "respect to the first input is not zero. Measured on layers with random weights, "
-        f"k = {flags.kernel}, r = {flags.neighbourhood}; {equal} of "
-        f"{len(formulas) * len(SHORT_LENGTHS)} are the exact number beside the paper's order. The "
-        "shorter the path, the easier it is to learn what depends on what: with self-attention "
-        "any two positions are one step apart.",
-        columns=("layer", "the paper", "exactly", *(f"n = {n}" for n in SHORT_LENGTHS)),
+        says="The number of operations that a signal passes from the first position to the last: "
+        "the smallest number of layers (for the recurrence, of states) with which the gradient of "
+        "the last output with respect to the first input is not zero. It is measured on layers "
+        f"with random weights, k = {flags.kernel}, r = {flags.neighbourhood}; {equal} of "
+        f"{len(formulas) * len(SHORT_LENGTHS)} measured lengths are equal to the exact formula. "
+        "Dependencies are easier to learn over a shorter path. With self-attention the path "
+        "between any two positions is one step long.",
+        columns=("layer", "the paper", "exact formula", *(f"n = {n}" for n in SHORT_LENGTHS)),
         rows=[[kind, formulas[kind], exact[kind], *measured[kind]] for kind in formulas],
-        figure=_draw_against_length(measured, "path from the first position to the last"),
+        figure=_draw_against_length(measured, "path length from the first position to the last"),
         numbers={"computed": computed},
     )
 

@@ -1,6 +1,6 @@
-"""The layers of Table 1: what each costs, and how far a signal goes in it. Section 4.
+"""The layers of Table 1, their costs and their path lengths. Section 4.
 
-Shapes: n positions, d the width of a layer, k the kernel of a convolution, r the neighbourhood of
+Shapes: n positions, d width of a layer, k kernel width of a convolution, r neighbourhood of
 restricted attention, h heads.
 """
 
@@ -17,25 +17,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..modeling_vanilla_transformer import scaled_dot_product_attention
 
-# of a head, as in the base model: a wider layer has more of them
+# width of a head, as in the base model: a wider layer has more heads
 D_K = 64
-# the shortest of several tries is the least disturbed one
+# the shortest of several measurements is the least disturbed one
 TRIES = 5
 LEAST_SECONDS = 0.25
-# of layers in which only ways are looked for
+# width of the layers whose path lengths are measured
 PATH_WIDTH = 8
 
 
 class Kind(NamedTuple):
-    """A kind of layer, with the paper's row and what follows from the formula.
+    """A kind of layer: its row in the paper, and the exponents of its formula.
 
     Attributes:
-        build: From d, k and r to a function of [1, n, d].
+        build: Function that returns a layer for d, k and r; a layer maps [1, n, d] to [1, n, d].
         complexity: Complexity of a layer, in the paper's notation.
-        sequential: Operations that must wait for each other.
+        sequential: Number of sequential operations, in the paper's notation.
         exponents: Exponents of n and of d in the complexity.
-        flops: Cost of a forward pass, in words.
-        kept: Exponents of n and of d in the memory kept for backward.
+        flops: Formula for the FLOPs of a forward pass.
+        kept: Exponents of n and of d in the memory kept for the backward pass.
     """
 
     build: Callable[[int, int, int], Callable[[Tensor], Tensor]]
@@ -50,66 +50,66 @@ def heads_of(x: Tensor) -> Tensor:
     """Split a sequence into heads of the paper's width.
 
     Args:
-        x: [1, n, d].
+        x: Sequence, [1, n, d].
 
     Returns:
-        [1, h, n, d / h].
+        Heads, [1, h, n, d / h].
     """
     return x.unflatten(-1, (-1, min(D_K, x.shape[-1]))).transpose(1, 2)
 
 
 def self_attention(x: Tensor) -> Tensor:
-    """Equation (1) as it is written, without projections: every weight is in memory.
+    """Compute equation (1) as written, without projections; it stores all attention weights.
 
     Args:
-        x: Queries, keys and values at once, [1, n, d].
+        x: Queries, keys and values, [1, n, d].
 
     Returns:
-        [1, n, d].
+        Attention output, [1, n, d].
     """
     heads = heads_of(x)
     return scaled_dot_product_attention(heads, heads, heads, None)[0].transpose(1, 2).flatten(2)
 
 
 def fused_self_attention(x: Tensor) -> Tensor:
-    """Attention by torch's fused kernel, which never stores all weights.
+    """Compute attention with torch's fused kernel, which does not store all attention weights.
 
     Args:
-        x: Queries, keys and values at once, [1, n, d].
+        x: Queries, keys and values, [1, n, d].
 
     Returns:
-        [1, n, d].
+        Attention output, [1, n, d].
     """
     heads = heads_of(x)
     return F.scaled_dot_product_attention(heads, heads, heads).transpose(1, 2).flatten(2)
 
 
 def restricted_self_attention(x: Tensor, neighbourhood: int) -> Tensor:
-    """Attention of each position to its neighbourhood only. Section 4.
+    """Compute attention of each position to its neighbourhood only. Section 4.
 
     Args:
-        x: Queries, keys and values at once, [1, n, d].
-        neighbourhood: r, odd: as many on either side.
+        x: Queries, keys and values, [1, n, d].
+        neighbourhood: Neighbourhood r, odd: (r - 1) / 2 positions on either side and the own one.
 
     Returns:
-        [1, n, d].
+        Attention output, [1, n, d].
     """
     n, side = x.shape[1], neighbourhood // 2
     query = x[0].unflatten(-1, (-1, min(D_K, x.shape[-1])))  # [n, h, d_k]
     # a window is a view: no key is copied
     padded = F.pad(query, (0, 0, 0, 0, side, side))
     windows = padded.unfold(0, neighbourhood, 1)  # [n, h, d_k, r]
-    places = torch.arange(n, device=x.device)[:, None] + torch.arange(
+    positions = torch.arange(n, device=x.device)[:, None] + torch.arange(
         -side, side + 1, device=x.device
     )  # [n, r]
-    outside = (places < 0) | (places >= n)
+    outside = (positions < 0) | (positions >= n)
     scores = query[:, :, None] @ windows / math.sqrt(query.shape[-1])  # [n, h, 1, r]
     weights = scores.masked_fill(outside[:, None, None], -math.inf).softmax(dim=-1)
     return (weights @ windows.transpose(-2, -1)).flatten(1)[None]
 
 
 class Projections(nn.Module):
-    """The four products with weights around an attention. Section 3.2.2.
+    """The four projections of an attention layer. Section 3.2.2.
 
     Args:
         d: Width of the layer.
@@ -120,13 +120,13 @@ class Projections(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(d, d, bias=False) for _ in "qkvo")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project, with a sum in the place of attention.
+        """Project, with a sum instead of attention.
 
         Args:
-            x: [1, n, d].
+            x: Input, [1, n, d].
 
         Returns:
-            [1, n, d].
+            Output, [1, n, d].
         """
         return self.out(self.query(x) + self.key(x) + self.value(x))
 
@@ -143,10 +143,10 @@ class Recurrence(nn.Module):
         self.layer = nn.GRU(d, d, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        """One state after the other.
+        """Compute the states one after the other.
 
         Args:
-            x: [1, n, d].
+            x: Input, [1, n, d].
 
         Returns:
             All states, [1, n, d].
@@ -155,12 +155,12 @@ class Recurrence(nn.Module):
 
 
 class Convolution(nn.Module):
-    """torch's convolution over a sequence, of each position and the k - 1 before it.
+    """torch's convolution over a sequence: each position sees k - 1 earlier positions and itself.
 
     Args:
         d: Width of the layer.
         kernel: Kernel width k.
-        dilation: Distance between the positions that the kernel looks at.
+        dilation: Distance between neighbouring positions of the kernel.
     """
 
     def __init__(self, d: int, kernel: int, dilation: int = 1):
@@ -169,25 +169,23 @@ class Convolution(nn.Module):
         self.layer = nn.Conv1d(d, d, kernel, dilation=dilation)
 
     def forward(self, x: Tensor) -> Tensor:
-        """All positions at once.
+        """Compute all positions at once.
 
         Args:
-            x: [1, n, d].
+            x: Input, [1, n, d].
 
         Returns:
-            [1, n, d].
+            Output, [1, n, d].
         """
         return self.layer(F.pad(x.transpose(1, 2), (self.before, 0))).transpose(1, 2)
 
 
 KINDS = {
     "self-attention": Kind(lambda d, k, r: self_attention, "n^2 d", "1", (2, 1), "4 n^2 d", (2, 1)),
-    "the same, fused": Kind(
+    "self-attention, fused": Kind(
         lambda d, k, r: fused_self_attention, "n^2 d", "1", (2, 1), "4 n^2 d", (1, 1)
     ),
-    "its projections": Kind(
-        lambda d, k, r: Projections(d), "n d^2", "1", (1, 2), "8 n d^2", (1, 1)
-    ),
+    "projections": Kind(lambda d, k, r: Projections(d), "n d^2", "1", (1, 2), "8 n d^2", (1, 1)),
     "recurrent": Kind(lambda d, k, r: Recurrence(d), "n d^2", "n", (1, 2), "12 n d^2", (1, 1)),
     "convolutional": Kind(
         lambda d, k, r: Convolution(d, k), "k n d^2", "1", (1, 2), "2 k n d^2", (1, 1)
@@ -202,7 +200,7 @@ KINDS = {
     ),
 }
 ATTENTION, FUSED, PROJECTIONS, RECURRENT = list(KINDS)[:4]
-# of a path, not of a layer: the layers of a stack look farther and farther
+# suffix of a kind of path: the dilation grows from layer to layer of a stack
 DILATED = ", dilated"
 
 
@@ -212,8 +210,8 @@ class Cost(NamedTuple):
     Attributes:
         flops: FLOPs of a forward pass, as torch counts them.
         seconds: Time of a forward pass, in seconds; on a CPU, with one thread.
-        kept: Bytes kept for backward, weights aside.
-        peak: Most bytes that forward and backward had on a GPU; None on a CPU.
+        kept: Bytes kept for the backward pass, without the model's weights.
+        peak: Peak GPU memory of forward and backward pass, in bytes; None on a CPU.
     """
 
     flops: int
@@ -223,22 +221,22 @@ class Cost(NamedTuple):
 
 
 def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: str) -> Cost:
-    """Run a layer on one sequence.
+    """Measure the cost of a layer on one sequence.
 
     Args:
-        kind: One of `KINDS`.
+        kind: Name of a kind in `KINDS`.
         n: Number of positions.
         d: Width of the layer.
-        kernel: k, of the convolution.
-        neighbourhood: r, of restricted attention.
-        device: Where to measure time and memory.
+        kernel: Kernel width k of the convolution.
+        neighbourhood: Neighbourhood r of restricted attention.
+        device: Device to measure time and memory on.
 
     Returns:
-        What it takes.
+        The cost of the layer.
     """
     build = KINDS[kind].build
-    # without numbers torch counts what is inside of fused kernels too, but takes milliseconds for
-    # each step of a recurrence; that has no fused kernel on a CPU
+    # on the meta device torch also counts the operations inside fused kernels, but each step of a
+    # recurrence takes milliseconds there; on a CPU the recurrence has no fused kernel
     counting = "cpu" if kind == RECURRENT else "meta"
     with torch.device(counting), torch.no_grad(), FlopCounterMode(display=False) as counter:
         build(d, kernel, neighbourhood)(torch.empty(1, n, d))
@@ -263,7 +261,7 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
 def _seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
     found: list[float] = []
     threads = torch.get_num_threads()
-    # one thread's own time: what other programs take of the CPU is not in it
+    # CPU time of one thread, so that other programs do not count
     torch.set_num_threads(1)
     try:
         layer(x)
@@ -284,15 +282,15 @@ def _now(x: Tensor) -> float:
 
 
 def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
-    """Count the bytes that a forward pass keeps for backward; shared memory counts once.
+    """Count the bytes that a forward pass keeps for the backward pass; shared memory counts once.
 
     Args:
-        layer: What to run.
-        x: Its input, which wants a gradient.
-        weights: Addresses of memory that is there anyway.
+        layer: Layer to run.
+        x: Input that requires a gradient.
+        weights: Addresses of the weights' memory, which does not count.
 
     Returns:
-        Bytes, the input's among them where it is kept.
+        Number of bytes, including the input's if the layer keeps it.
     """
     sizes: dict[int, int] = {}
 
@@ -303,7 +301,7 @@ def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) 
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        # as long as the output lives, what is kept does too, and no address is used twice
+        # the output keeps the saved tensors alive, so that no address is used twice
         output = layer(x)
     del output
     return sum(sizes.values())
@@ -313,11 +311,11 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Fit the exponent of a power law by least squares on logarithms.
 
     Args:
-        sizes: What grows.
-        values: What grows with it.
+        sizes: Sizes, for example numbers of positions.
+        values: Cost at each size.
 
     Returns:
-        The slope.
+        The exponent: the slope of the logarithms.
     """
     x, y = (torch.tensor(numbers, dtype=torch.float64).log() for numbers in (sizes, values))
     x = x - x.mean()
@@ -328,10 +326,10 @@ def longest_chain(output: Tensor) -> int:
     """Return the length of the longest chain of dependent operations in a graph.
 
     Args:
-        output: Computed with gradients.
+        output: Result of a computation that tracks gradients.
 
     Returns:
-        Operations on the longest way back to a leaf.
+        Number of operations on the longest path back to a leaf.
     """
     depth: dict[Node, int] = {}
     stack = [output.grad_fn]
@@ -342,7 +340,7 @@ def longest_chain(output: Tensor) -> int:
         if missing:
             stack += missing
             continue
-        # a leaf only collects
+        # a leaf only accumulates the gradient, and is not an operation
         depth[node] = 1 + max((depth[other] for other in before), default=-1)
         stack.pop()
     return depth[output.grad_fn]
@@ -353,11 +351,12 @@ def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tenso
 
     Args:
         n: Number of positions.
-        layer_at: From the number of a layer, from 0, to the layer, of [1, n, `PATH_WIDTH`].
+        layer_at: Function that returns the layer of an index from 0; a layer maps
+            [1, n, `PATH_WIDTH`] to the same shape.
 
     Returns:
-        The fewest layers with which the gradient of the last output with respect to the first
-        input is not zero.
+        Smallest number of layers with which the gradient of the last output with respect to the
+        first input is not zero.
     """
     x = torch.randn(1, n, PATH_WIDTH, dtype=torch.float64, requires_grad=True)
     y, layers = x, 0
@@ -375,7 +374,7 @@ def states_to_connect(n: int) -> int:
         n: Number of positions.
 
     Returns:
-        States, counted as the gradient comes by.
+        Number of states whose gradient is not zero.
     """
     cell = nn.GRUCell(PATH_WIDTH, PATH_WIDTH, dtype=torch.float64)
     inputs = torch.randn(n, 1, PATH_WIDTH, dtype=torch.float64).requires_grad_().unbind()
@@ -389,15 +388,15 @@ def states_to_connect(n: int) -> int:
 
 
 def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int, int]]:
-    """Return the longest path between two positions, by gradients and by the formula.
+    """Return the maximum path length between two positions, by gradients and by the formula.
 
     Args:
-        n: Positions, more than one.
-        kernel: k, more than one.
-        neighbourhood: r, odd, more than one.
+        n: Number of positions, at least 2.
+        kernel: Kernel width k, at least 2.
+        neighbourhood: Neighbourhood r, odd, at least 3.
 
     Returns:
-        Operations that a signal passes from the first position to the last: measured, computed.
+        Measured and computed number of operations from the first position to the last, by kind.
     """
 
     def convolution(dilation: int) -> Convolution:
@@ -411,7 +410,7 @@ def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int
             layers_to_connect(n, lambda _: convolution(1)),
             math.ceil((n - 1) / (kernel - 1)),
         ),
-        # each layer looks as far apart as all those below it together: k^layers positions in all
+        # a dilation of k^layer makes the stack see k^layers positions
         f"convolutional{DILATED}": (
             layers_to_connect(n, lambda layer: convolution(kernel**layer)),
             next(layers for layers in range(1, n) if kernel**layers >= n),
@@ -432,7 +431,7 @@ def chain_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, int]:
         neighbourhood: Neighbourhood r, odd.
 
     Returns:
-        Operations on the longest chain of the graph that torch made, by kind.
+        Number of operations on the longest chain of torch's graph, by kind.
     """
     return {
         name: longest_chain(

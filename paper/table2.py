@@ -1,4 +1,4 @@
-"""Table 2: quality against the work of training. Sections 5.2 and 6.1."""
+"""Table 2: BLEU against training FLOPs. Sections 5.2 and 6.1."""
 
 import argparse
 from collections.abc import Iterator, Sequence
@@ -69,11 +69,11 @@ TRAININGS = (
     Training("paper-base", "paper-base-en-fr", TRANSFORMERS[0], 12, 0.4),
     Training("paper-big", "paper-big-en-fr", TRANSFORMERS[1], 3.5 * 24, 1.0),
 )
-# section 5.2, and the footnote of section 6.1: what a P100 sustains, in single precision
+# section 5.2, and the footnote of section 6.1: sustained single-precision speed of a P100
 GPUS = 8
 TFLOPS_PER_GPU = 9.5
 TERA = 1e12
-# forward is one product with a weight, backward two
+# one product with a weight in the forward pass, two in the backward pass
 PASSES = 3
 
 
@@ -87,27 +87,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--sentence_length",
         type=int,
         default=30,
-        help="tokens of a sentence, for the products of attention itself (%(default)s)",
+        help="tokens per sentence, for the products inside attention (%(default)s)",
     )
     parser.add_argument(
         "--results",
         type=Path,
         default=Path(__file__).parents[1] / "results",
-        help="folder of run folders whose scores to show; the checkout's results if not given",
+        help="folder of run folders whose scores to show; the results of the checkout if not given",
     )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The work of training, the paper's table, and what runs of this package have.
+    """Count the FLOPs of training, and show the paper's table and the runs of this package.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Yields:
         Three sections.
 
     Raises:
-        ValueError: If a flag has a value that it cannot have.
+        ValueError: If the sentence length is below 1.
     """
     if flags.sentence_length < 1:
         raise ValueError(f"sentence_length must be at least 1, got {flags.sentence_length}.")
@@ -133,14 +133,14 @@ def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float
 
     Args:
         config: Settings of the run.
-        sentence_length: Tokens of a sentence, source and target.
+        sentence_length: Tokens per sentence, on the source and on the target side.
 
     Returns:
-        Floating-point operations, those of products with weights by the part of the model that has
-        them, and those between queries, keys and values apart.
+        FLOPs of the products with weights, by part of the model, and FLOPs of the products between
+        queries, keys and values.
 
     Raises:
-        ValueError: If the model cannot be.
+        ValueError: If the sizes of the model are invalid.
     """
     sizes = config.model_config(config.vocab_size)
     with torch.device("meta"):
@@ -161,13 +161,13 @@ def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float
 
 
 def attention_width(layers: nn.Module) -> int:
-    """Count the FLOPs of equation (1) for each query and key.
+    """Count the FLOPs of equation (1) for one query and one key.
 
     Args:
-        layers: Number of layers of a stack.
+        layers: Layers of a stack.
 
     Returns:
-        Floating-point operations, summed over the attentions.
+        FLOPs, summed over all attention sub-layers.
     """
     return sum(
         2 * (layer.k_proj.out_features + layer.v_proj.out_features)
@@ -182,16 +182,16 @@ def sustained_flops(hours: float, gpus: int = GPUS, teraflops: float = TFLOPS_PE
     Args:
         hours: Training time, in hours.
         gpus: Number of GPUs.
-        teraflops: What one of them sustains, in TFLOP/s.
+        teraflops: Sustained speed of one GPU, in TFLOP/s.
 
     Returns:
-        Floating-point operations.
+        Estimated FLOPs.
     """
     return hours * 3600 * gpus * teraflops * TERA
 
 
 class ScoredRun(NamedTuple):
-    """A run of this package that was evaluated.
+    """An evaluated run of this package.
 
     Attributes:
         name: Name of the run folder.
@@ -200,8 +200,8 @@ class ScoredRun(NamedTuple):
         direction: Languages, "en-de".
         bleu: BLEU of sacreBLEU.
         signature: Signature of sacreBLEU.
-        compound_bleu: As the paper counted it, where that is known.
-        flops: FLOPs of the training; None if the size of the vocabulary is not known.
+        compound_bleu: BLEU with split compounds, as in the paper; None if unknown.
+        flops: FLOPs of the training; None if the size of the vocabulary is unknown.
         is_papers: Whether corpus and split are those of Table 2.
     """
 
@@ -221,10 +221,10 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
 
     Args:
         folder: Folder of run folders; it need not exist.
-        sentence_length: As in `training_flops`.
+        sentence_length: Tokens per sentence, as in `training_flops`.
 
     Returns:
-        The runs that have one, by name, an entry for each split.
+        Runs with a BLEU score, sorted by name, one entry per split.
     """
     runs = []
     for path in sorted(folder.glob(f"*/{SCORES_FILE}")):
@@ -233,7 +233,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
             continue
         config = read_recipe(run)
         metrics = read_metrics(run)
-        # a run may have been ended early
+        # a run may have ended before max_steps
         config.max_steps = metrics[-1]["step"] if metrics else config.max_steps
         flops, vocab_size = None, vocabulary_size(run, config)
         if vocab_size is not None:
@@ -249,7 +249,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
                 scores["bleu_signature"],
                 scores.get("compound_bleu"),
                 flops,
-                # newstest2014, as the defaults have it
+                # the default dataset and its test split, newstest2014
                 (scores["dataset"], scores["split"]) == (TrainConfig.dataset, "test"),
             )
             for scores in read_scores(run).values()
@@ -284,28 +284,28 @@ def _work_section(counted: dict[str, dict[str, float]], sentence_length: int) ->
     attention = [parts["attention itself"] / sum(parts.values()) for parts in counted.values()]
     return Section(
         name="work",
-        title="The work of training: as the paper estimates it, and counted",
-        says=f"The paper's FLOPs are time, times {GPUS} GPUs, times the {TFLOPS_PER_GPU} TFLOP/s "
-        "that it assumes a P100 sustains: what the machines could have done in that time. Counted "
-        "are the matrix products that the model itself asks for, forward and backward, over the "
-        f"paper's steps of {config.tokens_per_step:,} source and target tokens: {shares[0]:.0%} of "
-        f"the estimate for base and {shares[1]:.0%} for big. By the paper's seconds a step each "
-        f"GPU did {rates[0]:.1f} and {rates[1]:.1f} TFLOP/s of them; the wider products of big use "
-        "it better. The products between queries, keys and values, which grow with the square of "
-        "the length, are "
-        f"{attention[0]:.1%} and {attention[1]:.1%} of the work with sentences of "
-        f"{sentence_length} tokens: nearly all is products with weights.",
+        title="FLOPs of training: the paper's estimate and a count",
+        says=f"The paper estimates FLOPs as training time, times {GPUS} GPUs, times "
+        f"{TFLOPS_PER_GPU} TFLOP/s, the assumed sustained speed of a P100: what the GPUs could "
+        "have computed in that time. The count has the matrix products of the model, forward and "
+        f"backward, over the paper's steps of {config.tokens_per_step:,} source and target tokens. "
+        f"It is {shares[0]:.0%} of the estimate for base and {shares[1]:.0%} for big. With the "
+        f"paper's time per step, each GPU computed {rates[0]:.1f} TFLOP/s for base and "
+        f"{rates[1]:.1f} for big, whose wider products use a GPU better. The products between "
+        "queries, keys and values grow with the square of the length. With sentences of "
+        f"{sentence_length} tokens they are {attention[0]:.1%} (base) and {attention[1]:.1%} (big) "
+        "of the count: nearly all FLOPs are products with weights.",
         columns=(
             "model",
             "hours",
             "GPUs",
-            "TFLOP/s each",
-            "product",
+            "assumed TFLOP/s per GPU",
+            "time x GPUs x TFLOP/s",
             "paper's FLOPs",
-            "tokens a side",
+            "tokens per side",
             "counted FLOPs",
-            "share",
-            "TFLOP/s done",
+            "counted / estimated",
+            "counted TFLOP/s per GPU",
         ),
         rows=rows,
         figure=_draw_work(counted),
@@ -343,14 +343,16 @@ def _table_section(
     return Section(
         name="table2",
         title="BLEU on newstest2014 and FLOPs of training",
-        says=f"As the paper reports them. Base is {base.bleu_de - best.bleu_de:.1f} BLEU above "
-        f"the best of the others into German, {best.name}, at {base.flops_de / best.flops_de:.1%} "
-        f"of its work; big is {big.bleu_de - best.bleu_de:.1f} above it at "
-        f"{big.flops_de / best.flops_de:.0%}. All of the paper's FLOPs are estimates of time on "
-        "machines; the last columns are what our count gives for the same training, into German "
-        f"{ours[base.name] / base.flops_de:.0%} and {ours[big.name] / big.flops_de:.0%} of it. "
-        "The table has big into French at 41.8, the text of section 6.1 at 41.0. It gives no FLOPs "
-        "for ByteNet, which the picture therefore lacks.",
+        says="BLEU and FLOPs are those of the paper. For translation into German, the best of the "
+        f"other systems is {best.name}. Base is {base.bleu_de - best.bleu_de:.1f} BLEU better, "
+        f"with {base.flops_de / best.flops_de:.1%} of its FLOPs; big is "
+        f"{big.bleu_de - best.bleu_de:.1f} BLEU better, with {big.flops_de / best.flops_de:.0%}. "
+        "The paper estimates all FLOPs from training time. The last two columns are our count for "
+        "the same training; for translation into German it is "
+        f"{ours[base.name] / base.flops_de:.0%} of the estimate for base and "
+        f"{ours[big.name] / big.flops_de:.0%} for big. For big and French, Table 2 reports 41.8 "
+        "BLEU and the text of section 6.1 reports 41.0. ByteNet is not in the picture, because the "
+        "paper gives no FLOPs for it.",
         columns=(
             "model",
             "en-de",
@@ -361,7 +363,7 @@ def _table_section(
             "our count, en-fr",
         ),
         rows=rows,
-        # BLEU counted another way has no place on the paper's axis
+        # only BLEU with split compounds is comparable to the paper's
         figure=_draw_table(
             (ours, french),
             [run for run in runs if run.is_papers and None not in (run.compound_bleu, run.flops)],
@@ -376,16 +378,16 @@ def _draw_table(ours: Sequence[dict[str, float]], runs: Sequence[ScoredRun]) -> 
         (ENSEMBLES, "s", "C7", "others, ensembles"),
         (TRANSFORMERS, "*", "C3", "Transformer, the paper's estimate"),
     )
-    for axes, (place, language) in zip(plots[0], enumerate(("de", "fr")), strict=True):
+    for axes, (panel, language) in zip(plots[0], enumerate(("de", "fr")), strict=True):
         for systems, marker, color, label in groups:
             points = [
-                (system.name.removesuffix(" ensemble"), system[3 + place], system[1 + place])
+                (system.name.removesuffix(" ensemble"), system[3 + panel], system[1 + panel])
                 for system in systems
-                if system[1 + place] and system[3 + place]
+                if system[1 + panel] and system[3 + panel]
             ]
             _, flops, bleu = zip(*points, strict=True)
             axes.scatter(flops, bleu, marker=marker, color=color, label=label, s=60, zorder=3)
-            # neighbours have their names on either side, above and below
+            # alternate the side of the names, so that neighbours do not overlap
             side, align = (-7, "right") if systems is SINGLE_MODELS else (7, "left")
             for number, (name, *point) in enumerate(sorted(points, key=lambda entry: -entry[2])):
                 offset = (side, -4 if number % 2 else 4)
@@ -399,10 +401,10 @@ def _draw_table(ours: Sequence[dict[str, float]], runs: Sequence[ScoredRun]) -> 
                     va="top" if number % 2 else "bottom",
                 )
         for system in TRANSFORMERS:
-            counted, bleu = ours[place][system.name], system[1 + place]
-            # the same training, counted
-            axes.plot([counted, system[3 + place]], [bleu, bleu], color="C3", lw=1, ls=":")
-            label = "the same, our count" if system is TRANSFORMERS[0] else None
+            counted, bleu = ours[panel][system.name], system[1 + panel]
+            # a dotted line connects estimate and count of the same training
+            axes.plot([counted, system[3 + panel]], [bleu, bleu], color="C3", lw=1, ls=":")
+            label = "Transformer, our count" if system is TRANSFORMERS[0] else None
             axes.scatter(
                 counted, bleu, marker="*", facecolor="none", edgecolor="C3", label=label, s=60
             )
@@ -428,7 +430,7 @@ def _runs_section(runs: Sequence[ScoredRun]) -> Section:
         "split",
         "direction",
         "BLEU",
-        "as in the paper",
+        "BLEU, split compounds",
         "FLOPs",
         "signature",
     )
@@ -448,15 +450,15 @@ def _runs_section(runs: Sequence[ScoredRun]) -> Section:
     comparable = sum(run.is_papers for run in runs)
     if not runs:
         says = (
-            "No run with scores was found: an installed package has no results, a checkout keeps "
-            "them in its folder results. --results names another folder of run folders."
+            "No run with scores was found. Only a checkout has the folder results; give another "
+            "folder of run folders with --results."
         )
     else:
         says = (
             f"{len(runs)} scores of runs of this package. {comparable or 'None'} of them "
-            f"{'is' if comparable == 1 else 'are'} on WMT14 and newstest2014: BLEU on another "
-            "corpus is no measure beside the paper's, for it says as much about the sentences as "
-            "about the model, and neither is BLEU counted another way. FLOPs are counted as above, "
-            "for the steps that each run made."
+            f"{'is' if comparable == 1 else 'are'} on WMT14 and newstest2014. BLEU on another "
+            "corpus is not comparable to the paper's, because it depends on the sentences as much "
+            "as on the model; nor is BLEU without split compounds. FLOPs are counted as above, for "
+            "the steps that each run trained."
         )
     return Section(name="runs", title="Runs of this package", says=says, columns=columns, rows=rows)

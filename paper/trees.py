@@ -1,7 +1,7 @@
 """Section 6.3: phrase structure trees as sequences of tokens, and back.
 
-A tree is held flat: its words, and its brackets with the places of the words they span. Brackets
-of one span, as in a unary chain, stand the outer one first.
+A tree is stored flat: its words, and its brackets with the positions of their words. If brackets
+have the same span, as in a unary chain, the outer bracket comes first.
 """
 
 import re
@@ -13,26 +13,26 @@ from typing import NamedTuple
 
 from ..train.data.text_files import lines_of, opened, read_lines
 
-# stands for every word of the target: which word it is, the source says
+# target token of every word; the source sentence has the words
 WORD = "XX"
-# the tag of a trace or of another empty element
+# tag of traces and other empty elements
 EMPTY_TAG = "-NONE-"
-# a bracket around a whole tree that says nothing of it; where it is the only one, it has this name
+# label of a bracket around the whole tree; ROOTS has the labels that treebanks use for it
 TOP = "TOP"
 ROOTS = ("", TOP, "ROOT", "S1")
 SUFFIXES = (".mrg", ".ptb", ".tree")
 PACKED = ("", ".gz", ".xz")
-# why tokens are no tree
-UNKNOWN = "a token that is neither bracket nor word"
-OUTSIDE = "a word outside of all brackets"
-MISMATCH = "a bracket closed that is not the one open"
-NOTHING = "a bracket with nothing in it"
+# reasons why tokens are not a tree
+UNKNOWN = "a token that is neither a bracket nor a word"
+OUTSIDE = "a word outside all brackets"
+MISMATCH = "a closing bracket that does not match the open one"
+NOTHING = "an empty bracket"
 SECOND = "more than one tree"
-UNCLOSED = "a bracket not closed"
+UNCLOSED = "a bracket that is not closed"
 FEW = "too few words"
 MANY = "too many words"
 
-# only ASCII's spaces part words: a no-break space belongs to one
+# only ASCII spaces separate words; a no-break space is part of a word
 _PARTS = re.compile(r"[()]|[^\s()]+", re.ASCII)
 
 
@@ -40,9 +40,9 @@ class Bracket(NamedTuple):
     """A constituent.
 
     Attributes:
-        label: Its name, NP for one.
-        start: Place of its first word.
-        end: Place after its last word.
+        label: Label, for example NP.
+        start: Position of the first word.
+        end: Position after the last word.
     """
 
     label: str
@@ -52,12 +52,12 @@ class Bracket(NamedTuple):
 
 @dataclass(frozen=True)
 class Tree:
-    """The structure of a sentence.
+    """The phrase structure tree of a sentence.
 
     Attributes:
-        words: The sentence.
-        tags: The part of speech of each word.
-        brackets: The constituents, each before those inside it, from left to right.
+        words: Words of the sentence.
+        tags: Part of speech of each word.
+        brackets: Constituents from left to right, each before the constituents inside it.
     """
 
     words: tuple[str, ...]
@@ -65,7 +65,7 @@ class Tree:
     brackets: tuple[Bracket, ...]
 
     def __str__(self) -> str:
-        """The tree as bracketed text, on one line."""
+        """Return the tree as bracketed text on one line."""
         parts = []
         for kind, item in walk(self):
             if kind == ")":
@@ -80,54 +80,51 @@ def walk(tree: Tree) -> Iterator[tuple[str, int | Bracket]]:
     """Walk through a tree from left to right.
 
     Args:
-        tree: Any tree without empty brackets.
+        tree: Tree without empty brackets.
 
     Yields:
-        "(" or ")" with the bracket that opens or closes, or `WORD` with the place of a word.
+        "(" or ")" with the bracket that opens or closes, or `WORD` with the position of a word.
     """
     inside: list[Bracket] = []
     coming = list(reversed(tree.brackets))
-    for place in range(len(tree.words) + 1):
-        while inside and inside[-1].end == place:
+    for position in range(len(tree.words) + 1):
+        while inside and inside[-1].end == position:
             yield ")", inside.pop()
-        while coming and coming[-1].start == place:
+        while coming and coming[-1].start == position:
             inside.append(coming.pop())
             yield "(", inside[-1]
-        if place < len(tree.words):
-            yield WORD, place
+        if position < len(tree.words):
+            yield WORD, position
 
 
 def linearize(tree: Tree) -> list[str]:
-    """Write a tree as a sentence of brackets, as Vinyals et al. 2015 do: section 6.3's target.
+    """Linearize a tree as Vinyals et al. 2015 do: the target of section 6.3.
 
-    Every opening bracket has its label, every closing one too, and every word is the same `WORD`.
-    The words are known from the source, and parts of speech are not scored.
+    Opening and closing brackets have labels, and every word is the same `WORD`. The source has the
+    words, and parts of speech are not scored.
 
     Args:
-        tree: Without empty elements, from `clean`.
+        tree: Tree without empty elements, from `clean`.
 
     Returns:
-        The tokens: `(NP`, `)NP`, `XX`.
+        Tokens, for example `(NP`, `XX`, `)NP`.
     """
-    return [
-        WORD if kind == WORD else f"{kind}{item.label}"  # item is a bracket there
-        for kind, item in walk(tree)
-    ]
+    return [WORD if kind == WORD else f"{kind}{item.label}" for kind, item in walk(tree)]
 
 
 def tree_from_tokens(tokens: Sequence[str], words: Sequence[str], tags: Sequence[str]) -> Tree:
     """Read a linearized tree.
 
     Args:
-        tokens: As `linearize` writes them.
-        words: The sentence.
-        tags: The part of speech of each word, which the tokens do not say.
+        tokens: Tokens in the format of `linearize`.
+        words: Words of the sentence.
+        tags: Part of speech of each word; the tokens do not have it.
 
     Returns:
-        The tree.
+        Tree over the words.
 
     Raises:
-        ValueError: If the tokens are no tree over so many words; says why.
+        ValueError: If the tokens are not a tree over this number of words, with the reason.
     """
     brackets, lacking = _read_tokens(tokens, len(words))
     if lacking is not None:
@@ -136,14 +133,14 @@ def tree_from_tokens(tokens: Sequence[str], words: Sequence[str], tags: Sequence
 
 
 def malformation(tokens: Sequence[str], num_words: int) -> str | None:
-    """Return the reason why tokens are no tree, or None.
+    """Return the reason why tokens are not a tree, or None.
 
     Args:
-        tokens: What may be a linearized tree.
+        tokens: Tokens to check.
         num_words: Number of words in the sentence.
 
     Returns:
-        The first reason from left to right; None for a tree over so many words.
+        First reason from left to right; None for a tree over this number of words.
     """
     return _read_tokens(tokens, num_words)[1]
 
@@ -151,7 +148,7 @@ def malformation(tokens: Sequence[str], num_words: int) -> str | None:
 def _read_tokens(tokens: Sequence[str], num_words: int) -> tuple[list[Bracket], str | None]:
     brackets: list[Bracket] = []
     inside: list[int] = []
-    place = 0
+    position = 0
     for token in tokens:
         kind, label = token[:1], token[1:]
         if token != WORD and (kind not in "()" or not label):
@@ -161,21 +158,21 @@ def _read_tokens(tokens: Sequence[str], num_words: int) -> tuple[list[Bracket], 
         if token == WORD:
             if not inside:
                 return brackets, OUTSIDE
-            place += 1
+            position += 1
         elif kind == "(":
             inside.append(len(brackets))
-            brackets.append(Bracket(label, place, place))
+            brackets.append(Bracket(label, position, position))
         else:
             if not inside or brackets[inside[-1]].label != label:
                 return brackets, MISMATCH
             index = inside.pop()
-            if brackets[index].start == place:
+            if brackets[index].start == position:
                 return brackets, NOTHING
-            brackets[index] = brackets[index]._replace(end=place)
+            brackets[index] = brackets[index]._replace(end=position)
     if inside:
         return brackets, UNCLOSED
-    if place != num_words:
-        return brackets, FEW if place < num_words else MANY
+    if position != num_words:
+        return brackets, FEW if position < num_words else MANY
     return brackets, None
 
 
@@ -187,21 +184,21 @@ class _Open:
     start: int
     label: str | None = None
     words: list[str] = field(default_factory=list)
-    # its place among the brackets, as soon as there is one inside it
+    # index in the list of brackets; None until a bracket opens inside this one
     index: int | None = None
 
 
 def read_trees(paths: Iterable[str | Path]) -> Iterator[Tree]:
-    """Read bracketed trees as they are, one or many to a line or to a file.
+    """Read bracketed trees without changes; a tree may span lines, and a line may have many trees.
 
     Args:
-        paths: Files, plain, .gz or .xz, or folders, whose files of a treebank are read by name.
+        paths: Files (plain, .gz or .xz), or folders; the treebank files of a folder are sorted.
 
     Yields:
-        The trees, in order. A leaf of several words is one with spaces in it.
+        Trees, in order. A leaf of several words is one word with spaces.
 
     Raises:
-        ValueError: If there is no such file, or what it holds is no tree; says which line.
+        ValueError: If a file does not exist or has text that is not a tree, with the line.
     """
     for path in _treebank_files(paths):
         with opened(path) as file:
@@ -217,7 +214,7 @@ def _treebank_files(paths: Iterable[str | Path]) -> Iterator[Path]:
         found = sorted(file for file in path.rglob("*") if file.name.endswith(endings))
         if not found:
             raise ValueError(
-                f"{path} must have files that end in {', '.join(SUFFIXES)}, also .gz or .xz, "
+                f"{path} must have files that end in {', '.join(SUFFIXES)} (plain, .gz or .xz), "
                 "got none."
             )
         yield from found
@@ -227,14 +224,14 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
     """Read bracketed trees from text.
 
     Args:
-        lines: The text.
-        name: Name of the text, for an error.
+        lines: Lines of the text.
+        name: Name of the text, for error messages.
 
     Yields:
-        The trees, as `read_trees` gives them.
+        Trees, in the format of `read_trees`.
 
     Raises:
-        ValueError: If the text holds something else; says in which line.
+        ValueError: If the text has something else than trees, with the line.
     """
     inside: list[_Open] = []
     words: list[str] = []
@@ -250,8 +247,8 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
                 inside.append(_Open(number, len(words)))
             elif not inside:
                 raise ValueError(
-                    f"{name} line {number} must be brackets that are balanced, got {part!r} "
-                    "outside of all."
+                    f"{name} line {number} must have balanced brackets, got {part!r} outside all "
+                    "brackets."
                 )
             elif part != ")":
                 _add_word(inside[-1], part, before == "(", f"{name} line {number}")
@@ -262,7 +259,7 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
                     tags.append(done.label)
                 elif done.index is None:
                     raise ValueError(
-                        f"{name} line {number} must have something in every bracket, got none in "
+                        f"{name} line {number} must not have empty brackets, got "
                         f"({done.label or ''})."
                     )
                 else:
@@ -273,63 +270,66 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
             before = part
     if inside:
         raise ValueError(
-            f"{name} line {inside[0].line} must be brackets that are balanced, got {len(inside)} "
-            f"still open at line {number}, the last."
+            f"{name} line {inside[0].line} must have balanced brackets, got {len(inside)} still "
+            f"open at the end of the text, line {number}."
         )
 
 
-def _begin_child(parent: _Open, brackets: list[Bracket], place: str):
+def _begin_child(parent: _Open, brackets: list[Bracket], where: str):
     if parent.words:
         raise ValueError(
-            f"{place} must have words or brackets in a bracket, got {parent.words[0]!r} beside one."
+            f"{where} must have either words or brackets in a bracket, got {parent.words[0]!r} "
+            "beside a bracket."
         )
     if parent.index is None:
         parent.index = len(brackets)
         brackets.append(Bracket("", 0, 0))
 
 
-def _add_word(parent: _Open, word: str, is_label: bool, place: str):
+def _add_word(parent: _Open, word: str, is_label: bool, where: str):
     if is_label:
         parent.label = word
     elif parent.index is not None:
         raise ValueError(
-            f"{place} must have words or brackets in a bracket, got {word!r} beside one."
+            f"{where} must have either words or brackets in a bracket, got {word!r} beside a "
+            "bracket."
         )
     elif parent.label is None:
-        raise ValueError(f"{place} must have a tag before each word, got {word!r}.")
+        raise ValueError(f"{where} must have a tag before each word, got {word!r} without a tag.")
     else:
         parent.words.append(word)
 
 
 def clean(tree: Tree, counts: Counter | None = None) -> Tree | None:
-    """Remove what is not scored: traces, function tags, the bracket around a tree.
+    """Remove elements that are not scored: traces, function tags, brackets around the whole tree.
 
     Args:
-        tree: From `read_trees`.
-        counts: Where to count what was taken away, by name.
+        tree: Tree from `read_trees`.
+        counts: Counter to which the numbers of removed elements are added, by kind.
 
     Returns:
-        A tree whose every bracket holds a word and whose first holds all; None if no word is left.
+        Tree in which every bracket has a word and the first bracket has all words; None if no word
+        is left.
     """
     counts = Counter() if counts is None else counts
     words: list[str] = []
     tags: list[str] = []
-    # where each place of the old sentence is in the new one
-    places = [0]
+    # position in the new sentence of each position in the old one
+    positions = [0]
     for word, tag in zip(tree.words, tree.tags, strict=True):
         parts = [] if tag == EMPTY_TAG else word.split(" ")
         counts["empty elements"] += not parts
         counts["leaves of several words"] += len(parts) > 1
         words.extend(parts)
         tags.extend([tag] * len(parts))
-        places.append(len(words))
+        positions.append(len(words))
     brackets = []
     for label, start, end in tree.brackets:
-        # -LRB- is a name, and NP-SBJ=2 one with two tags
+        # the label of -LRB- begins with a hyphen; NP-SBJ=2 is NP with two function tags
         bare = label[:1] + re.split("[-=]", label[1:])[0]
         counts["function tags"] += bare != label
-        if places[start] < places[end]:
-            brackets.append(Bracket(bare, places[start], places[end]))
+        if positions[start] < positions[end]:
+            brackets.append(Bracket(bare, positions[start], positions[end]))
     if not words:
         return None
     whole = (0, len(words))

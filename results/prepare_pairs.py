@@ -1,9 +1,10 @@
-"""Write line-aligned text as a dataset with configurations, which the commands of results/ read.
+"""Convert line-aligned text to a dataset of JSON lines, as the commands of results/ read it.
 
     python results/prepare_pairs.py FOLDER NAME SPLIT=PREFIX [SPLIT=PREFIX ...] [--join_bpe]
 
-NAME is the configuration and names the two languages, such as en-de. The files PREFIX.en and
-PREFIX.de (.gz too) become FOLDER/NAME/SPLIT.jsonl. FOLDER/README.md lists all configurations.
+NAME, such as en-de, is the name of the configuration and the pair of languages. The files
+PREFIX.en and PREFIX.de (.gz too) become FOLDER/NAME/SPLIT.jsonl. FOLDER/README.md, the list of all
+configurations, is replaced.
 """
 
 import argparse
@@ -17,8 +18,8 @@ def read_lines(prefix: str, language: str, join_bpe: bool) -> list[str]:
 
     Args:
         prefix: Path without the language.
-        language: Ending of the file.
-        join_bpe: Whether to join the byte pairs that "@@ " separates.
+        language: Language code, the extension of the file.
+        join_bpe: Whether to undo BPE: to join subwords by removing "@@ ".
 
     Returns:
         The lines, without their ends.

@@ -1,4 +1,4 @@
-"""The search engine finds the same translations as the model's own modules."""
+"""The inference engine finds the same translations as the model's own modules."""
 
 import copy
 import gc
@@ -406,12 +406,12 @@ def test_the_modules_do_what_the_engine_cannot(
     for search in (PAPER, GREEDY):
         model.generate(**source, **search)
         for setting in ({"int8": True}, {"engine": "required"}):
-            with pytest.raises(ValueError, match=f"needs the search engine, .*: {message}"):
+            with pytest.raises(ValueError, match=f"needs the inference engine, .*: {message}"):
                 model.generate(**source, **search, **setting)
         model.generate(**source, **search, engine="off")
     assert not searched
     assert len(told) == 1
-    assert f"not the faster search engine, because {message}" in told[0]
+    assert f"not the faster inference engine, because {message}" in told[0]
 
 
 @pytest.mark.parametrize(
@@ -431,7 +431,7 @@ def test_the_modules_search_with_settings_that_the_engine_lacks(
     model = lively_model()
     model.generate(**source, **{**PAPER, **settings})
     for setting in ({"int8": True}, {"engine": "required"}):
-        with pytest.raises(ValueError, match=f"needs the search engine, .*: {message}"):
+        with pytest.raises(ValueError, match=f"needs the inference engine, .*: {message}"):
             model.generate(**source, **{**PAPER, **settings}, **setting)
     assert not searched
     # no warning: the setting is the choice of the user
@@ -460,7 +460,7 @@ def test_int8_is_refused_where_the_engine_cannot_search(
 ):
     model = lively_model()
     one = {name: ids[:1] for name, ids in source.items()}
-    with pytest.raises(ValueError, match=f"int8 needs the search engine, .*{message}"):
+    with pytest.raises(ValueError, match=f"int8 needs the inference engine, .*{message}"):
         model.generate(**one, **search, **more(model), int8=True)
 
 

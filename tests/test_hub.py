@@ -279,7 +279,7 @@ inputs = tokenizer(expected["texts"], return_tensors="pt", padding=True)
 with torch.no_grad():
     logits = model(**inputs, decoder_input_ids=expected["decoder_input_ids"]).logits
 assert torch.equal(logits, expected["logits"])
-# the code is not edited, so that the search engine runs
+# the code is not edited, so that the inference engine runs
 assert torch.equal(model.generate(**inputs, engine="required"), expected["found"])
 translate = pipeline("translation", model={str(again)!r}, trust_remote_code=True)
 assert translate(expected["texts"]) == expected["translations"]

@@ -1,4 +1,4 @@
-"""Kernels of the search engine: products, top-k and exponentials against plain torch and Python."""
+"""Kernels of the inference engine: products, top-k and exponentials equal plain torch."""
 
 import functools
 import math

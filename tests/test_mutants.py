@@ -1,4 +1,4 @@
-"""A changed model is searched with its change: the search engine runs no mutant of section 3.
+"""A changed model is searched with its change: the inference engine runs no mutant of section 3.
 
 Each mutant first changes the logits of the model's own modules. Then `generate`, the pipeline,
 `translate` and `evaluate` must find what these modules find, and an engine that is required must be
@@ -201,7 +201,7 @@ def check(model, tokenizer, run, plain, monkeypatch, named):
             # only the modules record the outputs of each step
             expected = model.generate(**inputs, **search, return_dict_in_generate=True).sequences
             assert model.generate(**inputs, **search).tolist() == expected.tolist()
-            with pytest.raises(ValueError, match="engine='required' needs the search engine"):
+            with pytest.raises(ValueError, match="engine='required' needs the inference engine"):
                 model.generate(**inputs, **search, engine="required")
     assert len(told) == 1
     assert named in told[0]
@@ -765,7 +765,7 @@ def test_an_unedited_copy_finds_the_engine(tokenizer, tmp_path):
 def test_the_digests_are_those_of_the_released_code():
     for module, current in digests.current_digests().items():
         assert RELEASED[module] == current, (
-            f"{module} has changed: change the search engine alike, then run `make digests`."
+            f"{module} has changed: change the inference engine alike, then run `make digests`."
         )
 
 

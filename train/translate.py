@@ -70,7 +70,7 @@ def translate_lines(
     """Translate lines, with the search of the model's generation config.
 
     Args:
-        model: Model with a decoder and a head.
+        model: Encoder-decoder with a language model head.
         tokenizer: Tokenizer of the model.
         lines: Sentences without line feeds.
         search: Settings of `generate` that differ from the model's, `num_beams` for example.
@@ -90,7 +90,7 @@ def translate_lines(
             raise
         beams = search.get("num_beams", model.generation_config.num_beams)
         raise MemoryError(
-            f"memory must hold a batch of sentences with {beams:,} beams each, but is full: use a "
+            f"out of memory: a batch with {beams:,} beams for each sentence does not fit. Use a "
             "smaller num_beams."
         ) from error
 
@@ -108,52 +108,53 @@ def one_line(text: str) -> str:
 
 
 def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
-    """Read lines as they arrive, each time all lines that have arrived.
+    """Read lines as they arrive. Each list holds the lines of one read.
 
     Args:
         file: Buffered file that is open for bytes.
         name: Name of the file, for an error.
 
     Yields:
-        One or more lines, without their ends.
+        One or more lines, without line feeds.
 
     Raises:
         ValueError: If a line is not UTF-8 or is longer than `MAX_LINE_BYTES`; names the line.
     """
+    # number of lines of each read: `read_lines` checks the lines one by one
     counts: deque[int] = deque()
 
     def arriving() -> Iterator[bytes]:
         # a bytearray grows in place: a line can arrive in thousands of parts
-        begun = bytearray()
+        unfinished = bytearray()
         # read1 returns as soon as some bytes have arrived; IO[bytes] does not declare it
         read = file.read1  # type: ignore[attr-defined]
-        while len(begun) <= MAX_LINE_BYTES and (arrived := read(PIPE_BYTES)):
-            end, *lines = arrived.split(b"\n")
-            begun += end
+        while len(unfinished) <= MAX_LINE_BYTES and (arrived := read(PIPE_BYTES)):
+            rest, *lines = arrived.split(b"\n")
+            unfinished += rest
             if lines:
-                whole = [bytes(begun), *lines[:-1]]
-                begun = bytearray(lines[-1])
+                whole = [bytes(unfinished), *lines[:-1]]
+                unfinished = bytearray(lines[-1])
                 counts.append(len(whole))
                 yield from (line + b"\n" for line in whole)
-        if begun:
+        if unfinished:
             counts.append(1)
-            yield bytes(begun)
+            yield bytes(unfinished)
 
     lines = read_lines(arriving(), name)
     for first in lines:
-        window = [first]
+        group = [first]
         try:
             for line in islice(lines, counts.popleft() - 1):
-                window.append(line)
+                group.append(line)
         except ValueError:
             # the lines before the refused line are still translated
-            yield window
+            yield group
             raise
-        yield window
+        yield group
 
 
 def fitting_lines(
-    windows: Iterable[list[str]],
+    groups: Iterable[list[str]],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
     name: str,
@@ -161,31 +162,31 @@ def fitting_lines(
     """Pass lines through until a line has too many tokens.
 
     Args:
-        windows: Lists of lines.
+        groups: Lists of lines.
         model: Model that translates the lines.
         tokenizer: Tokenizer of the model.
         name: Name of the file, for an error.
 
     Yields:
-        The same lists; before an error, the lines before the line that is too long.
+        The same lists; if a line is too long, first the lines before it.
 
     Raises:
         ValueError: If a line has more tokens than `MAX_LINE_TOKENS` or the positions of the model;
             names the line.
     """
     most = min(MAX_LINE_TOKENS, max_source_tokens(model.config) or MAX_LINE_TOKENS)
-    num_before = 0
-    for lines in windows:
+    num_lines_read = 0
+    for lines in groups:
         for index, ids in enumerate(tokenizer(lines)["input_ids"]):
             if len(ids) > most:
                 # the lines before it are still translated
                 if index:
                     yield lines[:index]
                 raise ValueError(
-                    f"{name} line {num_before + index + 1} must have at most {most:,} tokens, got "
-                    f"{len(ids):,}: split the line into sentences, one on each line."
+                    f"{name} line {num_lines_read + index + 1} must have at most {most:,} tokens, "
+                    f"got {len(ids):,}: split the line into sentences, one on each line."
                 )
-        num_before += len(lines)
+        num_lines_read += len(lines)
         yield lines
 
 
@@ -208,13 +209,15 @@ def add_search(parser: argparse.ArgumentParser) -> None:
         "--engine",
         choices=ENGINES,
         default=argparse.SUPPRESS,
-        help="auto: use the search engine if it can run the model, else the model's modules; off: "
-        "always use the modules; required: stop with an error if the engine cannot run (auto)",
+        help="auto: use the inference engine if it can run the model, else the model's modules; "
+        "off: always use the modules; required: stop with an error if the engine cannot run (auto)",
     )
 
 
 def run(argv: list[str], prog: str) -> Iterator[str]:
-    """Run the command line of the translation. A terminal on stderr shows the progress.
+    """Run the command line of the translation.
+
+    A progress bar appears on stderr if stderr is a terminal and stdout is not.
 
     Args:
         argv: Arguments of the command line.

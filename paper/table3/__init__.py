@@ -1,4 +1,4 @@
-"""Table 3: what each part of the model is worth, row by row. Section 6.2."""
+"""Table 3: variations of the model, row by row. Section 6.2."""
 
 import argparse
 from collections.abc import Iterator
@@ -22,94 +22,35 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--vocab_size",
         type=int,
         default=TrainConfig.vocab_size,
-        help="tokens to count the paper's rows with (%(default)s)",
+        help="vocabulary size for the parameter counts of the paper's rows (%(default)s)",
     )
     parser.add_argument(
         "--rows",
         nargs="+",
         metavar="ROW",
         default=list(PAPER),
-        help="which rows; all of them if not given",
+        help="rows of the table; all of them if not given",
     )
-    group = parser.add_argument_group(
-        "training",
-        "Every row is scaled down by the same factors and trained with the same steps, tokens and "
-        "seed, under OUTPUT_DIR/rows; the same command resumes rows that were interrupted, "
-        "and trains none twice. As the flags are by default, a row takes about 4 minutes on one "
-        "core, C5 and big twice that, all rows an hour and a half: choose some with --rows.",
-    )
-    group.add_argument("--train", action="store_true", help="train the rows")
-    group.add_argument("--dataset", default="demo", help="dataset, as in `train` (%(default)s)")
-    group.add_argument("--name", help="configuration of the dataset")
-    group.add_argument("--source_lang", default="en", help="source language (%(default)s)")
-    group.add_argument("--target_lang", default="de", help="target language (%(default)s)")
-    group.add_argument(
-        "--scale",
-        type=int,
-        default=4,
-        help="what d_model, d_ff, d_k and d_v of each row are divided by (%(default)s)",
-    )
-    group.add_argument(
-        "--layers",
-        type=int,
-        default=3,
-        help="N of the scaled base; the other rows have theirs in proportion (%(default)s)",
-    )
-    group.add_argument(
-        "--dropout",
-        type=float,
-        default=0.1,
-        help="of the scaled base; the other rows have theirs in proportion (%(default)s)",
-    )
-    group.add_argument(
-        "--learned_vocab_size",
-        type=int,
-        default=2000,
-        help="tokens of the one vocabulary that is learned for all rows (%(default)s)",
-    )
-    group.add_argument(
-        "--max_length", type=int, default=128, help="longest sentence, in tokens (%(default)s)"
-    )
-    group.add_argument(
-        "--max_steps", type=int, default=300, help="value for each row (%(default)s)"
-    )
-    group.add_argument(
-        "--warmup_steps",
-        type=int,
-        help="warm-up steps of each row; a third of max_steps if not given",
-    )
-    group.add_argument(
-        "--learning_rate_factor",
-        type=float,
-        help="of each row; if not given, the one with which the rate rises as high as after the "
-        "paper's warm-up: a shorter one alone would end at too high a rate",
-    )
-    group.add_argument(
-        "--tokens_per_step",
-        type=int,
-        default=2000,
-        help="tokens per step, on the source and on the target side (%(default)s)",
-    )
-    group.add_argument("--seed", type=int, default=1, help="value for each row (%(default)s)")
+    _add_training_flags(parser)
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The rows, their parameters, and what they learn.
+    """Build the rows, count their parameters, and train them if requested.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Yields:
-        Two sections; two more where the rows are trained.
+        Two sections; two more if the rows are trained.
 
     Raises:
-        ValueError: If there is no such row, or a setting does not fit.
-        InterruptedError: If training was asked to end.
+        ValueError: If a row does not exist, or a setting is invalid.
+        InterruptedError: If training was stopped by a signal.
     """
     for row in flags.rows:
-        # refuses what is no row
+        # raises for an unknown row
         VanillaTransformerConfig.from_paper(row)
-    # a setting that does not fit is found before anything is counted
+    # check all settings before anything is counted
     configs = scaled_configs(flags) if flags.train else {}
     counts = {row: parameters_by_part(paper_sizes(row, flags.vocab_size)) for row in flags.rows}
     yield rows_section(counts, flags.vocab_size)
@@ -120,3 +61,66 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
         yield built_section(configs, flags)
         yield trained_section(train_rows(configs, flags.output_dir), flags)
+
+
+def _add_training_flags(parser: argparse.ArgumentParser):
+    group = parser.add_argument_group(
+        "training",
+        "Every row is scaled down by the same factors and trained with the same steps, tokens and "
+        "seed, under OUTPUT_DIR/rows. The same command resumes interrupted rows and skips finished "
+        "rows. With the default flags a row takes about 4 minutes on one core, C5 and big twice as "
+        "long, and all rows an hour and a half; --rows selects some rows.",
+    )
+    group.add_argument("--train", action="store_true", help="train the rows")
+    group.add_argument("--dataset", default="demo", help="dataset, as in `train` (%(default)s)")
+    group.add_argument("--name", help="configuration of the dataset")
+    group.add_argument("--source_lang", default="en", help="source language (%(default)s)")
+    group.add_argument("--target_lang", default="de", help="target language (%(default)s)")
+    group.add_argument(
+        "--scale",
+        type=int,
+        default=4,
+        help="divisor of d_model, d_ff, d_k and d_v of each row (%(default)s)",
+    )
+    group.add_argument(
+        "--layers",
+        type=int,
+        default=3,
+        help="layers N of the scaled base; the other rows are scaled in proportion (%(default)s)",
+    )
+    group.add_argument(
+        "--dropout",
+        type=float,
+        default=0.1,
+        help="dropout of the scaled base; the other rows are scaled in proportion (%(default)s)",
+    )
+    group.add_argument(
+        "--learned_vocab_size",
+        type=int,
+        default=2000,
+        help="size of the vocabulary that all rows share (%(default)s)",
+    )
+    group.add_argument(
+        "--max_length", type=int, default=128, help="longest sentence, in tokens (%(default)s)"
+    )
+    group.add_argument(
+        "--max_steps", type=int, default=300, help="training steps of each row (%(default)s)"
+    )
+    group.add_argument(
+        "--warmup_steps",
+        type=int,
+        help="warm-up steps of each row; a third of max_steps if not given",
+    )
+    group.add_argument(
+        "--learning_rate_factor",
+        type=float,
+        help="factor of the learning rate of each row; if not given, the factor that gives the "
+        "peak learning rate of the paper's warm-up",
+    )
+    group.add_argument(
+        "--tokens_per_step",
+        type=int,
+        default=2000,
+        help="tokens per step, on the source and on the target side (%(default)s)",
+    )
+    group.add_argument("--seed", type=int, default=1, help="random seed of each row (%(default)s)")

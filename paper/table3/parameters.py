@@ -1,8 +1,8 @@
-"""Parameters of a row by part, and the vocabulary that the paper's counts imply."""
+"""Parameters of a row by part, and the vocabulary size that the paper's counts imply."""
 
 import math
-from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,24 +15,24 @@ from .rows import MILLION, PAPER, paper_sizes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# the paper's counts are whole millions
+# the paper rounds its counts to millions
 ROUNDING = MILLION / 2
 
 
 def parameters_by_part(config: VanillaTransformerConfig) -> dict[str, int]:
-    """Build a model, without memory for its weights, and count them.
+    """Count the weights of a model by part, without memory for them.
 
     Args:
         config: Sizes of the model.
 
     Returns:
-        Weights of the embedding, which is the output projection too, of learned positions if there
-        are any, and of the layers of encoder and decoder.
+        Number of weights of the embedding (shared with the output projection), of learned
+        positions, and of the layers of encoder and decoder.
     """
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(config)
     parts = {"embedding": 0, "positions": 0, "encoder": 0, "decoder": 0}
-    # a matrix that is shared comes once
+    # named_parameters lists a shared matrix once
     for name, weight in model.named_parameters():
         if "embed_tokens" in name:
             parts["embedding"] += weight.numel()
@@ -51,22 +51,22 @@ def implied_vocabulary(config: VanillaTransformerConfig, parameters: float) -> f
         parameters: Number of all weights of the model.
 
     Returns:
-        Tokens: what the layers leave, in rows of width d_model.
+        Number of tokens: the weights outside the layers, divided by d_model.
     """
     parts = parameters_by_part(config)
     return (parameters - sum(parts.values()) + parts["embedding"]) / config.d_model
 
 
 def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[range, list[str]]:
-    """The vocabulary that gives most of the paper's rounded counts.
+    """Find the vocabulary sizes that give most of the paper's rounded counts.
 
     Args:
-        rows: The fewest and the most tokens that give a row its count, by row.
+        rows: Smallest and largest vocabulary size that gives a row its count, by row.
 
     Returns:
-        The vocabularies that fit as many rows as any does, and those rows.
+        The vocabulary sizes that fit the largest number of rows, and those rows.
     """
-    # the best interval begins where the interval of some row begins
+    # the best interval begins at the beginning of some row's interval
     fitting = [
         [row for row, (fewest, most) in rows.items() if fewest <= start <= most]
         for start, _ in rows.values()
@@ -79,7 +79,7 @@ def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[rang
 
 def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
     implied, rows = {}, []
-    base = sum(parameters_by_part(paper_sizes("base", vocab_size)).values()) / MILLION
+    base = _base_millions(vocab_size)
     for row, parts in counts.items():
         paper = PAPER[row].parameters
         if paper is None:
@@ -88,7 +88,6 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
         ours = sum(parts.values())
         tokens = implied_vocabulary(config, paper * MILLION)
         implied[row] = (tokens, ROUNDING / config.d_model)
-        change = ours / MILLION - base
         rows.append(
             [
                 row,
@@ -96,56 +95,72 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
                 paper,
                 ours / MILLION - paper,
                 round(tokens),
-                change,
+                ours / MILLION - base,
                 paper - PAPER["base"].parameters,
             ]
         )
-    intervals = {row: (tokens - error, tokens + error) for row, (tokens, error) in implied.items()}
-    fitting, best = vocabularies_that_fit(intervals)
-    others = ", ".join(
-        f"{row} wants {fewest:,.0f} to {most:,.0f}"
-        for row, (fewest, most) in intervals.items()
-        if row not in best
-    )
-    exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
-    # of two counts, each rounded to a million
-    added = [row for row in rows if row[0] != "base"]
-    alike = [row for row in added if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
-    if vocab_size == TrainConfig.vocab_size:
-        size, model = ", the size of section 5.1,", f"as described, with {vocab_size:,} tokens,"
-    else:
-        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
-        model = f"with {vocab_size:,} tokens"
-    says = (
-        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
-        "paper's. "
-    )
-    if added:
-        says += (
-            "What a row adds to base or takes from it, the last two columns, agrees within "
-            f"rounding in {len(alike)} of {len(added)}: the layers are the same, and what is left "
-            "is the embedding, so each count says how many tokens it would take. "
-        )
     return Section(
         name="parameters",
-        title="Parameters beside the paper's, and the vocabulary that they imply",
-        says=says
-        + f"{fitting[0]:,} to {fitting[-1]:,} tokens give {len(best)} of {len(rows)} rows their "
-        f"count" + (f"; {others}. No single vocabulary gives all of them" if others else "") + ". "
-        f"The paper does not say how it counted; a model {model} has {base:.2f} million "
-        "parameters as base.",
+        title="Parameters beside the paper's, and the vocabulary size that they imply",
+        says=_difference_findings(rows, vocab_size) + _vocabulary_findings(implied, vocab_size),
         columns=(
             "row",
             "parameters",
             "paper's (M)",
-            "off by (M)",
+            "difference (M)",
             "implied vocabulary",
-            "from base (M)",
-            "paper's from base (M)",
+            "minus base (M)",
+            "paper's minus base (M)",
         ),
         rows=rows,
         figure=_draw_vocabularies(implied, vocab_size),
     )
+
+
+def _difference_findings(rows: Sequence[Sequence[Any]], vocab_size: int) -> str:
+    exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
+    others = [row for row in rows if row[0] != "base"]
+    # a difference of two counts, each rounded to a million
+    alike = [row for row in others if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
+    if vocab_size == TrainConfig.vocab_size:
+        size = ", the size of section 5.1,"
+    else:
+        size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
+    says = (
+        f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
+        "paper's. "
+    )
+    if others:
+        says += (
+            "The difference of a row from base, in the last two columns, agrees within "
+            f"rounding in {len(alike)} of {len(others)} rows. So the layers are the same, and the "
+            "embedding explains the rest: each count implies a vocabulary size. "
+        )
+    return says
+
+
+def _vocabulary_findings(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> str:
+    intervals = {row: (tokens - error, tokens + error) for row, (tokens, error) in implied.items()}
+    fitting, best = vocabularies_that_fit(intervals)
+    others = ", ".join(
+        f"{row} needs {fewest:,.0f} to {most:,.0f}"
+        for row, (fewest, most) in intervals.items()
+        if row not in best
+    )
+    model = f"with {vocab_size:,} tokens"
+    if vocab_size == TrainConfig.vocab_size:
+        model = f"as described, {model},"
+    return (
+        f"With {fitting[0]:,} to {fitting[-1]:,} tokens, {len(best)} of {len(implied)} rows have "
+        "the paper's count"
+        + (f"; {others}. No vocabulary size fits all rows" if others else "")
+        + f". The paper does not say how it counted. A base model {model} has "
+        f"{_base_millions(vocab_size):.2f} million parameters."
+    )
+
+
+def _base_millions(vocab_size: int) -> float:
+    return sum(parameters_by_part(paper_sizes("base", vocab_size)).values()) / MILLION
 
 
 def _draw_vocabularies(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> "Figure":
@@ -154,7 +169,7 @@ def _draw_vocabularies(implied: Mapping[str, tuple[float, float]], vocab_size: i
     axes.errorbar(tokens, list(implied), xerr=errors, fmt="o", capsize=4, label="implied")
     axes.axvline(vocab_size, color="k", linestyle="--", label=f"{vocab_size:,} tokens")
     axes.invert_yaxis()
-    axes.set_xlabel("tokens that give the paper's count, which is rounded to a million")
+    axes.set_xlabel("vocabulary size that gives the paper's count (rounded to a million)")
     axes.set_ylabel("row")
     axes.grid(alpha=0.3)
     axes.legend()

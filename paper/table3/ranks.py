@@ -1,4 +1,4 @@
-"""The order of the trained rows beside the order of the paper's."""
+"""The order of the trained rows beside the order of the paper's rows."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -18,13 +18,13 @@ if TYPE_CHECKING:
 
 
 def ranks(values: Sequence[float]) -> list[float]:
-    """The place of each value, from the lowest; equal ones share the mean of their places.
+    """Rank values from the lowest; equal values share the mean of their ranks.
 
     Args:
-        values: Numbers.
+        values: Values to rank.
 
     Returns:
-        Places from 1.
+        Rank of each value, from 1.
     """
     return [
         sum(other < value for other in values) + (sum(other == value for other in values) + 1) / 2
@@ -33,20 +33,20 @@ def ranks(values: Sequence[float]) -> list[float]:
 
 
 def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | None:
-    """Spearman's coefficient: whether two lists order the same things alike.
+    """Compute Spearman's rank correlation of two lists.
 
     Args:
-        left: A number for each thing.
-        right: Another, in the same order.
+        left: Values of the items.
+        right: Other values of the same items, in the same order.
 
     Returns:
-        1 for the same order, -1 for the reverse, about 0 for no relation; None where one of them
-        has no order.
+        1 for the same order, -1 for the reverse order, about 0 for no relation; None if all values
+        of a list are equal.
     """
-    places = torch.tensor([ranks(left), ranks(right)], dtype=torch.float64)  # [2, things]
-    if (places.amin(dim=1) == places.amax(dim=1)).any():
+    both = torch.tensor([ranks(left), ranks(right)], dtype=torch.float64)  # [2, items]
+    if (both.amin(dim=1) == both.amax(dim=1)).any():
         return None
-    return float(torch.corrcoef(places)[0, 1])
+    return float(torch.corrcoef(both)[0, 1])
 
 
 def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespace) -> Section:
@@ -63,7 +63,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         for row, result in results.items()
     ]
     perplexities, bleus = (
-        ([row[place] for row in rows], [row[place + 1] for row in rows]) for place in (2, 4)
+        ([row[column] for row in rows], [row[column + 1] for row in rows]) for column in (2, 4)
     )
     correlations = {
         "PPL": rank_correlation(*perplexities),
@@ -81,13 +81,13 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
     return Section(
         name="trained",
         title="Perplexity and BLEU beside the paper's",
-        says=f"On the validation split, of the last weights, not averaged; PPL is per token and of "
-        f"the loss without smoothing, BLEU is {signature}. Ours cannot equal the paper's, on "
-        "another corpus and at another size: what can be compared is the order of the rows. "
+        says="Results on the validation split, with the last weights, not averaged. PPL is per "
+        f"token and from the loss without smoothing, BLEU is {signature}. The values cannot equal "
+        "the paper's, because corpus and sizes differ; only the order of the rows can be compared. "
         f"Spearman's rank correlation with the paper's order is {said}, over {len(rows)} rows; 1 "
-        f"is the same order, 0 none. The best row here is {best['PPL']} by PPL and "
-        f"{best['BLEU']} by BLEU. One seed: rows that lie near each other may change places with "
-        "another.",
+        "means the same order, 0 no relation. The best row here is "
+        f"{best['PPL']} by PPL and {best['BLEU']} by BLEU. This is one seed; with another seed, "
+        "rows with similar results may swap.",
         columns=(
             "row",
             "parameters",
@@ -113,7 +113,7 @@ def _draw_ranks(
             [result.perplexity for result in results.values()],
             [PAPER[row].perplexity for row in names],
         ),
-        # the highest is the best
+        # negative, because the highest BLEU is the best
         "BLEU": (
             [-result.bleu for result in results.values()],
             [-PAPER[row].bleu for row in names],
@@ -128,7 +128,7 @@ def _draw_ranks(
             axes.scatter(*zip(*own, strict=True), color=f"C{number}", label=group)
         for row, point in zip(names, points, strict=True):
             label = axes.annotate(row, point, (5, 3), textcoords="offset points", fontsize=9)
-            # what stands at the edge must not squeeze the plot
+            # a label at the edge must not shrink the plot
             label.set_in_layout(False)
         value = correlations[name]
         axes.set_title(name if value is None else f"{name}, rank correlation {value:.2f}")

@@ -1,4 +1,4 @@
-"""The rows of Table 3: what the paper reports, and the sizes and parameters of each model."""
+"""The rows of Table 3: the paper's results, and the sizes and parameters of each model."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PaperRow(NamedTuple):
-    """Results of a row in the paper, on newstest2013; parameters in millions, if given."""
+    """Results of a row in the paper on newstest2013, and its parameters in millions, if given."""
 
     perplexity: float
     bleu: float
@@ -47,17 +47,17 @@ SIZE_COLUMNS = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "P_drop", "eps_ls")
 
 
 def paper_sizes(row: str, vocab_size: int) -> VanillaTransformerConfig:
-    """The configuration of a row as the paper has it.
+    """Return the model configuration of a row of the paper.
 
     Args:
         row: Name of a row of Table 3.
-        vocab_size: Number of tokens of the vocabulary.
+        vocab_size: Vocabulary size.
 
     Returns:
-        Its sizes.
+        Configuration of the row.
 
     Raises:
-        ValueError: If the row or the vocabulary cannot be.
+        ValueError: If the row does not exist, or the vocabulary size is invalid.
     """
     return load_config(f"paper-{row}").model_config(vocab_size)
 
@@ -89,15 +89,15 @@ def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Se
     least, most = min(shares, key=shares.get), max(shares, key=shares.get)
     return Section(
         name="rows",
-        title="Every row, built",
-        says="Each row but big changes one thing of the base model. Each is built as the package "
-        "builds any model, and its weights are counted, not computed from a formula. The embedding "
-        f"is one matrix for source, target and output: with {vocab_size:,} tokens it is from "
-        f"{shares[least]:.0%} ({least}) to {shares[most]:.0%} ({most}) of the weights. The decoder "
-        "has more than the encoder, for each of its layers attends twice. Rows A change the heads "
-        "and keep the weights as many; D changes dropout and label smoothing, which have none; E "
-        "learns a vector for "
-        "each position of either side. PPL and BLEU here are the paper's.",
+        title="All rows, built",
+        says="Each row except big changes one setting of the base model. Every row is built, and "
+        "its weights are counted, not computed from a formula. The embedding is one matrix for "
+        f"source, target and output: with {vocab_size:,} tokens it has from {shares[least]:.0%} "
+        f"({least}) to {shares[most]:.0%} ({most}) of the weights. The decoder has more weights "
+        "than the encoder, because each of its layers has two attention sub-layers. Rows A change "
+        "the heads, but not the number of weights. Rows D change dropout and label smoothing, "
+        "which have no weights. Row E learns a vector for each source and each target position. "
+        "PPL and BLEU here are the paper's.",
         columns=("row", *SIZE_COLUMNS, "params (M)", "paper's (M)", "PPL", "BLEU"),
         rows=rows,
         figure=_draw_counts(counts),

@@ -1,4 +1,4 @@
-"""The rows of Table 3, scaled down to be trained in minutes."""
+"""The rows of Table 3, scaled down for a training of minutes."""
 
 import argparse
 import math
@@ -13,19 +13,19 @@ from .rows import SIZE_COLUMNS, size_cells
 
 
 def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str, float]:
-    """A row's change, made to a smaller base: every ratio to the base is the paper's.
+    """Apply the change of a row to a smaller base; every ratio to base is the paper's.
 
     Args:
         row: Name of a row of Table 3.
-        scale: What all widths are divided by; heads stay as many.
-        layers: N of the smaller base.
+        scale: Divisor of all widths; the number of heads stays the same.
+        layers: Number of layers N of the smaller base.
         dropout: Dropout probability of the smaller base model.
 
     Returns:
         Fields of the configuration.
 
     Raises:
-        ValueError: If a width or a number of layers would not be whole.
+        ValueError: If a width or the number of layers would not be whole.
     """
     base, sizes = (VanillaTransformerConfig.from_paper(name) for name in ("base", row))
     heads = sizes.encoder_attention_heads
@@ -38,11 +38,11 @@ def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str,
     }
     for name, width in widths.items():
         if scale < 1 or width % scale:
-            raise ValueError(f"scale must divide {name} of row {row}, {width}, got {scale}.")
+            raise ValueError(f"scale must divide {name} = {width} of row {row}, got {scale}.")
     if layers < 1 or sizes.encoder_layers * layers % base.encoder_layers:
         raise ValueError(
-            f"layers must give row {row} a whole number, {sizes.encoder_layers} / "
-            f"{base.encoder_layers} of it, got {layers}."
+            f"layers times {sizes.encoder_layers} / {base.encoder_layers} must be a whole number "
+            f"for row {row}, got layers {layers}."
         )
     depth = sizes.encoder_layers * layers // base.encoder_layers
     return {
@@ -54,16 +54,16 @@ def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str,
 
 
 def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
-    """The runs of the scaled rows: what differs is what the row changes, and the folder.
+    """Return the training settings of the scaled rows.
 
     Args:
-        flags: As `add_flags` declares them, and `output_dir`.
+        flags: Flags that `add_flags` declares, and `output_dir`.
 
     Returns:
-        Settings by row.
+        Settings by row; rows differ only in the change of the row and the folder.
 
     Raises:
-        ValueError: If a setting does not fit.
+        ValueError: If a setting is invalid.
     """
     warmup_steps = flags.warmup_steps
     if warmup_steps is None:
@@ -72,7 +72,7 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps}.")
     factor = flags.learning_rate_factor
     if factor is None:
-        # eq. (3) at its highest is (d_model * warmup_steps)^-0.5
+        # the peak of eq. (3) is (d_model * warmup_steps)^-0.5
         factor = math.sqrt(warmup_steps / TrainConfig.warmup_steps)
     shared = {
         name: getattr(flags, name)
@@ -84,9 +84,9 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         "warmup_steps": warmup_steps,
         "learning_rate_factor": factor,
         "vocab_size": flags.learned_vocab_size,
-        # a step is smaller than the paper's, and each group of it is computed on its own
+        # a step has fewer tokens than the paper's, and each length group is computed separately
         "length_groups_per_step": 4,
-        # Table 3 has the last weights as they are
+        # Table 3 uses the last weights, without averaging
         "num_averaged_checkpoints": 1,
         "eval_every_steps": flags.max_steps,
         "save_every_steps": max(1, flags.max_steps // 10),
@@ -110,16 +110,16 @@ def built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace)
     config = next(iter(configs.values()))
     return Section(
         name="built",
-        title="The rows as they are trained here",
-        says=f"All widths are the paper's divided by {flags.scale}, the base has {flags.layers} "
-        f"layers a stack and dropout {flags.dropout}, the other rows theirs in the paper's ratio; "
-        "heads and label smoothing are the paper's own. Each row is trained on "
+        title="The scaled rows of this training",
+        says=f"All widths are the paper's divided by {flags.scale}. Base has {flags.layers} layers "
+        f"per stack and dropout {flags.dropout}; the other rows keep the paper's ratios. The "
+        "number of heads and label smoothing are the paper's. Each row is trained on "
         f"{' '.join(filter(None, (flags.dataset, flags.name)))}, {flags.source_lang} to "
         f"{flags.target_lang}, for {config.max_steps:,} steps of {config.tokens_per_step:,} "
-        f"tokens, {config.warmup_steps:,} of them warm-up, {config.learning_rate_factor:.3g} "
-        f"times the rate of section 5.3, with seed {config.seed} and one vocabulary of "
-        f"{flags.learned_vocab_size:,} tokens. The paper trained big three times as long as the "
-        "others; here all have the same steps.",
+        f"tokens, with {config.warmup_steps:,} warm-up steps, {config.learning_rate_factor:.3g} "
+        f"times the learning rate of section 5.3, seed {config.seed} and a shared vocabulary of "
+        f"{flags.learned_vocab_size:,} tokens. The paper trained big for three times as many steps "
+        "as the other rows; here all rows have the same number of steps.",
         columns=("row", *SIZE_COLUMNS),
         rows=rows,
     )

@@ -1,4 +1,4 @@
-"""Table 3 trained: every row as a run of the trainer, one after the other. Section 6.2."""
+"""Training of the rows of Table 3, one after the other. Section 6.2."""
 
 import dataclasses
 import logging
@@ -24,10 +24,10 @@ from ...train.vocabulary import prepare_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# the paper's is newstest2013, the development set
+# the paper evaluates on newstest2013, its development set
 SPLIT = "validation"
-# where a run lies says nothing of what it is
-PLACES = ("output_dir", "tokenizer")
+# paths may differ between two calls for the same row
+PATH_SETTINGS = ("output_dir", "tokenizer")
 
 
 class RowResult(NamedTuple):
@@ -35,7 +35,7 @@ class RowResult(NamedTuple):
 
     Attributes:
         config: Sizes of the model.
-        perplexity: For each target token, of the loss without smoothing.
+        perplexity: Perplexity per target token, from the loss without smoothing.
         bleu: BLEU of sacreBLEU.
         signature: Signature of sacreBLEU.
         seconds: Training time, in seconds.
@@ -49,18 +49,18 @@ class RowResult(NamedTuple):
 
 
 def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, RowResult]:
-    """Train and evaluate rows that share a vocabulary; what is finished is only read.
+    """Train and evaluate rows that share a vocabulary; only read rows that are finished.
 
     Args:
-        configs: Settings by row, the same but for what the row changes.
-        folder: For the vocabulary; each row has its own, which its settings name.
+        configs: Settings by row.
+        folder: Folder of the vocabulary; the folder of a row is in its settings.
 
     Returns:
-        What each gives, in the same order.
+        Result of each row, in the same order.
 
     Raises:
-        ValueError: If a row was begun with other settings, or the data does not fit.
-        InterruptedError: If training was asked to end; the next call goes on.
+        ValueError: If a row was started with other settings, or the dataset is invalid.
+        InterruptedError: If training was stopped by a signal; the next call resumes it.
     """
     unfinished = [row for row, config in configs.items() if not _is_finished(row, config)]
     if unfinished:
@@ -82,12 +82,12 @@ def _is_finished(row: str, config: TrainConfig) -> bool:
         return False
     before = dataclasses.asdict(read_recipe(folder))
     for name, value in dataclasses.asdict(config).items():
-        if name not in PLACES and before[name] != value:
+        if name not in PATH_SETTINGS and before[name] != value:
             raise ValueError(
                 f"output_dir must be new for other settings: {name} of row {row} was "
                 f"{before[name]!r}, got {value!r}."
             )
-    # it is translated last
+    # a row is finished when its translations are scored
     return SPLIT in read_scores(folder)
 
 

@@ -18,53 +18,59 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Parser of the command line.
     """
-    group = parser.add_argument_group("prepare a treebank, to train on with recipe paper-parsing")
+    group = parser.add_argument_group("prepare a treebank for training with recipe paper-parsing")
     group.add_argument(
-        "--prepare", metavar="FOLDER", type=Path, help="for train.en, train.tree and so on"
+        "--prepare",
+        metavar="FOLDER",
+        type=Path,
+        help="folder to write train.en, train.tree and so on to",
     )
     for split, what in (
-        ("train", "to train on"),
-        ("validation", "to validate with; the last of those to train on if not given"),
-        ("test", "to evaluate with"),
+        ("train", "for training"),
+        ("validation", "for validation; the last part of the training trees if not given"),
+        ("test", "for evaluation"),
     ):
         group.add_argument(
             f"--{split}",
             metavar="TREES",
             nargs="+",
             default=[],
-            help=f"bracketed files or folders {what}",
+            help=f"files or folders of bracketed trees {what}",
         )
-    group = parser.add_argument_group("parse with a trained model, and score")
+    group = parser.add_argument_group("parse with a trained model and score the trees")
     add_model_flag(group, default=None)
     group.add_argument(
-        "--trees", metavar="TREES", nargs="+", help="bracketed files or folders: the gold trees"
+        "--trees", metavar="TREES", nargs="+", help="files or folders of bracketed gold trees"
     )
     group.add_argument(
-        "--num_sentences", type=int, default=50, help="the first so many; 0: all (%(default)s)"
+        "--num_sentences",
+        type=int,
+        default=50,
+        help="number of sentences to parse, from the first one; 0 for all (%(default)s)",
     )
     group.add_argument("--num_beams", type=int, help="beam size; the model's own if not given")
     group.add_argument(
-        "--batch_size", type=int, default=32, help="sentences at a time (%(default)s)"
+        "--batch_size", type=int, default=32, help="sentences per batch (%(default)s)"
     )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Table 4; how a tree becomes a sentence and is scored; and how a model of ours parses.
+    """Show Table 4, linearize and score an example, and score a model if one is given.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Yields:
-        One section for a treebank that is prepared; else three, and three more with a model.
+        One section if a treebank is prepared; else three, and three more with a model.
 
     Raises:
-        ValueError: If a flag lacks another, or a treebank or model cannot be read.
+        ValueError: If a flag needs another one, or a treebank or model cannot be read.
     """
-    _refuse_halves(flags)
+    _check_flags(flags)
     if flags.prepare is not None:
         yield preparation(flags.prepare, flags.train, flags.validation, flags.test)
         return
-    # what cannot be read is refused before anything is shown
+    # read model and trees first, so that an error comes before any output
     found = iter(()) if flags.model is None else results(flags)
     yield published()
     yield example(is_all=flags.model is None)
@@ -72,7 +78,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield from found
 
 
-def _refuse_halves(flags: argparse.Namespace):
+def _check_flags(flags: argparse.Namespace):
     if flags.prepare is not None and not flags.train:
         raise ValueError("train must be given with prepare, got none.")
     if flags.prepare is None and (flags.train or flags.validation or flags.test):
@@ -80,7 +86,9 @@ def _refuse_halves(flags: argparse.Namespace):
     if (flags.model is None) != (flags.trees is None):
         raise ValueError("model and trees must be given together, got one.")
     if flags.prepare is not None and flags.model is not None:
-        raise ValueError("prepare must be alone, for a model is trained after it, got model too.")
+        raise ValueError(
+            "prepare must be given without model, because training comes between them, got both."
+        )
     if flags.num_sentences < 0:
         raise ValueError(f"num_sentences must not be negative, got {flags.num_sentences}.")
     if flags.batch_size < 1:

@@ -1,4 +1,4 @@
-"""One sentence as an example: how a tree becomes tokens, and how it is scored."""
+"""An example sentence: its tree as tokens, and the score of a second reading."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -8,7 +8,7 @@ from ..study import Section
 from ..trees import WORD, Tree, linearize, tree_from_tokens, trees_in, walk
 from .pictures import MATCHED, draw_tree, tree_figure, tree_pair
 
-# two readings of one sentence: where is the telescope?
+# two readings of one sentence: who has the telescope?
 EXAMPLE = (
     "(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon)) "
     "(PP (IN with) (NP (DT a) (NN telescope)))) (. .))"
@@ -20,13 +20,13 @@ OTHER_READING = (
 
 
 def example(is_all: bool) -> Section:
-    """A tree, the tokens that are its linearization, and the tree that comes back.
+    """Show a tree and its linearization, and read the tokens back.
 
     Args:
-        is_all: Whether no model follows, so that the next command is to be said.
+        is_all: Whether no model is scored, so that the text names the next commands.
 
     Returns:
-        A line for each token.
+        Section with a line for each token.
     """
     tree = _tree(EXAMPLE)
     tokens = linearize(tree)
@@ -40,32 +40,33 @@ def example(is_all: bool) -> Section:
     figure, (axes,) = tree_figure([tree])
     draw_tree(axes, tree, [MATCHED] * len(tree.brackets))
     says = (
-        f"The {len(tree.words)} words of the sentence become {len(tokens)} tokens: each bracket "
-        f"opens and closes under its name, and every word is {WORD}, for the source says which it "
-        "is, and parts of speech are not scored. Read back with the sentence, the tokens give "
-        f"{'the same tree' if again == tree else 'another tree'}; left out, doubled or crossed, "
-        "they give none, and the search can be held to those that do."
+        f"The tree over {len(tree.words)} words becomes {len(tokens)} tokens. Each bracket has an "
+        f"opening and a closing token with its label. Every word is {WORD}: the source has the "
+        "words, and parts of speech are not scored. Together with the sentence, the tokens give "
+        f"{'the same tree' if again == tree else 'another tree'} again. If a token is "
+        "missing or doubled, or if brackets cross, the tokens are not a tree. The search can be "
+        "restricted to trees."
     )
     if is_all:
         says += (
-            " To parse with a model: --prepare a treebank, train recipe paper-parsing or "
-            "parsing-small on it, and give this command --model RUN --trees FILE."
+            " To parse with a model, prepare a treebank with --prepare, train recipe paper-parsing "
+            "or parsing-small on it, and run this command with --model RUN --trees FILE."
         )
     return Section(
         name="linearized",
-        title="From a tree to a sentence of brackets and back",
+        title="From a tree to a sequence of brackets and back",
         says=says,
-        columns=("step", "token", "what it does", "brackets open"),
+        columns=("step", "token", "meaning", "open brackets"),
         rows=rows,
         figure=figure,
     )
 
 
 def rules() -> Section:
-    """Show what EVALB counts, on two parses of one sentence.
+    """Score one parse of a sentence against another by the rules of EVALB.
 
     Returns:
-        A line for each bracket of either reading.
+        Section with a line for each bracket of either reading.
     """
     gold, other = _tree(EXAMPLE), _tree(OTHER_READING)
     score = score_corpus([score_sentence(gold, other)])
@@ -77,12 +78,12 @@ def rules() -> Section:
     return Section(
         name="rules",
         title="How a tree is scored",
-        says=f"A bracket is right if the gold tree has one of its label over the same words, "
-        f"punctuation left out. One phrase attached elsewhere adds one bracket here: "
-        f"{score.matched} of {score.predicted} predicted brackets match, precision "
-        f"{score.precision:.1f}, and all {score.gold} gold brackets are found, recall "
-        f"{score.recall:.1f}; F1, their harmonic mean, is {score.f1:.1f}. In the picture what the "
-        "other tree lacks is red.",
+        says="A predicted bracket is correct if the gold tree has a bracket with the same label "
+        "over the same words; punctuation does not count. Here one phrase is attached elsewhere, "
+        f"which adds one bracket: {score.matched} of {score.predicted} predicted brackets are "
+        f"correct, precision {score.precision:.1f}. All {score.gold} gold brackets are found, "
+        f"recall {score.recall:.1f}; F1, their harmonic mean, is {score.f1:.1f}. In the picture, "
+        "brackets without a match in the other tree are red.",
         columns=("bracket", "words", "gold", "predicted"),
         rows=rows,
         figure=tree_pair(gold, other),

@@ -1,4 +1,4 @@
-"""Scores of a trained model beside the paper's: free search, and search among trees only."""
+"""Scores of a trained model beside the paper's, with free and with constrained search."""
 
 import argparse
 from collections import Counter
@@ -21,7 +21,7 @@ from .paper_scores import TABLE_4, TRANSFORMER
 from .pictures import MATCHED, NOT_SCORED, tree_pair
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 40), (41, None))
-# words of a tree that fits a picture
+# smallest and largest number of words of a tree in the picture
 SHOWN_WORDS = (6, 16)
 
 
@@ -38,15 +38,15 @@ def parse_treebank(
     Args:
         model: Model trained on trees.
         tokenizer: Tokenizer of the model.
-        gold: The treebank; its tags say which words are punctuation, nothing else of it is used.
-        constrained: Search among trees only.
-        search: As in `parse`.
+        gold: Gold trees; only their words and, for punctuation, their tags are used.
+        constrained: Whether to search among trees only.
+        search: Search settings, as in `parse`.
 
     Returns:
-        For each sentence its tree, or why what the model gave is none.
+        For each sentence its tree, or the reason why the output is not a tree.
 
     Raises:
-        ValueError: If the model is none of trees.
+        ValueError: If the model was not trained on trees.
     """
     outputs = tqdm(
         parse(model, tokenizer, (tree.words for tree in gold), constrained=constrained, **search),
@@ -62,14 +62,14 @@ def parse_treebank(
 
 
 def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[SentenceScore]:
-    """Score what `parse_treebank` gives.
+    """Score the output of `parse_treebank`.
 
     Args:
-        gold: The treebank.
-        parsed: For each sentence its tree, or why there is none.
+        gold: Gold trees.
+        parsed: For each sentence its tree, or the reason why there is none.
 
     Returns:
-        A score for each sentence.
+        Score of each sentence.
     """
     return [
         score_sentence(tree, None if isinstance(found, str) else found)
@@ -81,11 +81,11 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
     """Score the parses of a trained model, with a free search and one constrained to trees.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags that `add_flags` declares.
 
     Returns:
-        The sections: the scores beside the paper's; one tree; F1 by length. Trees and model are
-        read at once, and searched when the first is asked for.
+        Sections with the scores, one tree, and F1 by length. Trees and model are read at once; the
+        search runs when the first section is requested.
 
     Raises:
         ValueError: If the model or the trees cannot be read.
@@ -151,13 +151,14 @@ def _scores_section(
     ]
     return Section(
         name="scores",
-        title="How the model parses",
-        says=f"Searching freely, {shares[free]:.1f}% of {count:,} outputs are trees over the "
-        f"sentence's words{f'; the others have {lacks}' if lacks else ''}. Held to trees, "
-        f"{shares[constrained]:.1f}% are, and F1 goes from {totals[free].f1:.2f} to "
-        f"{totals[constrained].f1:.2f}. A sentence without a tree has all its brackets missed; "
-        "EVALB leaves it out, and so does the last column. Another treebank than the "
-        "paper's, or a smaller model, is another task: the paper's rows are for the scale.",
+        title="Parsing scores of the model",
+        says=f"With free search, {shares[free]:.1f}% of {count:,} outputs are trees over the "
+        f"sentence's words{f'; the errors of the others are {lacks}' if lacks else ''}. With "
+        f"search among trees only, {shares[constrained]:.1f}% are trees, and F1 changes from "
+        f"{totals[free].f1:.2f} to {totals[constrained].f1:.2f}. If an output is not a tree, all "
+        "gold brackets of its sentence count as missed. EVALB ignores these sentences; the last "
+        "column is F1 without them. With another treebank or model size than the paper's, the "
+        "scores are not comparable; the paper's rows only show the scale.",
         columns=(
             "parser",
             "test set",
@@ -192,19 +193,20 @@ def _tree_section(
         if SHOWN_WORDS[0] <= len(tree.words) <= SHOWN_WORDS[1] and score.status == "valid"
     ]
     if not fits:
-        # of punctuation alone there is nothing to score
+        # a sentence of punctuation only has no score
         fits = [index for index, score in enumerate(scores) if score.status == "valid"] or [0]
-    # neither the best nor the worst, and one to learn from
+    # prefer a typical sentence with an error
     fits = [index for index in fits if each[index] < 100] or fits
-    index = min(fits, key=lambda place: abs(each[place] - whole))
+    index = min(fits, key=lambda one: abs(each[one] - whole))
     tree, found = gold[index], parsed[index]
     score = scores[index]
     return Section(
         name="tree",
-        title="One tree, gold and predicted",
-        says=f"Sentence {index + 1}, whose F1 of {each[index]:.1f} is near the whole's "
-        f"{whole:.1f}: {score.matched} of {score.predicted} predicted brackets are right, of "
-        f"{score.gold} gold ones. Red is what the other tree lacks, grey what does not count.",
+        title="One gold tree and its prediction",
+        says=f"Sentence {index + 1}, with an F1 of {each[index]:.1f}, close to the total of "
+        f"{whole:.1f}: {score.matched} of {score.predicted} predicted brackets are correct; the "
+        f"gold tree has {score.gold}. Brackets without a match in the other tree are red, and "
+        "brackets that are not scored are grey.",
         columns=("tree", "tokens"),
         rows=[
             [title, " ".join(linearize(shown))]
@@ -218,31 +220,32 @@ def _tree_section(
 def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]) -> Section:
     rows = []
     for least, most in LENGTHS:
-        places = [
+        indices = [
             index
             for index, tree in enumerate(gold)
             if least <= len(tree.words) and (most is None or len(tree.words) <= most)
         ]
-        if places:
-            f1 = [score_corpus(found[index] for index in places).f1 for found in scores.values()]
-            rows.append([f"{least}-{most}" if most else f"{least} and more", len(places), *f1])
+        if indices:
+            f1 = [score_corpus(found[index] for index in indices).f1 for found in scores.values()]
+            rows.append([f"{least}-{most}" if most else f"{least} and more", len(indices), *f1])
     figure, axes = new_figure(6.5, 3.6)
     for column, (name, color) in enumerate(
         zip(scores, (NOT_SCORED, MATCHED), strict=True), start=2
     ):
         axes.plot([row[column] for row in rows], marker="o", label=name, color=color)
     axes.set_xticks(range(len(rows)), [f"{row[0]}\n({row[1]})" for row in rows])
-    axes.set_xlabel("words of the sentence (number of sentences)")
+    axes.set_xlabel("words per sentence (number of sentences)")
     axes.set_ylabel("F1")
     axes.grid(alpha=0.3)
     axes.legend()
     shortest, longest = rows[0], rows[-1]
     return Section(
         name="lengths",
-        title="F1 by the length of the sentence",
-        says=f"Among trees only, sentences of {shortest[0]} words have an F1 of {shortest[3]:.1f}, "
-        f"those of {longest[0]} words {longest[3]:.1f}. A longer sentence has more places where a "
-        "phrase can be attached, and one slip early in the brackets moves what follows.",
+        title="F1 by sentence length",
+        says=f"With search among trees only, sentences of {shortest[0]} words have an F1 of "
+        f"{shortest[3]:.1f}, and sentences of {longest[0]} words an F1 of {longest[3]:.1f}. A "
+        "phrase can be attached in more ways in a longer sentence, and one early error shifts all "
+        "brackets after it.",
         columns=("words", "sentences", *(f"F1, {name}" for name in scores)),
         rows=rows,
         figure=figure,

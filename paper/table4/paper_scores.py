@@ -1,4 +1,4 @@
-"""Table 4 as the paper reports it."""
+"""Table 4 as in the paper."""
 
 from ...drawing import new_figure
 from ..study import Section
@@ -23,10 +23,10 @@ TRANSFORMER = "Transformer (4 layers)"
 
 
 def published() -> Section:
-    """Table 4 as it stands in the paper.
+    """Show Table 4 of the paper.
 
     Returns:
-        Its rows and their bars.
+        Section with the rows and a bar chart.
     """
     figure, axes = new_figure(7.0, 4.4)
     rows = TABLE_4[::-1]
@@ -45,11 +45,11 @@ def published() -> Section:
     )
     return Section(
         name="published",
-        title="What the paper reports",
-        says="A parser is a translator into brackets: nothing in the model was made for trees. The "
-        f"paper's {TRANSFORMER} still beats {beaten} of the {len(others)} parsers with the same "
-        f"training data, at {own['WSJ only']} F1 with 40,000 trees and {own['semi-supervised']} "
-        "with more text that another parser has parsed. These numbers are the paper's own.",
+        title="Table 4 of the paper",
+        says="The paper parses by translation into brackets, with no change of the model for "
+        f"trees. Its {TRANSFORMER} still beats {beaten} of the {len(others)} parsers with the same "
+        f"training data: {own['WSJ only']} F1 with 40,000 trees, and {own['semi-supervised']} F1 "
+        "with additional text that another parser has parsed. All numbers are the paper's.",
         columns=("parser", "training", "F1 on WSJ 23"),
         rows=TABLE_4,
         figure=figure,

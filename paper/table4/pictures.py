@@ -15,14 +15,14 @@ MATCHED, WRONG, NOT_SCORED = "#2a6f97", "#c1121f", "#8d99ae"
 
 
 def match_colors(tree: Tree, against: Tree) -> list[str]:
-    """A color for each bracket: whether another tree has it too.
+    """Return the color of each bracket: matched, wrong or not scored.
 
     Args:
-        tree: The tree to draw.
-        against: A tree over the same words.
+        tree: Tree to draw.
+        against: Other tree over the same words.
 
     Returns:
-        A color for each bracket, another one for those that are not scored.
+        Color of each bracket.
     """
     return [
         NOT_SCORED if bracket is None else MATCHED if is_match else WRONG
@@ -31,21 +31,21 @@ def match_colors(tree: Tree, against: Tree) -> list[str]:
 
 
 def tree_pair(gold: Tree, predicted: Tree) -> "Figure":
-    """Draw two trees over one sentence, what either lacks of the other in red.
+    """Draw two trees over one sentence, with unmatched brackets in red.
 
     Args:
-        gold: The upper one.
-        predicted: The lower one.
+        gold: Upper tree.
+        predicted: Lower tree.
 
     Returns:
-        The picture.
+        Figure with both trees.
     """
     figure, axes = tree_figure([gold, predicted])
     draw_tree(axes[0], gold, match_colors(gold, predicted))
     draw_tree(axes[1], predicted, match_colors(predicted, gold))
     axes[0].set_title("gold", loc="left")
     axes[1].set_title("predicted", loc="left")
-    # a level is as high in both
+    # give a level the same height in both trees
     highest = max(one.get_ylim()[1] for one in axes)
     for one in axes:
         one.set_ylim(top=highest)
@@ -85,8 +85,8 @@ def draw_tree(axes: "Axes", tree: Tree, colors: Sequence[str]) -> None:
 
     Args:
         axes: Axes to draw on.
-        tree: The tree.
-        colors: A color for each bracket.
+        tree: Tree to draw.
+        colors: Color of each bracket.
     """
     # a dollar sign in a token must not start a formula
     text = {"ha": "center", "va": "center", "fontsize": 9, "parse_math": False}
@@ -107,7 +107,7 @@ def draw_tree(axes: "Axes", tree: Tree, colors: Sequence[str]) -> None:
         else:
             index, bracket, below = inside.pop()
             spot = ((below[0][0] + below[-1][0]) / 2, float(heights[index]))
-            # a line down to each, from a bar over all: none crosses what is beside it
+            # draw a bar over all children and a line down to each, so that no lines cross
             line = {"color": colors[index], "lw": 0.9}
             bar = spot[1] - 0.5
             axes.plot([below[0][0], below[-1][0]], [bar, bar], **line)

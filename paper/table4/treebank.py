@@ -1,4 +1,4 @@
-"""A treebank as pairs of sentences to train on."""
+"""A treebank as sentence pairs for training."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -11,16 +11,16 @@ from ..study import Section
 def preparation(
     folder: Path, train: Sequence[str], validation: Sequence[str], test: Sequence[str]
 ) -> Section:
-    """Write a treebank as text to train on, and report its counts.
+    """Write a treebank as sentence pairs for training, and report its counts.
 
     Args:
-        folder: Gets `train.en`, `train.tree` and so on.
-        train: Files or folders of bracketed trees.
-        validation: The same; taken from those to train on if empty.
-        test: The same.
+        folder: Folder to write `train.en`, `train.tree` and so on to.
+        train: Files or folders of bracketed trees for training.
+        validation: Files or folders for validation; if empty, the last training trees.
+        test: Files or folders for evaluation.
 
     Returns:
-        The counts.
+        Section with the counts.
 
     Raises:
         ValueError: If a file cannot be read or holds no tree.
@@ -31,11 +31,12 @@ def preparation(
     names = list(dict.fromkeys(name for found in counts.values() for name in found))
     return Section(
         name="treebank",
-        title="The treebank as pairs of sentences",
-        says=f"{folder} has a line for each of {total['trees']:,} sentences and a line for its "
-        f"tree. Parsers are scored without traces and function tags: {tags:,} tags and {empty:,} "
-        "empty elements are gone. To train: `vanilla-transformer train paper-parsing --dataset "
-        f"{folder}`, or parsing-small on a CPU.",
+        title="The treebank as sentence pairs",
+        says=f"{folder} has {total['trees']:,} sentence pairs: the words, and the linearized tree. "
+        "Parsers are scored without traces and function tags, so "
+        f"{tags:,} tags and {empty:,} empty elements were removed. To train a parser, run "
+        f"`vanilla-transformer train paper-parsing --dataset {folder}`, or use parsing-small on a "
+        "CPU.",
         columns=("split", *names),
         rows=[[split, *(found[name] for name in names)] for split, found in counts.items()],
     )

@@ -1,4 +1,4 @@
-"""Section 3.2.1: the variance of the scores, and what the softmax makes of it."""
+"""Section 3.2.1: the variance of the scores, and its effect on the softmax."""
 
 import json
 import math
@@ -41,7 +41,7 @@ def test_the_norm_is_that_of_the_jacobian_of_softmax():
     torch.testing.assert_close(jacobian_norm(scores.softmax(dim=-1)), torch.stack(expected))
 
 
-def test_the_norm_vanishes_where_one_weight_is_all():
+def test_the_norm_is_zero_if_one_weight_is_1():
     assert jacobian_norm(torch.tensor([0.0, 1.0, 0.0])) == 0.0
     assert jacobian_norm(torch.tensor([0.5, 0.5])) == pytest.approx(0.5)
 
@@ -54,19 +54,19 @@ def test_without_scaling_the_gradient_vanishes_as_d_k_grows_and_with_it_does_not
     for entry in scaled:
         assert entry.vanished == 0.0
         assert entry.median_gradient == pytest.approx(scaled[0].median_gradient, rel=0.06)
-    # too small a factor: nearer to looking at all keys alike, with less gradient
+    # too small a factor: nearly equal weights, and a smaller gradient
     slip = measure(64, (8 * 64) ** -0.5)
     assert scaled[1].entropy < slip.entropy < math.log(64)
     assert slip.median_gradient < scaled[1].median_gradient
 
 
-def test_a_width_of_nothing_is_refused(capsys, tmp_path):
+def test_a_width_of_zero_is_refused(capsys, tmp_path):
     command = ["paper", "scaling", "--output_dir", str(tmp_path)]
     assert main([*command, "--d_k", "0"]) == 1
     assert "d_k must be at least 1, got 0." in capsys.readouterr().err
 
 
-def test_the_study_has_the_formula_beside_what_was_measured(tmp_path, capsys):
+def test_the_study_has_the_formula_beside_the_measurement(tmp_path, capsys):
     command = ["paper", "scaling", "--output_dir", str(tmp_path), "--d_k", "64", "4"]
     assert main(command) == 0
     sections = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))["sections"]
@@ -77,4 +77,4 @@ def test_the_study_has_the_formula_beside_what_was_measured(tmp_path, capsys):
         assert row[1::2] == pytest.approx(row[2::2], rel=0.06)
     # three ways to scale, two widths
     assert len(sections["softmax"]["rows"]) == 6
-    assert f"of {math.log(64):.2f} possible" in " ".join(capsys.readouterr().out.split())
+    assert f"the maximum is {math.log(64):.2f}" in " ".join(capsys.readouterr().out.split())

@@ -1,4 +1,4 @@
-"""Table 1, section 4: what layers cost, and how far apart two positions are in them."""
+"""Table 1, section 4: cost of a layer, and path length between two positions."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_the_exponent_of_a_power_law_is_found():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_work_counted_is_that_of_the_formula(kind):
+def test_the_counted_flops_are_those_of_the_formula(kind):
     n, d, k, r = 24, 128, 5, 7
     written = KINDS[kind].flops.replace("^", "**").replace(" ", "*")
     expected = eval(written, {"n": n, "d": d, "k": k, "r": r})
@@ -56,9 +56,9 @@ def test_equation_1_keeps_its_weights_and_the_fused_kernel_does_not():
     kept = {kind: measure(kind, n, d, 3, 5, "cpu").kept for kind in KINDS}
     assert kept["self-attention"] == sequence + heads * n * n * size
     # the input, the output, and a sum for each query
-    assert kept["the same, fused"] == 2 * sequence + heads * n * size
-    # the input, and what goes into the last product
-    assert kept["its projections"] == 2 * sequence
+    assert kept["self-attention, fused"] == 2 * sequence + heads * n * size
+    # the input, and the input of the last product
+    assert kept["projections"] == 2 * sequence
 
 
 @pytest.mark.parametrize("width", [6, 128])
@@ -79,7 +79,7 @@ def test_restricted_attention_is_attention_that_hides_all_but_the_neighbours(wid
     torch.testing.assert_close(fused_self_attention(x), self_attention(x))
 
 
-def test_the_longest_chain_is_the_way_with_most_operations():
+def test_the_longest_chain_is_the_path_with_the_most_operations():
     x = torch.ones(2, requires_grad=True)
     assert longest_chain(x.exp()) == 1
     assert longest_chain(x.exp().sin().cos() + x.tan()) == 4
@@ -89,7 +89,7 @@ def test_the_longest_chain_is_the_way_with_most_operations():
     assert longest_chain(state) == 5000
 
 
-def test_only_a_recurrence_has_more_to_wait_for_in_a_longer_sequence():
+def test_only_a_recurrence_has_a_longer_chain_in_a_longer_sequence():
     short, middle, long = (chain_lengths(n, 3, 5) for n in (6, 9, 15))
     assert short.keys() == KINDS.keys()
     for kind in KINDS:
@@ -101,7 +101,7 @@ def test_only_a_recurrence_has_more_to_wait_for_in_a_longer_sequence():
 
 @pytest.mark.parametrize(("kernel", "neighbourhood"), [(2, 3), (3, 9), (4, 5)])
 @pytest.mark.parametrize("n", [2, 3, 9, 10, 17])
-def test_a_path_that_gradients_find_is_as_long_as_the_formula_says(n, kernel, neighbourhood):
+def test_a_path_length_measured_by_gradients_is_that_of_the_formula(n, kernel, neighbourhood):
     paths = path_lengths(n, kernel, neighbourhood)
     assert len(paths) == 5
     for kind, (measured, computed) in paths.items():
@@ -109,7 +109,7 @@ def test_a_path_that_gradients_find_is_as_long_as_the_formula_says(n, kernel, ne
     assert paths["recurrent"][0] == n
 
 
-def test_the_table_puts_what_is_counted_beside_the_formula(tmp_path, monkeypatch, capsys):
+def test_the_table_has_the_counts_beside_the_formula(tmp_path, monkeypatch, capsys):
     sizes = table1.Sizes((32, 64, 128), 64, (64, 128), 16)
     monkeypatch.setattr(table1, "DEFAULT", sizes)
     monkeypatch.setattr(table1, "SHORT_LENGTHS", (4, 8))
@@ -126,13 +126,13 @@ def test_the_table_puts_what_is_counted_beside_the_formula(tmp_path, monkeypatch
     assert ratios[64] == pytest.approx(1)
     assert ratios[32] < ratios[64] < ratios[128]
     costs = written["length"]["costs"]
-    for place, row in enumerate(written["recurrence"]["rows"]):
-        seconds = {kind: own[place]["seconds"] for kind, own in costs.items()}
+    for index, row in enumerate(written["recurrence"]["rows"]):
+        seconds = {kind: own[index]["seconds"] for kind, own in costs.items()}
         assert row[3:] == [
-            pytest.approx((seconds[kind] + seconds["its projections"]) / seconds["recurrent"])
-            for kind in ("self-attention", "the same, fused")
+            pytest.approx((seconds[kind] + seconds["projections"]) / seconds["recurrent"])
+            for kind in ("self-attention", "self-attention, fused")
         ]
-    assert "10 of 10 are the exact number" in written["path"]["says"]
+    assert "10 of 10 measured lengths are equal to the exact formula" in written["path"]["says"]
 
 
 @pytest.mark.parametrize(
@@ -142,6 +142,6 @@ def test_the_table_puts_what_is_counted_beside_the_formula(tmp_path, monkeypatch
         (["--neighbourhood", "4"], "neighbourhood must be odd and at least 3, got 4."),
     ],
 )
-def test_a_layer_that_sees_no_neighbour_is_refused(flags, sentence, tmp_path, capsys):
+def test_a_layer_without_neighbours_is_refused(flags, sentence, tmp_path, capsys):
     assert main(["paper", "table1", "--output_dir", str(tmp_path), *flags]) == 1
     assert sentence in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""Table 2, section 6.1: the work of training, counted and as the paper estimates it."""
+"""Table 2, section 6.1: FLOPs of training, counted and as estimated in the paper."""
 
 import argparse
 import json
@@ -24,7 +24,7 @@ from vanilla_transformer.train.recipe import load_config
 
 
 @pytest.mark.parametrize("training", TRAININGS, ids=lambda training: training.recipe)
-def test_time_times_gpus_times_what_one_sustains_is_the_papers_estimate(training):
+def test_time_times_gpus_times_sustained_speed_is_the_papers_estimate(training):
     estimate = sustained_flops(training.hours)
     # two digits, as in the table
     assert float(f"{estimate:.1e}") == training.system.flops_de
@@ -34,7 +34,7 @@ def test_time_times_gpus_times_what_one_sustains_is_the_papers_estimate(training
     ("recipe", "d", "f", "h", "steps"),
     [("paper-base", 512, 2048, 8, 100_000), ("paper-big", 1024, 4096, 16, 300_000)],
 )
-def test_the_work_of_the_papers_training_is_that_of_its_products(recipe, d, f, h, steps):
+def test_the_flops_of_the_papers_training_are_those_of_its_products(recipe, d, f, h, steps):
     tokens, length = 25_000 * steps, 30
     # a product of a token with an a x b matrix is 2 a b operations, three times with backward
     attention, feed_forward = 4 * d * d, 2 * d * f
@@ -42,13 +42,13 @@ def test_the_work_of_the_papers_training_is_that_of_its_products(recipe, d, f, h
         "encoder": 6 * tokens * 6 * (attention + feed_forward),
         "decoder": 6 * tokens * 6 * (2 * attention + feed_forward),
         "output projection": 6 * tokens * 37_000 * d,
-        # with each of the tokens of a sentence: a score and a share of the value, in every head
+        # for each pair of tokens of a sentence: a score and a weighted value, in every head
         "attention itself": 6 * tokens * 6 * 3 * length * h * (64 + 64),
     }
     assert training_flops(load_config(recipe), length) == pytest.approx(expected)
 
 
-def test_the_count_is_what_a_step_of_training_does():
+def test_the_count_is_that_of_torch_for_a_training_step():
     sizes = {"d_k": 6, "d_v": 10, "hidden_size": 32, "encoder_layers": 2, "decoder_layers": 3}
     sizes |= {"encoder_ffn_dim": 48, "decoder_ffn_dim": 40}
     length, sentences = 7, 5
@@ -73,7 +73,7 @@ MEASURED = {
 }
 
 
-def test_scores_of_a_run_stand_beside_its_corpus_and_the_steps_it_made(tmp_path):
+def test_scores_of_a_run_stand_beside_its_corpus_and_the_flops_of_its_steps(tmp_path):
     run = tmp_path / "results" / "a-run"
     run.mkdir(parents=True)
     settings = toy_settings(tmp_path, run, max_steps=40)
@@ -87,7 +87,7 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_steps_it_made(tmp_path)
         "trees": {**languages, "f1": 1.0},
     }
     (run / "scores.json").write_text(json.dumps(scores))
-    # scores without settings say nothing of the work
+    # without a recipe the FLOPs of a run are unknown
     (tmp_path / "results" / "no-run").mkdir()
     (tmp_path / "results" / "no-run" / "scores.json").write_text(json.dumps(scores))
     found = scored_runs(tmp_path / "results", 30)
@@ -99,7 +99,7 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_steps_it_made(tmp_path)
     assert found[0].flops == pytest.approx(whole * 10 / 40)
 
 
-def test_the_work_of_a_run_is_that_of_its_models_own_vocabulary(tmp_path):
+def test_the_flops_of_a_run_are_those_of_its_models_vocabulary(tmp_path):
     run = tmp_path / "results" / "a-run"
     run.mkdir(parents=True)
     settings = toy_settings(tmp_path, run, tokenizer=str(tmp_path / "tokenizer"))
@@ -109,7 +109,7 @@ def test_the_work_of_a_run_is_that_of_its_models_own_vocabulary(tmp_path):
     scores |= {**MEASURED, "compound_bleu": 28.0}
     (run / "scores.json").write_text(json.dumps({"test": scores}))
     assert [found.flops for found in scored_runs(tmp_path / "results", 30)] == [None]
-    # what is not known is not drawn
+    # a run with unknown FLOPs is not drawn
     flags = argparse.Namespace(results=tmp_path / "results", sentence_length=30)
     table = next(section for section in sections(flags) if section.name == "table2")
     texts = [text.get_text() for axes in table.figure.axes for text in axes.texts]
@@ -120,7 +120,7 @@ def test_the_work_of_a_run_is_that_of_its_models_own_vocabulary(tmp_path):
     assert found.flops == sum(training_flops(config, 30).values())
 
 
-def test_the_work_into_french_is_that_of_the_recipes_into_french(tmp_path):
+def test_the_flops_for_french_are_those_of_the_french_recipes(tmp_path):
     flags = argparse.Namespace(results=tmp_path, sentence_length=30)
     table = next(section for section in sections(flags) if section.name == "table2")
     rows = {row[0]: dict(zip(table.columns, row, strict=True)) for row in table.rows}
@@ -139,7 +139,7 @@ def test_the_work_into_french_is_that_of_the_recipes_into_french(tmp_path):
             assert (expected, rows[name][f"en-{language}"]) in drawn
 
 
-def test_only_bleu_as_the_paper_counted_it_stands_on_its_axis(tmp_path):
+def test_only_bleu_with_split_compounds_is_drawn_beside_the_papers(tmp_path):
     def marked(**score) -> list[str]:
         run = tmp_path / "results" / "ours"
         run.mkdir(parents=True, exist_ok=True)
@@ -157,7 +157,7 @@ def test_only_bleu_as_the_paper_counted_it_stands_on_its_axis(tmp_path):
     assert "ours" in marked(compound_bleu=28.0)
 
 
-def test_without_results_the_table_says_that_there_are_none(tmp_path, capsys):
+def test_without_results_the_study_says_that_no_run_was_found(tmp_path, capsys):
     folder = tmp_path / "out"
     none = ["--results", str(tmp_path / "nothing")]
     assert main(["paper", "table2", "--output_dir", str(folder), *none]) == 0

@@ -25,7 +25,7 @@ TOY = f"{TOY} --tokens_per_step 300 --train --rows"
 
 
 def toy(corpus, folder, *rows):
-    """The command line of a table that takes seconds."""
+    """Return the command line of a table that takes seconds."""
     given = ["--dataset", str(corpus), "--output_dir", str(folder)]
     return ["paper", "table3", *given, *TOY.split(), *rows]
 
@@ -71,20 +71,22 @@ def test_the_vocabulary_that_fits_most_rows_is_where_most_intervals_meet():
     assert parameters.vocabularies_that_fit(rows) == (range(5, 6), ["a", "b", "c"])
 
 
-@pytest.mark.parametrize(("rows", "said"), [([], "in 8 of 10:"), (["B1", "C5"], "in 1 of 2:")])
-def test_base_is_not_counted_as_a_row_that_differs_from_base_as_the_papers(rows, said):
+@pytest.mark.parametrize(
+    ("rows", "said"), [([], "in 8 of 10 rows."), (["B1", "C5"], "in 1 of 2 rows.")]
+)
+def test_base_does_not_count_as_a_row_that_differs_from_base(rows, said):
     section = parameters_section(*rows)
     assert f"agrees within rounding {said}" in section.says
     assert "agrees within rounding" not in parameters_section("base").says
 
 
-def test_only_the_papers_vocabulary_is_called_the_papers():
+def test_only_the_papers_vocabulary_size_is_described_as_the_papers():
     says = parameters_section("base", "C1").says
     assert "With 37,000 tokens, the size of section 5.1, " in says
-    assert "a model as described, with 37,000 tokens, has 63.05 million" in says
+    assert "A base model as described, with 37,000 tokens, has 63.05 million" in says
     says = parameters_section("base", "C1", vocab_size=41000).says
     assert "With 41,000 tokens (section 5.1 says about 37,000) " in says
-    assert "; a model with 41,000 tokens has 65.09 million" in says
+    assert "A base model with 41,000 tokens has 65.09 million" in says
 
 
 def parameters_section(*rows, vocab_size=37000):
@@ -97,7 +99,7 @@ def parameters_section(*rows, vocab_size=37000):
 
 
 def test_a_rank_correlation_with_ties_is_that_of_the_worked_example():
-    # places 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, variances 4.5 and 5
+    # ranks 1, 2.5, 2.5, 4 and 1, 3, 2, 4: covariance 4.5, variances 4.5 and 5
     assert ranks.ranks([0.1, 7.0, 7.0, 30.0]) == [1, 2.5, 2.5, 4]
     found = ranks.rank_correlation([0.1, 7.0, 7.0, 30.0], [10, 30, 20, 40])
     assert found == pytest.approx(4.5 / math.sqrt(4.5 * 5))
@@ -130,7 +132,7 @@ def test_a_scaled_row_changes_what_the_papers_row_changes_in_the_same_ratio(row)
         assert ours[name] / our_base[name] == pytest.approx(paper[name] / paper_base[name]), name
 
 
-def test_a_short_warmup_ends_at_the_rate_of_the_papers():
+def test_a_short_warmup_ends_at_the_peak_learning_rate_of_the_paper():
     parser = argparse.ArgumentParser()
     table3.add_flags(parser)
     flags = parser.parse_args(["--max_steps", "90", "--rows", "base", "C5", "D3"])
@@ -147,16 +149,14 @@ def test_a_short_warmup_ends_at_the_rate_of_the_papers():
 @pytest.mark.parametrize(
     ("flags", "sentence"),
     [
-        (["--scale", "3"], "scale must divide hidden_size of row base, 512, got 3."),
-        (["--layers", "2"], "layers must give row C1 a whole number, 2 / 6 of it, got 2."),
+        (["--scale", "3"], "scale must divide hidden_size = 512 of row base, got 3."),
+        (["--layers", "2"], "layers times 2 / 6 must be a whole number for row C1, got layers 2."),
         (["--rows", "C8"], "got 'C8'."),
         (["--warmup_steps", "-5"], "warmup_steps must be at least 1, got -5."),
         (["--dropout", "0.4", "--rows", "big"], "dropout must be at least 0 and below 1"),
     ],
 )
-def test_a_scale_that_fits_no_row_is_refused_before_anything_is_trained(
-    flags, sentence, tmp_path, capsys
-):
+def test_an_invalid_scale_is_refused_before_training(flags, sentence, tmp_path, capsys):
     assert main(["paper", "table3", "--train", "--output_dir", str(tmp_path), *flags]) == 1
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -169,12 +169,12 @@ def test_a_corpus_without_a_validation_split_is_refused_before_training(tmp_path
     assert "dataset must have a split 'validation'" in capsys.readouterr().err
 
 
-def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
+def test_an_interrupted_table_resumes_and_trains_no_row_twice(
     corpus, tmp_path, capsys, monkeypatch, new_process
 ):
     command = toy(corpus, tmp_path, "D4", "C1")
     with monkeypatch.context() as patch:
-        # the first row ends well, the second is asked to end after its first step
+        # the first row finishes, the second is interrupted after its first step
         patch.setattr(loop, "_is_asked_to_end", lambda run, _: run.folder.name == "C1")
         assert main(command) == 1
     assert "row C1 was stopped: run the same command again" in capsys.readouterr().err
@@ -196,7 +196,7 @@ def test_an_interrupted_table_goes_on_and_trains_no_row_twice(
     assert "output_dir must be new for other settings" in error
     assert "max_steps of row D4 was 6, got 7" in error
 
-    # however a row was smoothed, its perplexity is of the loss without
+    # the perplexity is that of the loss without smoothing, also for a row with smoothing
     folder = tmp_path / "rows" / "D4"
     expected = unsmoothed_loss(folder, corpus)
     assert rows["D4"]["PPL"] == pytest.approx(math.exp(expected), rel=1e-4)

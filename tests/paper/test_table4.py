@@ -1,4 +1,4 @@
-"""Section 6.3 and Table 4: trees as sentences, their scores, and a search that gives only trees."""
+"""Section 6.3 and Table 4: linearized trees, their scores, and a search among trees only."""
 
 import gzip
 import itertools
@@ -50,7 +50,7 @@ hundreds = settings(max_examples=100, deadline=None, database=None)
 
 @st.composite
 def structures(draw, num_words, labels=LABELS):
-    """Brackets over so many words."""
+    """Draw brackets over this number of words."""
     brackets = []
 
     def fill(start, end):
@@ -69,9 +69,9 @@ def structures(draw, num_words, labels=LABELS):
 
 @st.composite
 def tree_pairs(draw, labels=LABELS, tags=TAGS):
-    """Two trees over one sentence."""
+    """Draw two trees over one sentence."""
     size = draw(st.integers(1, 9))
-    words = tuple(f"w{place}" for place in range(size))
+    words = tuple(f"w{index}" for index in range(size))
     drawn = tuple(draw(st.lists(st.sampled_from(tags), min_size=size, max_size=size)))
     return tuple(Tree(words, drawn, draw(structures(size, labels))) for _ in range(2))
 
@@ -100,14 +100,14 @@ def test_a_tree_comes_back_from_its_tokens_and_from_its_text(pair):
 
 
 @hundreds
-@given(pair=tree_pairs(), place=st.integers(0, 10**6))
-def test_no_tree_survives_a_token_lost_or_doubled(pair, place):
+@given(pair=tree_pairs(), index=st.integers(0, 10**6))
+def test_no_tree_survives_a_token_lost_or_doubled(pair, index):
     tree = pair[0]
     tokens = linearize(tree)
-    place %= len(tokens)
+    index %= len(tokens)
     for broken in (
-        tokens[:place] + tokens[place + 1 :],
-        tokens[: place + 1] + tokens[place:],
+        tokens[:index] + tokens[index + 1 :],
+        tokens[: index + 1] + tokens[index:],
     ):
         assert malformation(broken, len(tree.words)) is not None
         with pytest.raises(ValueError, match="tokens must be a tree over"):
@@ -132,7 +132,7 @@ def test_no_tree_survives_a_token_lost_or_doubled(pair, place):
         ("(S XX XX )S", None),
     ],
 )
-def test_what_is_no_tree_says_why(tokens, reason):
+def test_malformed_tokens_have_a_reason(tokens, reason):
     assert malformation(tokens.split(" "), 2) == reason
 
 
@@ -158,12 +158,12 @@ def test_trees_are_read_however_they_are_laid_out(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("(S (NN a))\n(S (NP (NN b))\n(S (NN c))", "line 2 must be .* balanced, got 1 still open"),
-        ("(S (NN a))\n)", r"line 2 must be brackets that are balanced, got '\)' outside"),
-        ("(S (NN a)) word", "line 1 must be brackets .* got 'word' outside of all"),
-        ("(S (NN a)\n(NP ))", r"line 2 must have something in every bracket, got none in \(NP\)"),
-        ("(S word (NN a))", "line 1 must have words or brackets in a bracket, got 'word' beside"),
-        ("(S (NN a)\n word)", "line 2 must have words or brackets in a bracket, got 'word' beside"),
+        ("(S (NN a))\n(S (NP (NN b))\n(S (NN c))", "line 2 must have balanced .* got 1 still open"),
+        ("(S (NN a))\n)", r"line 2 must have balanced brackets, got '\)' outside"),
+        ("(S (NN a)) word", "line 1 must have balanced .* got 'word' outside all brackets"),
+        ("(S (NN a)\n(NP ))", r"line 2 must not have empty brackets, got \(NP\)"),
+        ("(S word (NN a))", "line 1 must have either words or brackets .* got 'word' beside"),
+        ("(S (NN a)\n word)", "line 2 must have either words or brackets .* got 'word' beside"),
     ],
 )
 def test_text_that_is_no_tree_is_refused_with_its_file_and_line(tmp_path, text, message):
@@ -183,7 +183,7 @@ def test_files_that_cannot_be_read_are_refused_by_name(tmp_path):
         list(read_trees([tmp_path]))
 
 
-def test_what_no_parser_is_scored_on_is_taken_away_and_counted():
+def test_elements_that_are_not_scored_are_removed_and_counted():
     text = (
         "( (S (NP-SBJ-1 (-NONE- *)) (VP (VBD saw) (SBAR=2 (-NONE- 0) (S (-NONE- *T*)))"
         " (NP (NP (DT a) (NN New York)) (-LRB- -LRB-))) (. .)) )"
@@ -218,7 +218,7 @@ GOLD = "(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon)) (PP (IN with) (NP
         (GOLD, f"(TOP {GOLD})", 6, 6, 6, 0),
         # a label is part of a bracket
         (GOLD, GOLD.replace("(PP", "(SBAR"), 5, 6, 6, 0),
-        # function tags are not, whichever tree has them
+        # function tags are not, in either tree
         (GOLD, GOLD.replace("(NP (PRP", "(NP-SBJ=1 (PRP"), 6, 6, 6, 0),
         # ADVP and PRT are one label
         (
@@ -229,7 +229,7 @@ GOLD = "(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon)) (PP (IN with) (NP
             3,
             0,
         ),
-        # punctuation belongs to no span: where it is attached does not matter
+        # punctuation belongs to no span, so its attachment does not matter
         ("(S (NP (NN a) (, ,)) (VP (VB b)))", "(S (NP (NN a)) (, ,) (VP (VB b)))", 3, 3, 3, 0),
         ("(S (PRN (: -)) (NN a))", "(S (: -) (NN a))", 1, 1, 1, 0),
         # each bracket is matched once
@@ -255,22 +255,22 @@ def test_evalb_by_hand(gold, predicted, matched, in_gold, in_predicted, crossing
 
 
 def nested_brackets(text):
-    """The brackets of a bracketed text as EVALB's program reads them: label, start, end."""
+    """Return words and brackets (label, start, end) as the program EVALB reads them."""
     parts = re.findall(r"[()]|[^\s()]+", text)
     words, found = [], []
 
-    def read(place):
-        label, start, own = parts[place + 1], len(words), len(found)
-        place += 2
-        if parts[place] not in "()":
+    def read(index):
+        label, start, own = parts[index + 1], len(words), len(found)
+        index += 2
+        if parts[index] not in "()":
             if label not in (",", ":", "``", "''", "."):
-                words.append(parts[place])
-            return place + 2
+                words.append(parts[index])
+            return index + 2
         found.append(None)
-        while parts[place] != ")":
-            place = read(place)
+        while parts[index] != ")":
+            index = read(index)
         found[own] = (label.split("-")[0].split("=")[0], start, len(words))
-        return place + 1
+        return index + 1
 
     read(0)
     kept = [bracket for bracket in found if bracket[0] != "TOP" and bracket[1] < bracket[2]]
@@ -279,7 +279,7 @@ def nested_brackets(text):
 
 @hundreds
 @given(pair=tree_pairs())
-def test_evalb_as_its_program_goes_through_the_brackets(pair):
+def test_the_counts_are_those_of_the_algorithm_of_evalb(pair):
     (words, gold), (_, predicted) = (nested_brackets(str(tree)) for tree in pair)
     left, matched, crossing = list(predicted), 0, 0
     for label, start, end in gold:
@@ -304,7 +304,7 @@ def test_evalb_as_its_program_goes_through_the_brackets(pair):
 @hundreds
 @given(pair=tree_pairs(labels=["S", "NP", "VP"], tags=["NN"]))
 def test_scores_are_those_of_pyevalb(pair):
-    # it knows no punctuation, no TOP and no equal labels, and counts a repeated bracket once
+    # PYEVALB has no rules for punctuation, TOP and equal labels, and counts a repeated bracket once
     if any(len(set(tree.brackets)) < len(tree.brackets) for tree in pair):
         return
     gold, predicted = (create_from_bracket_string(str(tree)) for tree in pair)
@@ -339,7 +339,7 @@ def test_a_sentence_without_a_tree_is_missed_or_left_out_as_evalb_does():
         assert [score.status for score in scores] == ["valid", "error"]
         assert score_corpus(scores).recall == 50
         assert score_corpus(scores, leave_out_errors=True).recall == 100
-    # other punctuation is no other sentence
+    # a sentence with other punctuation is the same sentence
     assert score_sentence(gold, tree_of(GOLD.replace("(. .)", "(. !)"))).status == "valid"
     assert score_sentence(*[tree_of("(S (. .))")] * 2).status == "skipped"
     assert score_corpus([]).f1 == 0
@@ -363,15 +363,15 @@ def allowed_after(tokenizer, tokens, num_words, limit):
 
 
 @pytest.mark.parametrize(("num_words", "limit"), [(1, 4), (1, 8), (2, 8), (3, 6)])
-def test_the_search_may_go_on_with_what_can_still_be_a_tree_and_nothing_else(
+def test_the_search_allows_exactly_the_tokens_that_can_still_lead_to_a_tree(
     tokenizer, num_words, limit
 ):
     possible = {}
     for length in range(limit):
         for tokens in itertools.product(BRACKETS, repeat=length):
             if malformation(tokens, num_words) is None:
-                for place, token in enumerate([*tokens, "</s>"]):
-                    possible.setdefault(tokens[:place], set()).add(token)
+                for length_before, token in enumerate([*tokens, "</s>"]):
+                    possible.setdefault(tokens[:length_before], set()).add(token)
     assert len(possible) > limit
     for tokens, following in possible.items():
         assert allowed_after(tokenizer, tokens, num_words, limit) == following, tokens
@@ -400,16 +400,16 @@ def test_an_untrained_model_gives_trees_over_the_words(tokenizer, search, alpha)
             trees = list(parse(model, tokenizer, sentences, max_extra_tokens=extra, **search))
             assert malformed(trees) == [None] * len(sentences)
             for tree, length in zip(trees, lengths, strict=True):
-                # with the end token
+                # plus the end token
                 assert len(tree) + 1 <= length + extra
             found.update(map(tuple, trees))
         free = parse(model, tokenizer, sentences, constrained=False, max_extra_tokens=12, **search)
         assert None not in malformed(free)
-    assert len(found) > len(sentences) + 2, "the models have no say"
+    assert len(found) > len(sentences) + 2, "the models have no influence on the trees"
 
 
 def test_a_search_that_cannot_give_a_tree_is_refused(tokenizer):
-    with pytest.raises(ValueError, match=r"room for 5 tokens, .* got 4: raise max_extra_tokens"):
+    with pytest.raises(ValueError, match=r"at least 5 tokens, .* got 4; raise max_extra_tokens"):
         TreeConstraint(tokenizer, torch.tensor([1, 2]), torch.tensor([4, 4]))
     plain = learn_vocabulary(["the cat sat on the mat"], 290, progress=False)
     with pytest.raises(ValueError, match=r"tokenizer must have XX and the brackets .* got 0"):
@@ -461,14 +461,14 @@ def test_no_tree_to_train_on_is_refused(tmp_path):
     (tmp_path / "empty.mrg").write_text("( (S (-NONE- *)) )")
     with pytest.raises(ValueError, match="train must have at least one tree, got none"):
         prepare_treebank(tmp_path / "data", [tmp_path / "empty.mrg"])
-    # five trees have no twentieth
+    # a twentieth of five trees is none
     few = write_treebank(tmp_path / "few.mrg", 5, 0)
     with pytest.raises(ValueError, match="validation must have at least one tree, got none"):
         prepare_treebank(tmp_path / "data", [few])
     assert not (tmp_path / "data").exists()
 
 
-def test_what_was_taken_away_is_counted_where_it_was(tmp_path):
+def test_removed_elements_are_counted_by_split(tmp_path):
     tagged = tmp_path / "tagged.mrg"
     tagged.write_text("( (S (NP-SBJ (PRP We)) (VP (VBD saw)) (. .)) )\n" * 40)
     counts = prepare_treebank(tmp_path / "data", [tagged])
@@ -498,7 +498,7 @@ def test_a_parser_is_trained_and_scored_by_commands(tmp_path, capsys):
     command += ["--model", str(tmp_path / "run"), "--trees", str(gold), "--num_sentences", "5"]
     assert main([*command, "--num_beams", "2"]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "100.0% are, and F1 goes from" in shown
+    assert "100.0% are trees, and F1 changes from" in shown
 
     written = json.loads((tmp_path / "page" / "study.json").read_text(encoding="utf-8"))["sections"]
     free, constrained, *papers = written["scores"]["rows"]
@@ -538,14 +538,14 @@ def test_the_study_shows_table_4_and_two_readings_of_a_sentence(tmp_path, capsys
         (["--model", "x", "--trees", "none.mrg"], "none.mrg cannot be read: No such file"),
     ],
 )
-def test_half_a_command_is_refused(flags, message, tmp_path, capsys):
+def test_incomplete_flags_are_refused(flags, message, tmp_path, capsys):
     assert main(["paper", "table4", "--output_dir", str(tmp_path), *flags]) == 1
     printed = capsys.readouterr()
     assert message in printed.err
     assert printed.out == ""
 
 
-def test_without_the_demo_it_says_how_to_make_it(tmp_path, capsys, monkeypatch):
+def test_without_the_demo_the_error_says_how_to_train_it(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gold.mrg").write_text("(S (NP (PRP We)) (VP (VBD saw)) (. .))", encoding="utf-8")
     assert main(["paper", "table4", "--model", "runs/demo", "--trees", "gold.mrg"]) == 1

@@ -115,7 +115,7 @@ def test_attention_between_more_words_than_can_be_drawn_is_refused(loaded):
         ("\U0001f600" * 1000, "at most 256 tokens, got 4002"),
         (None, "must be text, got None"),
         ([SENTENCE], "must be text, got "),
-        ("cat\ud83d", "whole characters"),
+        ("cat\ud83d", "valid Unicode"),
     ],
     ids=["letters", "many letters", "tokens", "many tokens", "none", "list", "half"],
 )

@@ -270,7 +270,7 @@ def test_too_many_beams_for_the_memory_give_a_clear_error(run, tmp_path, capsys)
     # more bytes than any machine can address
     assert main(["translate", str(run), str(source), "--num_beams", str(10**15)]) == 1
     said = capsys.readouterr().err.strip().split("\n")[-1]
-    assert said.startswith("error: memory must hold a batch of sentences with 1,000,000,000")
+    assert said.startswith("error: out of memory: a batch with 1,000,000,000")
 
 
 def test_a_slow_pipe_gets_each_translation_at_once(run):
