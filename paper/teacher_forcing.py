@@ -324,16 +324,6 @@ def _time_section(
         labels = torch.randint(model.config.vocab_size, (1, length), generator=random)
         found = timed(model, source, labels.to(model.device))
         rows.append([length, *(1e3 * found[way][1] for way in WAYS)])
-    figure, axes = new_figure(7.0, 4.2)
-    for column, way in enumerate(WAYS, start=1):
-        axes.plot(lengths, [row[column] for row in rows], marker="o", label=way)
-    axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
-    axes.set_xticks(lengths, [str(length) for length in lengths])
-    axes.set_xlabel("target tokens")
-    axes.set_ylabel("milliseconds")
-    axes.grid(alpha=0.3)
-    axes.legend()
     last = rows[-1]
     return Section(
         name="time",
@@ -345,5 +335,20 @@ def _time_section(
         "in training (Table 1, sequential operations).",
         columns=("target tokens", *(f"{way} (ms)" for way in WAYS)),
         rows=rows,
-        figure=figure,
+        figure=_draw_times(rows),
     )
+
+
+def _draw_times(rows: Sequence[Sequence[float]]) -> "Figure":
+    figure, axes = new_figure(7.0, 4.2)
+    lengths, *times = zip(*rows, strict=True)
+    for way, milliseconds in zip(WAYS, times, strict=True):
+        axes.plot(lengths, milliseconds, marker="o", label=way)
+    axes.set_xscale("log", base=2)
+    axes.set_yscale("log")
+    axes.set_xticks(lengths, [str(length) for length in lengths])
+    axes.set_xlabel("target tokens")
+    axes.set_ylabel("milliseconds")
+    axes.grid(alpha=0.3)
+    axes.legend()
+    return figure

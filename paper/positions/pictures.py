@@ -373,7 +373,12 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
     right.semilogx(
         widths, [one.mean_angle for one in found.values()], "o-", label="mean principal angle"
     )
-    right.semilogx(widths, [one.smallest_angle for one in found.values()], "s-", label="smallest")
+    right.semilogx(
+        widths,
+        [one.smallest_angle for one in found.values()],
+        "s-",
+        label="smallest principal angle",
+    )
     right.axhline(90, color="black", linewidth=0.8, linestyle=":")
     right.set_ylabel("angle between the subspaces, degrees")
     for axes in plots[0]:

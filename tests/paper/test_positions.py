@@ -337,7 +337,7 @@ def test_more_waves_repeat_later(written):
     assert rows[2][2] is None
     # with 6 pairs still 377
     assert [row[1] for row in rows[5:]] == [377, None, None]
-    assert "need 7 pairs for 1,024 positions" in written["pairs"]["says"]
+    assert "pos / 3) need 7 pairs, and" in written["pairs"]["says"]
 
 
 def test_bits_change_half_as_often_from_one_to_the_next():
