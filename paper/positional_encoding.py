@@ -537,10 +537,10 @@ def properties(
 
 def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
     if long is None:
-        return Measured(None, f"none past {len(encoding)}", False)
-    moved = (long[: len(encoding)] - encoding).abs().max().item()
-    if moved > ROUNDING:
-        return Measured(moved, f"moves by {moved:.3g}", False)
+        return Measured(None, f"no rows after {len(encoding)}", False)
+    change = (long[: len(encoding)] - encoding).abs().max().item()
+    if change > ROUNDING:
+        return Measured(change, f"rows change by {change:.3g}", False)
     growth = (long.abs().max() / encoding.abs().max()).item()
     return Measured(growth, f"{growth:.3g} times as large", growth <= 1 + MOST_RESIDUAL)
 

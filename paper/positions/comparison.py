@@ -29,28 +29,24 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
     Returns:
         The section.
     """
-    tables, shorter, repeats = {}, {}, {}
+    tables, shorter, repeats, rows = {}, {}, {}, []
     for label, (name, width) in _candidates(d_model).items():
-        encoding = encodings.candidate_encoding(name, num_positions, width, base, seed)
-        tables[label] = encoding
-        shorter[label] = encodings.candidate_encoding(
-            name, max(1, num_positions // 4), width, base, seed
+        encoding, quarter = (
+            encodings.candidate_encoding(name, length, width, base, seed)
+            for length in (num_positions, max(1, num_positions // 4))
         )
         tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
-        repeats[label] = encodings.first_repeat(encoding, tolerance)
-
-    rows = [
-        [
-            label,
-            encodings.CANDIDATES[name],
-            tables[label].abs().max().item(),
-            None if name == "learned" else _second_values(name, width, base, seed),
-            None
-            if repeats[label] is None
-            else f"{repeats[label].position}, same as {repeats[label].earlier}",
-        ]
-        for label, (name, width) in _candidates(d_model).items()
-    ]
+        repeat = encodings.first_repeat(encoding, tolerance)
+        tables[label], shorter[label], repeats[label] = encoding, quarter, repeat
+        rows.append(
+            [
+                label,
+                encodings.CANDIDATES[name],
+                encoding.abs().max().item(),
+                None if name == "learned" else _second_values(name, width, base, seed),
+                None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
+            ]
+        )
     repeated = [f'"{label}"' for label, found in repeats.items() if found is not None]
     second_of_two, second_of_four = (
         encodings.candidate_encoding("fraction", length, 2)[1].item() for length in (2, 4)

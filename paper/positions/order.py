@@ -104,15 +104,18 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
     """
     sizes, num_seeds, trained = (FULL_COPYING, 3, 64) if full else (COPYING, 2, 12)
     length, num_symbols = 2 * trained, 16
-    seeds = range(seed, seed + num_seeds)
     # losses on sequences of the longest trained length, and on longer ones
     usual, longer = {}, {}
     for name in TASK_ENCODINGS:
-        found = [
+        found = (
             order_task.copying_losses(name, one, sizes, trained, length, num_symbols)
-            for one in seeds
-        ]
+            for one in range(seed, seed + num_seeds)
+        )
         usual[name], longer[name] = map(torch.stack, zip(*found, strict=True))  # [seeds, T]
+    losses = {
+        kind: {name: curves.tolist() for name, curves in by_name.items()}
+        for kind, by_name in (("usual", usual), ("longer", longer))
+    }
     chance = math.log(num_symbols)
     rows = [
         [
@@ -148,10 +151,5 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_losses(longer, trained, chance),
-        numbers={
-            "losses": {
-                kind: {name: curves.tolist() for name, curves in losses.items()}
-                for kind, losses in (("usual", usual), ("longer", longer))
-            }
-        },
+        numbers={"losses": losses},
     )

@@ -1,6 +1,9 @@
 """Sinusoids: the table, an example by hand, waves, the base, and binary numbers."""
 
 import math
+from typing import Any
+
+from torch import Tensor
 
 from ... import sinusoidal_encoding
 from .. import positional_encoding as encodings
@@ -137,24 +140,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         The section.
     """
     tables = {base: sinusoidal_encoding(num_positions, d_model, base) for base in bases}
-    rows = []
-    for base, encoding in tables.items():
-        tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
-        repeat = encodings.first_repeat(encoding, tolerance)
-        similarity = encodings.cosine_similarity_matrix(encoding)
-        means, lowest, highest = encodings.by_offset(similarity)
-        rows.append(
-            [
-                f"{base:,g}",
-                encodings.usual_step(encoding),
-                encodings.smallest_distance(encoding),
-                encodings.collisions(encoding, tolerance),
-                None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
-                means[1].item(),
-                means[num_positions // 2].item(),
-                (highest - lowest).max().item(),
-            ]
-        )
+    rows = [[f"{base:,g}", *_uniqueness(encoding)] for base, encoding in tables.items()]
     unique = [row[0] for row in rows if not row[3]]
     repeating = [f"{row[0]} (position {row[4]})" for row in rows if row[3]]
     return Section(
@@ -186,6 +172,23 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         rows=rows,
         figure=pictures.draw_bases(tables),
     )
+
+
+def _uniqueness(encoding: Tensor) -> list[Any]:
+    """Return how different the positions of an encoding are, as cells of the table of bases."""
+    step = encodings.usual_step(encoding)
+    tolerance = LEAST_DISTANCE * step
+    repeat = encodings.first_repeat(encoding, tolerance)
+    means, lowest, highest = encodings.by_offset(encodings.cosine_similarity_matrix(encoding))
+    return [
+        step,
+        encodings.smallest_distance(encoding),
+        encodings.collisions(encoding, tolerance),
+        None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
+        means[1].item(),
+        means[len(encoding) // 2].item(),
+        (highest - lowest).max().item(),
+    ]
 
 
 def reaches(d_model: int, bases: list[float]) -> Section:
