@@ -31,7 +31,7 @@ CANDIDATES = {
     "pairs": "sin(pos / 1), cos(pos / 1), sin(pos / 2), cos(pos / 2), ...",
     "binary": "the bits of pos, lowest bit first",
     "sinusoidal": "sin(pos / base^(2i/d)), cos(pos / base^(2i/d)), section 3.5",
-    "learned": "a trained table, Table 3, row (E)",
+    "learned": "a learned table, Table 3, row (E)",
 }
 
 # torch defines no wider right shift of an int64
