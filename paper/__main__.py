@@ -103,11 +103,13 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         default=str(Path("runs") / "paper" / name),
         help="folder for page, numbers and pictures (%(default)s)",
     )
+    parser.add_argument("--pictures_dir", help="folder for the pictures (that of the page)")
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
     flags.output_dir = a_folder(flags.output_dir, "output_dir")
+    pictures = flags.pictures_dir and a_folder(flags.pictures_dir, "pictures_dir")
     title = f"{study.title}, {study.section}"
-    show_study(module.sections(flags), title, flags.output_dir)
+    show_study(module.sections(flags), title, flags.output_dir, pictures)
 
 
 def main(argv: list[str] | None = None) -> int:

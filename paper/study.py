@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -124,7 +125,11 @@ def join_names(names: Sequence[str]) -> str:
 
 
 def write_study(
-    folder: Path, title: str, sections: Iterable[Section], environment: Mapping[str, Any]
+    folder: Path,
+    title: str,
+    sections: Iterable[Section],
+    environment: Mapping[str, Any],
+    pictures: Path | None = None,
 ) -> None:
     """Write a study as a page, a JSON file of its numbers, and pictures.
 
@@ -133,8 +138,11 @@ def write_study(
         title: Title of the study.
         sections: Sections of the study.
         environment: Software and hardware of the run, by name.
+        pictures: Folder for the pictures; by default that of the page.
     """
     make_folder(folder)
+    pictures = folder if pictures is None else pictures
+    link = Path(os.path.relpath(pictures, folder)).as_posix()
     page = [f"# {title}", f"```text\n{environment['command']}\n```"]
     numbers = {}
     for section in sections:
@@ -143,8 +151,9 @@ def write_study(
         if section.columns:
             page.append(markdown_table(section.columns, section.rows))
         if section.figure is not None:
-            save_figure(section.figure, folder / f"{section.name}.png")
-            page.append(f"![{section.title}]({section.name}.png)")
+            picture = f"{section.name}.png"
+            save_figure(section.figure, pictures / picture)
+            page.append(f"![{section.title}]({picture if link == '.' else f'{link}/{picture}'})")
         numbers[section.name] = {
             "title": section.title,
             "says": section.says,
@@ -158,13 +167,16 @@ def write_study(
     write_whole(folder / NUMBERS, text + "\n")
 
 
-def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
+def show_study(
+    sections: Iterable[Section], title: str, folder: Path, pictures: Path | None = None
+) -> None:
     """Print each section when it is computed, and write the study.
 
     Args:
         sections: Sections of the study.
         title: Title of the study.
         folder: Folder to write to.
+        pictures: Folder for the pictures; by default that of the page.
 
     Raises:
         ValueError: If `folder` or one of its parents is a file.
@@ -185,7 +197,7 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
         finally:
             # keep the finished sections after an error or an interrupt
             if done:
-                write_study(folder, title, done, environment_facts())
+                write_study(folder, title, done, environment_facts(), pictures)
     has_pictures = any(section.figure is not None for section in done)
     content = "the findings with their pictures" if has_pictures else "the findings"
     sys.stdout.write(f"{folder / PAGE} has {content}\n")

@@ -52,6 +52,15 @@ def test_a_study_is_written_as_a_page_and_its_numbers(tmp_path):
     assert written["sections"]["one"]["rows"] == [["inf"]]
 
 
+def test_pictures_can_be_drawn_into_another_folder(tmp_path, capsys):
+    page, pictures = tmp_path / "page", tmp_path / "docs" / "pictures"
+    flags = ["--output_dir", str(page), "--pictures_dir", str(pictures)]
+    assert main(["paper", "schedule", *flags]) == 0
+    assert "](../docs/pictures/schedule.png)" in (page / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in pictures.iterdir()] == ["schedule.png"]
+    assert sorted(path.name for path in page.iterdir()) == ["README.md", "study.json"]
+
+
 def test_sections_before_an_error_are_kept(tmp_path, capsys, monkeypatch):
     def fail_after_one_section(flags):
         yield Section(name="one", title="First", says="It is so.")
