@@ -1,4 +1,4 @@
-"""`vanilla-transformer paper [NAME]`: a table, figure or section of the paper, computed."""
+"""`vanilla-transformer paper [NAME]`: compute a table, figure or section of the paper."""
 
 import argparse
 import importlib
@@ -11,31 +11,35 @@ from ..console import a_folder, run_command
 
 
 class Study(NamedTuple):
-    """A study: its section of the paper, its subject, and the module that computes it."""
+    """A study: its section of the paper, its title, and the module that computes it."""
 
-    place: str
+    section: str
     title: str
     module: str
 
 
 STUDIES = {
-    "scaling": Study("section 3.2.1", "Why scores are divided by the root of d_k", "scaling"),
-    "attention": Study("sections 3.2 and 4", "What the heads of a model attend to", "attention"),
+    "scaling": Study("section 3.2.1", "Why scores are divided by sqrt(d_k)", "scaling"),
+    "attention": Study("sections 3.2 and 4", "Attention of the heads of a model", "attention"),
     "teacher-forcing": Study(
-        "sections 3.1 and 3.2.3", "All positions in one pass, or step by step", "teacher_forcing"
+        "sections 3.1 and 3.2.3",
+        "Teacher forcing: one pass instead of one step per token",
+        "teacher_forcing",
     ),
     "embeddings": Study(
-        "section 3.4", "One-hot rows, the factor sqrt(d_model), one matrix", "embeddings"
+        "section 3.4",
+        "Embeddings: look-up, the factor sqrt(d_model), one shared matrix",
+        "embeddings",
     ),
     "positions": Study("section 3.5", "Positional encoding", "positions"),
-    "table1": Study(
-        "table 1, section 4", "What a layer costs, and how far a signal goes", "table1"
+    "table1": Study("table 1, section 4", "Cost and path length of a layer", "table1"),
+    "schedule": Study("section 5.3", "Learning rate schedule", "schedule"),
+    "smoothing": Study("section 5.4", "Label smoothing", "label_smoothing"),
+    "curve": Study(
+        "sections 5 and 6", "Training curves: loss, learning rate, speed, gradient norm", "curve"
     ),
-    "schedule": Study("section 5.3", "The learning rate against the steps", "schedule"),
-    "smoothing": Study("section 5.4", "What label smoothing does", "label_smoothing"),
-    "curve": Study("sections 5 and 6", "How runs went: loss, rate, speed, gradient", "curve"),
-    "table2": Study("table 2, section 6.1", "BLEU against the work of training", "table2"),
-    "table3": Study("table 3, section 6.2", "Every row, counted and trained", "table3"),
+    "table2": Study("table 2, section 6.1", "BLEU and training cost", "table2"),
+    "table3": Study("table 3, section 6.2", "Model variations: parameters and training", "table3"),
     "table4": Study(
         "table 4, section 6.3", "English constituency parsing as translation", "table4"
     ),
@@ -46,32 +50,32 @@ def listing() -> str:
     """List all studies, in the paper's order.
 
     Returns:
-        A line each.
+        A table with one line for each study.
     """
     from .study import text_table
 
-    rows = [(name, study.place, study.title) for name, study in STUDIES.items()]
-    return text_table(("name", "in the paper", "what it shows"), rows)
+    rows = [(name, study.section, study.title) for name, study in STUDIES.items()]
+    return text_table(("name", "in the paper", "subject"), rows)
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
-    """Compute a study: its findings to stdout; page, numbers and pictures into a folder.
+    """Compute a study: print its findings, and write page, numbers and pictures to a folder.
 
     Each study is a module with two functions: `add_flags(parser)`, and `sections(flags)`, which
-    gives the sections one by one.
+    yields the sections.
 
     Args:
         argv: Command-line arguments.
-        prog: Name of the command, for its help.
+        prog: Name of the command in help texts.
 
     Raises:
-        ValueError: If there is no such study, or a flag has a value that it cannot have.
+        ValueError: If the study is unknown, or a flag has an invalid value.
     """
     if not argv or argv[0].startswith("-"):
         parser = argparse.ArgumentParser(
             prog=prog,
             description="Compute a table, figure or section of the paper.",
-            epilog=f"studies:\n{listing()}\n\n`{prog} NAME --help` says more.",
+            epilog=f"studies:\n{listing()}\n\n`{prog} NAME --help` lists the flags of a study.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("name", nargs="?", metavar="NAME", help="one of the studies below")
@@ -82,7 +86,8 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     if name not in STUDIES:
         known = closest_name(name, list(STUDIES))
         raise ValueError(
-            f"{name!r} is not a study of the paper.{known} They are {', '.join(STUDIES)}."
+            f"NAME must be a study of the paper, got {name!r}.{known} "
+            f"The studies are {', '.join(STUDIES)}."
         )
     from .study import show_study
 
@@ -90,7 +95,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     module = importlib.import_module(f"vanilla_transformer.paper.{study.module}")
     parser = argparse.ArgumentParser(
         prog=f"{prog} {name}",
-        description=f"{study.title}: {study.place} of the paper.",
+        description=f"{study.title}: {study.section} of the paper.",
         allow_abbrev=False,
     )
     parser.add_argument(
@@ -98,11 +103,13 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         default=str(Path("runs") / "paper" / name),
         help="folder for page, numbers and pictures (%(default)s)",
     )
+    parser.add_argument("--pictures_dir", help="folder for the pictures (that of the page)")
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
     flags.output_dir = a_folder(flags.output_dir, "output_dir")
-    title = f"{study.title}, {study.place}"
-    show_study(module.sections(flags), title, flags.output_dir)
+    pictures = flags.pictures_dir and a_folder(flags.pictures_dir, "pictures_dir")
+    title = f"{study.title}, {study.section}"
+    show_study(module.sections(flags), title, flags.output_dir, pictures)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Sections 5 and 6: how training went, from what any run has logged."""
+"""Training curves from the metrics that runs have logged. Sections 5 and 6."""
 
 import argparse
 import statistics
@@ -17,7 +17,7 @@ from .study import Section
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# in metrics.jsonl, and as the picture calls it
+# name in metrics.jsonl, and label in the picture
 PANELS = {
     "learning_rate": "learning rate",
     "tokens_per_second": "target tokens per second",
@@ -31,46 +31,46 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Parser of the command line.
     """
-    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"a folder with {METRICS_FILE}")
+    parser.add_argument("runs", nargs="+", metavar="RUN", help=f"run folder with {METRICS_FILE}")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Loss, rate, speed and gradient against the steps, for each run.
+    """Compare losses, learning rates, speeds and gradient norms of runs.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags of `add_flags`.
 
     Yields:
         One section.
 
     Raises:
-        ValueError: If a folder has logged no training.
+        ValueError: If a folder has no logged loss.
     """
     metrics = {run: read_metrics(Path(run)) for run in dict.fromkeys(flags.runs)}
     for run, lines in metrics.items():
         if not logged(lines, "loss")[0]:
             raise ValueError(
-                f"{run} must be a run folder, with the losses of a training in {METRICS_FILE}, "
-                "got none."
+                f"RUN must be a run folder with training losses in {METRICS_FILE}, got {run} "
+                "without any."
             )
     rows = [_row(run, lines) for run, lines in metrics.items()]
     yield Section(
         name="curve",
-        title="Loss, rate, speed and gradient against the steps",
-        says=" ".join(_say(row) for row in rows)
-        + " The training loss is smoothed and with dropout, the validation loss neither, so it may "
-        "well lie lower; `least possible` is the entropy of the smoothed targets.",
+        title="Loss, learning rate, speed and gradient norm",
+        says=" ".join(_findings(row) for row in rows)
+        + " The training loss has label smoothing and dropout, the validation loss has neither, so "
+        "the validation loss can be lower. `lower bound` is the entropy of the smoothed targets.",
         columns=(
             "run",
             "steps",
             "first loss",
             "last loss",
-            "least possible",
+            "lower bound",
             "lowest validation loss",
             "perplexity",
             "at step",
-            "tokens a second",
-            "largest gradient",
+            "tokens per second",
+            "largest gradient norm",
         ),
         rows=rows,
         figure=draw_curves(metrics),
@@ -78,13 +78,13 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
 
 def draw_curves(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> "Figure":
-    """Losses, rate, speed and gradient of some runs.
+    """Draw losses, learning rates, speeds and gradient norms of runs.
 
     Args:
-        metrics: Lines of `metrics.jsonl` by the name of the run.
+        metrics: Lines of `metrics.jsonl`, by the name of the run.
 
     Returns:
-        The picture, of four plots.
+        The picture with four plots.
     """
     figure, all_axes = new_figure(11.0, 7.0, 2, 2)
     losses, *others = all_axes.flat
@@ -127,12 +127,17 @@ def _row(run: str, lines: Sequence[Mapping[str, Any]]) -> list[Any]:
     ]
 
 
-def _say(row: Sequence[Any]) -> str:
-    run, last, first_loss, last_loss, floor, lowest, of_it, at, speed, _ = row
-    said = f"{run} went from a loss of {first_loss:.3f} to {last_loss:.3f} in {last:,} steps"
-    if floor is not None:
-        said += f", where {floor:.3f} is the least that its targets allow"
+def _findings(row: Sequence[Any]) -> str:
+    run, last, first_loss, last_loss, floor, lowest, lowest_perplexity, at, speed, _ = row
+    sentences = [
+        f"The training loss of {run} goes from {first_loss:.3f} to {last_loss:.3f} in {last:,} "
+        "steps"
+        + ("." if floor is None else f"; its smoothed targets allow no loss below {floor:.3f}.")
+    ]
     if lowest is not None:
-        said += f"; its validation loss is lowest at step {at:,}, {lowest:.3f}, a perplexity of "
-        said += f"{of_it:.2f}"
-    return f"{said}. The median speed is {speed:,.0f} target tokens a second."
+        sentences.append(
+            f"The lowest validation loss is {lowest:.3f} at step {at:,}, a perplexity of "
+            f"{lowest_perplexity:.2f}."
+        )
+    sentences.append(f"The median speed is {speed:,.0f} target tokens per second.")
+    return " ".join(sentences)

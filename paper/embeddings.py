@@ -1,14 +1,15 @@
-"""Section 3.4: what an embedding is, why it is scaled, and one matrix for three uses.
+"""Embeddings of section 3.4: look-up, the factor sqrt(d_model), and one matrix for three uses.
 
-Shapes: T tokens, V tokens in the vocabulary, d_model width of the residual stream.
+Shapes: S source and T target tokens, V tokens in the vocabulary.
 """
 
 import argparse
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +24,18 @@ from .positional_encoding import model_encoding
 from .study import Section
 from .trained import add_model_flag, load_trained
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 VOCAB_SIZE = TrainConfig.vocab_size
 NUM_TOKENS = 64
 NUM_POSITIONS = 64
 ROWS = ("C4", "base", "big")
-# the size of a random embedding does not depend on how many there are
+# the size of random embeddings does not depend on the size of the vocabulary
 FEW_TOKENS = 2_000
-MATRICES = ("the one matrix, or the source's", "the target's", "the output's")
+MATRICES = ("shared matrix, or source embedding", "target embedding", "output projection")
+MATRIX_COLORS = ("#35b779", "#90d743", "#fde725")
+LAYERS_COLOR = "#31688e"
 USES = {
     "source": ("encoder's input", "model.encoder.embed_tokens.weight"),
     "target": ("decoder's input", "model.decoder.embed_tokens.weight"),
@@ -39,13 +45,13 @@ USES = {
 
 @dataclass(frozen=True, kw_only=True)
 class EmbeddingSize:
-    """Root mean squares of a component of the embeddings and of the positional encoding.
+    """Root mean squares of embeddings and positional encoding.
 
     Attributes:
         d_model: Width.
-        plain: As the matrix has them.
-        scaled: Times sqrt(d_model), as the layers get them.
-        positions: Root mean square of the positional encoding that is added.
+        plain: Root mean square of the embedding matrix.
+        scaled: Root mean square of the embeddings after the factor sqrt(d_model).
+        positions: Root mean square of the positional encoding.
     """
 
     d_model: int
@@ -54,12 +60,20 @@ class EmbeddingSize:
     positions: float
 
 
+class ParameterCount(NamedTuple):
+    """Numbers of parameters of the layers and of one of the matrices."""
+
+    num_matrices: int
+    layers: int
+    matrix: int
+
+
 def one_hot_product(ids: Tensor, table: Tensor) -> Tensor:
-    """Embed tokens as a one-hot row times the matrix.
+    """Embed tokens by a product of one-hot rows and the embedding matrix.
 
     Args:
         ids: Token ids, [T].
-        table: A row for each token of the vocabulary, [V, d_model].
+        table: Embedding matrix, [V, d_model].
 
     Returns:
         The embeddings, [T, d_model].
@@ -68,17 +82,18 @@ def one_hot_product(ids: Tensor, table: Tensor) -> Tensor:
 
 
 def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -> EmbeddingSize:
-    """Measure the embeddings of a model beside what its encoder adds to them.
+    """Measure the embeddings and the positional encoding of a model.
 
     Args:
-        model: Any of ours.
-        num_positions: How many positions to measure; fewer where a learned table has fewer.
+        model: Model of this package.
+        num_positions: Number of positions to measure; a learned table with fewer rows is
+            measured whole.
 
     Returns:
-        Their sizes.
+        Their root mean squares.
 
     Raises:
-        ValueError: If the model has no positions.
+        ValueError: If the model has no positional encoding.
     """
     table = model.get_input_embeddings().weight.detach().float()  # [V, d_model]
     d_model = model.config.d_model
@@ -98,24 +113,24 @@ def _root_mean_square(values: Tensor) -> float:
 def gradients_by_use(
     model: PreTrainedModel, source: Tensor, inputs: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
-    """The gradient that each use of the matrix would get, if each had a copy of its own.
+    """Return the gradients of the three matrices if they are not tied, and of the tied matrix.
 
     Args:
-        model: One whose three matrices are tied; is left as it was.
+        model: Model with tied matrices, which does not change.
         source: Source tokens, [B, S].
         inputs: Target tokens, shifted right, [B, T].
         labels: Target tokens, [B, T].
 
     Returns:
-        By the names of `USES`, and "tied" for what the one matrix gets, each [V, d_model].
+        Gradients by the names of `USES`, and of the tied matrix as "tied", [V, d_model] each.
     """
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = False
     untied = VanillaTransformerForConditionalGeneration(config).eval()
     untied.load_state_dict(model.state_dict())
     tied = copy.deepcopy(model).eval()
-    for each in (tied, untied):
-        logits = each(input_ids=source, decoder_input_ids=inputs).logits
+    for copied in (tied, untied):
+        logits = copied(input_ids=source, decoder_input_ids=inputs).logits
         smoothed_loss_sum(logits, labels, 0.0).backward()
     parameters = dict(untied.named_parameters())
     found = {use: parameters[name].grad for use, (_, name) in USES.items()}
@@ -133,25 +148,24 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The one-hot product, the factor, and the tie.
+    """Compare look-up and product, measure the effect of the factor, and count tied parameters.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags of `add_flags`.
 
     Yields:
         Three sections.
 
     Raises:
-        ValueError: If there is no such model, or it has no positions.
+        ValueError: If the model does not exist or has no positional encoding.
     """
     torch.manual_seed(flags.seed)
     own = {}
     if flags.model is not None:
         trained, _ = load_trained(flags.model, flags.trust_remote_code)
-        # a fresh one of the same sizes, to see what training has made of it
-        fresh = VanillaTransformerForConditionalGeneration(trained.config)
+        untrained = VanillaTransformerForConditionalGeneration(trained.config)
         own = {
-            "this model, at the start": embedding_size(fresh),
+            "this model, untrained": embedding_size(untrained),
             "this model, trained": embedding_size(trained),
         }
     yield _one_hot_section()
@@ -171,16 +185,16 @@ def _one_hot_section() -> Section:
     difference = float((product - looked_up).abs().max())
     return Section(
         name="one_hot",
-        title="A one-hot row times the matrix is the look-up",
-        says="An embedding is a linear layer whose input is all zeros but for a 1, which picks a "
-        f"row of the matrix. For {NUM_TOKENS} tokens, base's matrix of {VOCAB_SIZE:,} x {d_model} "
-        f"gives the same either way, to the last bit (largest difference {difference:g}). But the "
-        f"product multiplies {flops / 1e9:.1f} GFLOP, nearly all of it with 0, and took "
-        f"{1e3 * product_seconds:.1f} ms; the look-up copies {NUM_TOKENS} rows, in "
-        f"{1e3 * look_up_seconds:.3f} ms.",
-        columns=("way", "FLOPs", "bytes of input", "milliseconds", "largest difference"),
+        title="Look-up, and product with one-hot rows",
+        says="An embedding is a linear layer with a one-hot input: a row of zeros with a single 1, "
+        f"which selects a row of the matrix. For {NUM_TOKENS} tokens and the matrix of base, "
+        f"{VOCAB_SIZE:,} x {d_model}, product and look-up give identical results (largest "
+        f"difference {difference:g}). The product needs {flops / 1e9:.1f} GFLOP, nearly all of "
+        f"them multiplications by 0, and took {1e3 * product_seconds:.1f} ms. The look-up copies "
+        f"{NUM_TOKENS} rows and took {1e3 * look_up_seconds:.3f} ms.",
+        columns=("method", "FLOPs", "bytes of input", "milliseconds", "largest difference"),
         rows=[
-            ["one-hot times matrix", flops, bytes_of_rows, 1e3 * product_seconds, None],
+            ["product with one-hot rows", flops, bytes_of_rows, 1e3 * product_seconds, None],
             ["look-up", 0, bytes_of_ids, 1e3 * look_up_seconds, difference],
         ],
         figure=_draw_one_hot(),
@@ -188,21 +202,23 @@ def _one_hot_section() -> Section:
     )
 
 
-def _timed(work: Callable[[], Tensor], repeats: int = 3) -> tuple[Tensor, float]:
-    result, fastest = work(), math.inf
+def _timed(function: Callable[[], Tensor], repeats: int = 3) -> tuple[Tensor, float]:
+    result, fastest = function(), math.inf
     for _ in range(repeats):
         started = time.perf_counter()
-        result = work()
+        result = function()
         fastest = min(fastest, time.perf_counter() - started)
     return result, fastest
 
 
-def _draw_one_hot():
+def _draw_one_hot() -> "Figure":
+    from matplotlib.patches import Rectangle
+
     ids, table = torch.tensor([7, 2, 2, 9]), torch.randn(11, 6)
     parts = (
-        (F.one_hot(ids, len(table)).float(), "a one-hot row a position", "token"),
-        (table, "the matrix, a row a token", "component"),
-        (one_hot_product(ids, table), "an embedding a position", "component"),
+        (F.one_hot(ids, len(table)).float(), "one-hot rows of the positions", "token"),
+        (table, "embedding matrix", "component"),
+        (one_hot_product(ids, table), "embeddings of the positions", "component"),
     )
     figure, all_axes = new_figure(10.0, 4.4, 1, 3)
     for axes, (values, title, xlabel) in zip(all_axes[0], parts, strict=True):
@@ -217,15 +233,9 @@ def _draw_one_hot():
         axes.text(-0.32, 0.5, sign, transform=axes.transAxes, fontsize=18, va="center")
     for row in sorted(set(ids.tolist())):
         box = {"fill": False, "edgecolor": "black", "linewidth": 2}
-        all_axes[0, 1].add_patch(_rectangle(-0.5, row - 0.5, table.shape[1], **box))
+        all_axes[0, 1].add_patch(Rectangle((-0.5, row - 0.5), table.shape[1], 1, **box))
     figure.colorbar(image, ax=all_axes, label="value", shrink=0.7)
     return figure
-
-
-def _rectangle(left: float, top: float, width: float, **style):
-    from matplotlib.patches import Rectangle
-
-    return Rectangle((left, top), width, 1, **style)
 
 
 def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Section:
@@ -235,55 +245,37 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
             row, vocab_size=FEW_TOKENS, encoder_layers=1, decoder_layers=1
         )
         model = VanillaTransformerForConditionalGeneration(config)
-        found[f"{row}, at the start"] = embedding_size(model)
+        found[f"{row}, untrained"] = embedding_size(model)
     found |= own
-    figure, axes = new_figure(8.0, 0.9 + 0.75 * len(found))
-    places = range(len(found))
-    for shift, field, label in (
-        (-0.18, "plain", "as the matrix has them"),
-        (0.18, "scaled", "times sqrt(d_model)"),
-    ):
-        values = [getattr(size, field) for size in found.values()]
-        bars = axes.barh([place + shift for place in places], values, height=0.34, label=label)
-        axes.bar_label(bars, fmt="%.3f", padding=3, fontsize=8)
-    for place, size in enumerate(found.values()):
-        label = None if place else "the model's positions"
-        axes.plot([size.positions] * 2, [place - 0.4, place + 0.4], "k--", label=label)
-    axes.set_yticks(
-        places, [f"{name}\nd_model {size.d_model}" for name, size in found.items()], fontsize=9
-    )
-    axes.invert_yaxis()
-    axes.margins(x=0.12)
-    axes.set_xlabel("root mean square of a component")
-    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
-    base = found["base, at the start"]
+    base = found["base, untrained"]
     says = (
-        "The matrix is drawn with a standard deviation of 1 / sqrt(d_model), which suits it as the "
-        f"output projection: base's components are {base.plain:.3f} large. A sinusoid's are "
-        f"{base.positions:.3f} = 1 / sqrt(2), since of every pair sin^2 + cos^2 = 1. Added as they "
-        f"are, positions would be {base.positions / base.plain:.0f} times as large as the words in "
-        f"base; times sqrt(d_model) the words are {base.scaled:.2f}, of a size with them whatever "
-        "the width."
+        "Sizes are root mean squares. The matrix is initialized with a standard deviation of "
+        "1 / sqrt(d_model), which suits the output projection: the embeddings of base have a size "
+        f"of {base.plain:.3f}. Sinusoids have a size of {base.positions:.3f} = 1 / sqrt(2), "
+        "because sin^2 + cos^2 = 1 in each pair. Without the factor, positions would be "
+        f"{base.positions / base.plain:.0f} times as large as words in base. With the factor, "
+        f"words have a size of {base.scaled:.2f}, similar to that of positions at any width."
     )
     if own:
         size = found["this model, trained"]
         says += (
-            f" In {run}, training has taken them from "
-            f"{found['this model, at the start'].scaled:.2f} to {size.scaled:.2f}; without the "
-            f"factor its positions would be {size.positions / size.plain:.3g} times as large."
+            " Training has changed the size of the scaled words of "
+            f"{run} from {found['this model, untrained'].scaled:.2f} to {size.scaled:.2f}; without "
+            "the factor, its positions would be "
+            f"{size.positions / size.plain:.3g} times as large as its words."
         )
     return Section(
         name="factor",
-        title="The factor sqrt(d_model), against the size of the positions",
+        title="The factor sqrt(d_model)",
         says=says,
         columns=(
             "model",
             "d_model",
             "embeddings",
-            "times sqrt(d_model)",
+            "scaled embeddings",
             "positions",
-            "positions / plain",
-            "positions / scaled",
+            "positions / embeddings",
+            "positions / scaled embeddings",
         ),
         rows=[
             [
@@ -297,8 +289,31 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
             ]
             for name, size in found.items()
         ],
-        figure=figure,
+        figure=_draw_sizes(found),
     )
+
+
+def _draw_sizes(found: Mapping[str, EmbeddingSize]) -> "Figure":
+    figure, axes = new_figure(8.0, 0.9 + 0.75 * len(found))
+    bars = range(len(found))
+    for shift, field, label in (
+        (-0.18, "plain", "embeddings"),
+        (0.18, "scaled", "embeddings times sqrt(d_model)"),
+    ):
+        values = [getattr(size, field) for size in found.values()]
+        drawn = axes.barh([bar + shift for bar in bars], values, height=0.34, label=label)
+        axes.bar_label(drawn, fmt="%.3f", padding=3, fontsize=8)
+    for bar, size in enumerate(found.values()):
+        label = None if bar else "positions of the model"
+        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=label)
+    axes.set_yticks(
+        bars, [f"{name}\nd_model {size.d_model}" for name, size in found.items()], fontsize=9
+    )
+    axes.invert_yaxis()
+    axes.margins(x=0.12)
+    axes.set_xlabel("root mean square")
+    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    return figure
 
 
 def _tie_section() -> Section:
@@ -314,67 +329,62 @@ def _tie_section() -> Section:
     gradients = gradients_by_use(model, source, inputs, target)
     tied = gradients.pop("tied")
     difference = float((sum(gradients.values()) - tied).abs().max() / tied.abs().max())
-    figure, axes = new_figure(8.0, 3.6)
-    colors = ["#31688e", "#35b779", "#90d743", "#fde725"]
-    labels = []
-    for place, (row, is_tied, (rest, matrix)) in enumerate(
-        (row, is_tied, count) for row, both in counts.items() for is_tied, count in both.items()
-    ):
-        left = 0.0
-        for number, (label, size) in enumerate(
-            [("layers", rest), *((label, matrix) for label in MATRICES)]
-        ):
-            if number > 1 and is_tied:
-                break
-            label = label if place == 1 else None
-            axes.barh(place, size / 1e6, left=left, color=colors[number], label=label)
-            left += size / 1e6
-        axes.text(left, place, f" {left:.1f}", va="center", fontsize=8)
-        labels.append(f"{row}, {'one matrix' if is_tied else 'three'}")
-    axes.set_yticks(range(len(labels)), labels)
-    axes.invert_yaxis()
-    axes.margins(x=0.08)
-    axes.set_xlabel("parameters (millions)")
-    figure.legend(loc="outside upper center", ncols=4, fontsize=8)
-    (rest, matrix) = counts["base"][True]
+    parameters = {
+        row: {"tied": one.layers + one.matrix, "untied": three.layers + 3 * three.matrix}
+        for row, (one, three) in counts.items()
+    }
+    saved = parameters["base"]["untied"] - parameters["base"]["tied"]
     norms = {use: float(gradient.norm()) for use, gradient in gradients.items()}
     return Section(
         name="tie",
         title="One matrix, three uses",
-        says=f"The encoder's input, the decoder's input and the output projection lie at "
-        f"{len(addresses)} address{'es' if len(addresses) > 1 else ''} in memory: one "
-        f"matrix, which a shared vocabulary makes possible. With {VOCAB_SIZE:,} tokens that saves "
-        f"base {2 * matrix / 1e6:.2f}M of {(rest + 3 * matrix) / 1e6:.2f}M parameters. Its "
-        f"gradient is the sum of what three copies would get (largest difference {difference:.0e} "
-        "of the largest entry); a token that is only ever read still learns from the output, where "
-        "every token is pushed at every step.",
-        columns=("use", "in figure 1", "parameter", "norm of its share of the gradient"),
+        says="The encoder's input, the decoder's input and the output projection share "
+        f"{len(addresses)} address{'es' if len(addresses) > 1 else ''} in memory, so they are "
+        f"{'one matrix' if len(addresses) == 1 else 'different matrices'}. A shared vocabulary "
+        f"makes this possible. With {VOCAB_SIZE:,} tokens, base saves {saved / 1e6:.2f}M of "
+        f"{parameters['base']['untied'] / 1e6:.2f}M parameters. The gradient of the matrix is the "
+        "sum of the gradients of three separate matrices (largest difference "
+        f"{difference:.0e} of the largest entry). So the vectors of source tokens also get "
+        "gradients from the output, where every step changes the vector of every token.",
+        columns=("use", "in figure 1", "parameter", "norm of the gradient of this use"),
         rows=[[use, where, name, norms[use]] for use, (where, name) in USES.items()],
-        figure=figure,
-        numbers={
-            "parameters": {
-                row: {
-                    "tied": rest + matrix,
-                    "untied": both[False][0] + 3 * both[False][1],
-                }
-                for row, both in counts.items()
-                for rest, matrix in [both[True]]
-            },
-            "gradient_difference": difference,
-        },
+        figure=_draw_parameters(counts),
+        numbers={"parameters": parameters, "gradient_difference": difference},
     )
 
 
-def _count_parameters(row: str) -> dict[bool, tuple[int, int]]:
-    """Parameters of the layers and of one matrix, with the matrices tied and not."""
-    found = {}
-    for is_tied in (True, False):
+def _draw_parameters(counts: Mapping[str, Sequence[ParameterCount]]) -> "Figure":
+    figure, axes = new_figure(8.0, 3.6)
+    names = [f"{row}, {kind}" for row in counts for kind in ("one matrix", "three matrices")]
+    for bar, count in enumerate(count for both in counts.values() for count in both):
+        parts = [("layers", count.layers, LAYERS_COLOR)]
+        matrices = list(zip(MATRICES, MATRIX_COLORS, strict=True))[: count.num_matrices]
+        parts += [(label, count.matrix, color) for label, color in matrices]
+        left = 0.0
+        for label, size, color in parts:
+            # the second bar has all parts
+            axes.barh(bar, size / 1e6, left=left, color=color, label=label if bar == 1 else None)
+            left += size / 1e6
+        axes.text(left, bar, f" {left:.1f}", va="center", fontsize=8)
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.margins(x=0.08)
+    axes.set_xlabel("parameters (millions)")
+    figure.legend(loc="outside upper center", ncols=4, fontsize=8)
+    return figure
+
+
+def _count_parameters(row: str) -> tuple[ParameterCount, ParameterCount]:
+    """Count the parameters of a row of Table 3 with one matrix and with three matrices."""
+    found = []
+    for num_matrices in (1, 3):
         config = VanillaTransformerConfig.from_paper(
-            row, vocab_size=VOCAB_SIZE, tie_word_embeddings=is_tied
+            row, vocab_size=VOCAB_SIZE, tie_word_embeddings=num_matrices == 1
         )
-        # sizes alone need no memory
+        # counting needs no memory for the weights
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
         matrix = VOCAB_SIZE * config.d_model
-        found[is_tied] = (model.num_parameters() - (1 if is_tied else 3) * matrix, matrix)
-    return found
+        layers = model.num_parameters() - num_matrices * matrix
+        found.append(ParameterCount(num_matrices, layers, matrix))
+    return tuple(found)

@@ -1,9 +1,9 @@
-"""Small models that need the order of words, trained with and without positions. Section 3.5.
+"""Small models for two tasks that need word order, with and without positions. Section 3.5.
 
-Two tasks: turn "A chases B" into "B flees A", which asks who chases whom; and copy a row of
-symbols, which asks where each of them stands.
+The first task turns "A chases B" into "B flees A", and needs the order of the two names. The
+second copies a sequence of symbols, and needs the position of each symbol.
 
-Shapes: B sentences, T tokens of source and target alike.
+Shapes: B sentences, T tokens of the source and of the target.
 """
 
 import itertools
@@ -22,19 +22,20 @@ from ..train.step import smoothed_loss_sum
 START = 1
 FIRST_WORD = 3
 CHASES, FLEES, FIRST_NAME = 3, 4, 5
+# one of this many pairs of names is a test pair
 HELD_OUT = 4
 
 
 @dataclass(frozen=True)
 class Training:
-    """Sizes of a small model, and how it is trained.
+    """Sizes of a small model, and settings of its training.
 
     Attributes:
         d_model: Width; the feed-forward layers are four times as wide.
         layers: Number of layers, of the encoder and of the decoder.
         num_heads: Number of heads h.
         steps: Training steps.
-        sentences_per_step: Sentences of a batch.
+        sentences_per_step: Sentences per batch.
         warmup_steps: Warm-up steps of section 5.3's schedule.
         learning_rate_factor: Factor on the learning rate of section 5.3.
         label_smoothing: epsilon_ls of section 5.4.
@@ -62,12 +63,12 @@ def small_model(
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
         vocab_size: Vocabulary size V.
-        num_positions: Rows of a learned table.
+        num_positions: Number of rows of a learned table.
         sizes: Sizes of the model.
         seed: Seed of the initial weights.
 
     Returns:
-        The model, on the accelerator if there is one.
+        The model, on a GPU if there is one.
     """
     config = VanillaTransformerConfig(
         vocab_size=vocab_size,
@@ -93,21 +94,21 @@ def train_small_model(
     batches: Iterator[tuple[Tensor, Tensor]],
     sizes: Training,
 ) -> None:
-    """Train a model by the paper's recipe: Adam and its schedule, sections 5.2 and 5.3.
+    """Train a model with Adam and the paper's learning rate. Sections 5.2 and 5.3.
 
     Args:
-        model: It is left in evaluation mode.
-        batches: Sources and targets without end, [B, T] each.
-        sizes: Steps, rate and smoothing.
+        model: Model to train; it is in evaluation mode afterwards.
+        batches: Endless iterator of sources and targets, [B, T] each.
+        sizes: Number of steps, learning rate and label smoothing.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
-    rate = partial(
+    rate_of_step = partial(
         learning_rate,
         d_model=sizes.d_model,
         warmup_steps=sizes.warmup_steps,
         factor=sizes.learning_rate_factor,
     )
-    scheduler = follow_rate(optimizer, rate)
+    scheduler = follow_rate(optimizer, rate_of_step)
     model.train()
     for source, target in itertools.islice(batches, sizes.steps):
         logits, target = predict(model, source, target)
@@ -125,12 +126,12 @@ def predict(
     """Predict each target token from the source and the target tokens before it.
 
     Args:
-        model: A model.
-        source: [B, T].
-        target: [B, T].
+        model: Model of this package.
+        source: Source tokens, [B, T].
+        target: Target tokens, [B, T].
 
     Returns:
-        Logits [B, T, V], and the targets, on the model's device.
+        Logits, [B, T, V], and targets, [B, T], on the device of the model.
     """
     source, target = source.to(model.device), target.to(model.device)
     before = torch.cat((torch.full_like(target[:, :1], START), target[:, :-1]), dim=1)
@@ -141,7 +142,7 @@ def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
     """Write "A chases B" and "B flees A" for each pair of names.
 
     Args:
-        pairs: A and B, [B, 2].
+        pairs: Token ids of A and B, [B, 2].
 
     Returns:
         Sources and targets, [B, 3] each.
@@ -155,14 +156,16 @@ def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Split all pairs of names into training pairs and unseen pairs.
+    """Split all pairs of names into training pairs and test pairs.
+
+    Both orders of two names are in the same part.
 
     Args:
-        num_names: Number of names; each chases each other.
-        seed: Seed of the choice.
+        num_names: Number of names.
+        seed: Seed of the split.
 
     Returns:
-        Pairs to train on and pairs to ask for, [pairs, 2] each.
+        Training pairs and test pairs, [pairs, 2] each.
     """
     names = torch.arange(FIRST_NAME, FIRST_NAME + num_names)
     couples = torch.combinations(names)
@@ -174,16 +177,16 @@ def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
 def who_chases_whom(
     position_encoding: str, seed: int = 0, sizes: Training = WHO_CHASES_WHOM, num_names: int = 20
 ) -> float:
-    """Train a small model to turn "A chases B" into "B flees A", and ask it for unseen pairs.
+    """Train a small model to turn "A chases B" into "B flees A", and test it on unseen pairs.
 
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
-        seed: Seed of weights, batches, and the choice of pairs.
+        seed: Seed of the weights, the batches and the split of the pairs.
         sizes: Sizes of the model and its training.
-        num_names: Number of names; each chases each other.
+        num_names: Number of names.
 
     Returns:
-        The share of sentences of which every word is right; who does not know the order gets half.
+        Share of sentences with all words correct; a random order of the names gives a half.
     """
     trained, unseen = chase_pairs(num_names, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -209,27 +212,27 @@ def copying_losses(
     num_symbols: int = 16,
     num_sentences: int = 256,
 ) -> tuple[Tensor, Tensor]:
-    """Train a small model to copy rows of symbols, and let it copy longer ones.
+    """Train a small model to copy sequences of symbols, and test it on longer sequences.
 
-    In training they have from half of `trained_length` to all of it. A learned table has a row for
-    every position up to `length`; those past `trained_length` stay as they were made.
+    Training sequences have between half of `trained_length` and all of it. A learned table has
+    `length` rows; those beyond `trained_length` keep their initial values.
 
     Args:
         position_encoding: "sinusoidal", "learned" or "none".
-        seed: Seed of weights and batches.
+        seed: Seed of the weights and the batches.
         sizes: Sizes of the model and its training.
         trained_length: Length of the longest training sequence.
-        length: Length of the longer sequences.
+        length: Length of the longer test sequences.
         num_symbols: Number of symbols, all equally likely.
         num_sentences: Number of test sequences of each length.
 
     Returns:
-        Mean loss at each position, in nats: of rows of `trained_length`, [trained_length], and of
-        longer ones, [length].
+        Mean loss at each position in nats, for sequences of `trained_length`, [trained_length],
+        and for sequences of `length`, [length].
     """
     generator = torch.Generator().manual_seed(seed)
 
-    def rows(count: int, length: int) -> tuple[Tensor, Tensor]:
+    def sequences(count: int, length: int) -> tuple[Tensor, Tensor]:
         symbols = torch.randint(
             FIRST_WORD, FIRST_WORD + num_symbols, (count, length), generator=generator
         )
@@ -238,14 +241,14 @@ def copying_losses(
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         shortest = -(-trained_length // 2)
         while True:
-            of_batch = torch.randint(shortest, trained_length + 1, (), generator=generator).item()
-            yield rows(sizes.sentences_per_step, of_batch)
+            drawn = torch.randint(shortest, trained_length + 1, (), generator=generator).item()
+            yield sequences(sizes.sentences_per_step, drawn)
 
     model = small_model(position_encoding, FIRST_WORD + num_symbols, length, sizes, seed)
     train_small_model(model, batches(), sizes)
     return tuple(
-        losses_by_position(model, *rows(num_sentences, of_row))
-        for of_row in (trained_length, length)
+        losses_by_position(model, *sequences(num_sentences, tested))
+        for tested in (trained_length, length)
     )
 
 
@@ -257,8 +260,8 @@ def losses_by_position(
 
     Args:
         model: Model in evaluation mode.
-        source: [B, T].
-        target: [B, T].
+        source: Source tokens, [B, T].
+        target: Target tokens, [B, T].
 
     Returns:
         Mean loss at each position, in nats, [T].
@@ -275,16 +278,16 @@ def encode_in_two_orders(
     """Encode a sentence, and the same words in another order.
 
     Args:
-        encoder: In evaluation mode.
-        tokens: A sentence, T of them.
-        order: Which of its tokens stands first, second, ... in the other sentence.
+        encoder: Encoder in evaluation mode.
+        tokens: Tokens of the sentence, [T].
+        order: Indices of these tokens in the order of the other sentence, [T].
 
     Returns:
-        The vectors of the words in either sentence, both in the order of the first, [T, d_model].
+        Vectors of the words in both sentences, both in the order of the first, [T, d_model] each.
     """
     order = list(order)
-    sentences = torch.tensor([list(tokens), [tokens[place] for place in order]])
+    sentences = torch.tensor([list(tokens), [tokens[index] for index in order]])
     plain, moved = encoder(input_ids=sentences.to(encoder.device)).last_hidden_state
-    put_back = torch.empty_like(moved)
-    put_back[order] = moved
-    return plain, put_back
+    restored = torch.empty_like(moved)
+    restored[order] = moved
+    return plain, restored

@@ -1,6 +1,6 @@
-"""Section 3.5 as functions: encodings of position, and what tells a good one from a bad one.
+"""Positional encodings of section 3.5 as functions, and measurements of their properties.
 
-Shapes: N positions, d the width of an encoding, which is d_model where it is added to embeddings.
+Shapes: N positions, d features of an encoding; d is d_model if it is added to embeddings.
 An encoding is a table with a row for each position.
 """
 
@@ -22,22 +22,22 @@ from ..modeling_vanilla_transformer import (
 
 PAPER_BASE = 10000.0
 
-# what could say where a word stands, from the simplest to the paper's two
+# from the simplest to the two of the paper; each with its formula for position pos
 CANDIDATES = {
     "integer": "pos",
     "fraction": "(pos + 1) / length",
     "sine": "sin(pos)",
     "sine and cosine": "sin(pos), cos(pos)",
     "pairs": "sin(pos / 1), cos(pos / 1), sin(pos / 2), cos(pos / 2), ...",
-    "binary": "the bits of pos, the lowest first",
+    "binary": "the bits of pos, lowest bit first",
     "sinusoidal": "sin(pos / base^(2i/d)), cos(pos / base^(2i/d)), section 3.5",
-    "learned": "a table of parameters, Table 3, row (E)",
+    "learned": "a learned table, Table 3, row (E)",
 }
 
-# the widest shift of a whole number that torch defines
+# torch defines no wider right shift of an int64
 HIGHEST_BIT = 62
 
-# an encoding is longer than at training, or shorter, by this factor
+# `properties` compares an encoding with one that is longer and one that is shorter by this factor
 LENGTH_FACTOR = 4
 SENTENCE_LENGTHS = (2, 4, 64)
 OFFSETS = (1, 2, 5, 10)
@@ -45,25 +45,25 @@ OFFSETS = (1, 2, 5, 10)
 # the rule of each property that `properties` measures
 PROPERTIES = {
     "bounded": f"the largest |value| does not double in a sentence {LENGTH_FACTOR} times as long",
-    "deterministic": "made twice, with two seeds, it is the same",
-    "unique": "no two positions are nearer than a tenth of the usual step to the next position",
+    "deterministic": "two seeds give the same encoding",
+    "unique": "every two positions are at least a tenth of the median step apart",
     "same step": "the step from the 1st word to the 2nd is the same in sentences of "
     f"{', '.join(map(str, SENTENCE_LENGTHS[:-1]))} and {SENTENCE_LENGTHS[-1]} words",
-    "smooth": "the largest step of one position is below the smallest step of two",
-    "extends": f"{LENGTH_FACTOR} times the length exists, begins with the same rows, and stays in "
-    "the range of the values",
-    "linear offset": "one matrix takes every PE(pos) to PE(pos + k): fitted on every other "
-    "position, it misses the rest by less than 0.1%",
+    "smooth": "the largest step by one position is smaller than the smallest step by two",
+    "extends": f"an encoding of {LENGTH_FACTOR} times the length exists, begins with the same "
+    "rows, and has the same range of values",
+    "linear offset": "one matrix maps every PE(pos) to PE(pos + k): fitted on every other "
+    "position, its relative error on the rest is below 0.1%",
 }
-# the number that decides each, as it is written beside yes and no
+# the number that decides each property; the tables show it beside yes or no
 DECIDED_BY = {
-    "bounded": "the largest |value|, of the shorter sentence and of the longer",
-    "deterministic": "the largest difference of the two",
-    "unique": "the smallest distance of two positions, in usual steps",
-    "same step": "the length of that step",
-    "smooth": "the largest step of one position, in smallest steps of two",
-    "extends": "the largest |value| of the longer, in that of the shorter",
-    "linear offset": "the largest share that is missed",
+    "bounded": "largest |value| of the shorter and of the longer sentence",
+    "deterministic": "largest difference between the two encodings",
+    "unique": "smallest distance of two positions, divided by the median step",
+    "same step": "length of this step in each sentence",
+    "smooth": "largest step by one position, divided by the smallest step by two",
+    "extends": "largest |value| of the longer encoding, divided by that of the shorter",
+    "linear offset": "largest relative error",
 }
 MOST_GROWTH = 2.0
 LEAST_DISTANCE = 0.1
@@ -73,7 +73,7 @@ ROUNDING = 1e-6
 
 
 class Measured(NamedTuple):
-    """A property of an encoding: the number, how to write it, and whether its rule holds."""
+    """A property of an encoding: its number, the number as text, and whether its rule holds."""
 
     value: float | None
     text: str
@@ -81,23 +81,25 @@ class Measured(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """The first position that looks like an earlier one."""
+    """The first position whose encoding equals that of an earlier one, up to a tolerance."""
 
     position: int
     earlier: int
 
 
 class Overlap(NamedTuple):
-    """Overlap of the subspaces of words and of positions.
+    """Overlap of the subspaces of words and positions, each of its k strongest directions.
+
+    Energy is squared length.
 
     Attributes:
-        num_directions: k, of either's strongest directions.
-        word_energy: Share of the words' squared length along the k directions of the positions.
-        position_energy: Share of the positions' along the k directions of the words.
-        smallest_angle: Between the two subspaces, in degrees: 0 where they share a direction.
+        num_directions: Number of directions k.
+        word_energy: Share of the words' energy along the k directions of the positions.
+        position_energy: Share of the positions' energy along the k directions of the words.
+        smallest_angle: Smallest principal angle in degrees; 0 if the subspaces share a direction.
         mean_angle: Mean of the k principal angles, in degrees.
         mean_cosine: Mean |cosine| of a word and a position.
-        position_to_word: Energy of the mean position to that of the mean word, both along the k
+        position_to_word: Mean energy of a position, divided by that of a word, both along the k
             directions of the positions.
     """
 
@@ -111,7 +113,7 @@ class Overlap(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """Cost of a width: parameters outside the embedding, and FLOPs of one forward pass."""
+    """Parameters outside the embedding, and FLOPs of one forward pass."""
 
     parameters: int
     flops: int
@@ -126,16 +128,16 @@ def candidate_encoding(
         name: One of `CANDIDATES`.
         num_positions: N, the length of the sentence.
         d_model: Width of "pairs", "binary", "sinusoidal" and "learned", even; the others have one
-            feature, or two.
+            or two features.
         base: Base of the wavelengths of "sinusoidal".
-        seed: Seed of "learned", which is as the model has it before training.
+        seed: Seed of the initial values of "learned".
 
     Returns:
         The encoding, float32 [N, d].
 
     Raises:
-        ValueError: If there is no such candidate, a size is not positive, `d_model` is odd, or too
-            narrow for the bits of the last position.
+        ValueError: If the name is unknown, a size is not positive, or `d_model` is odd or less
+            than the number of bits of the last position.
     """
     if name not in CANDIDATES:
         raise ValueError(
@@ -150,7 +152,7 @@ def candidate_encoding(
     if name == "integer":
         return positions[:, None].float()
     if name == "fraction":
-        # counted from 1, so that the last word of any sentence is at 1
+        # count from 1, so that the last word of every sentence gets 1
         return (positions[:, None] + 1) / num_positions
     if name == "sine":
         return harmonic_pairs(num_positions, 1)[:, :1]
@@ -166,10 +168,12 @@ def candidate_encoding(
 
 
 def harmonic_pairs(num_positions: int, num_pairs: int) -> Tensor:
-    """sin(pos / 1), cos(pos / 1), sin(pos / 2), cos(pos / 2), ...: wavelengths 2 pi, 4 pi, 6 pi ...
+    """Return sin(pos / 1), cos(pos / 1), sin(pos / 2), cos(pos / 2), ...
+
+    The wavelengths are 2 pi, 4 pi, 6 pi, ...
 
     Args:
-        num_positions: N.
+        num_positions: Number of positions N.
         num_pairs: Number of pairs of a sine and a cosine.
 
     Returns:
@@ -181,33 +185,33 @@ def harmonic_pairs(num_positions: int, num_pairs: int) -> Tensor:
 
 
 def position_bits(num_positions: int, num_bits: int) -> Tensor:
-    """Each position as a binary number, its lowest bit first.
+    """Return each position as a binary number, lowest bit first.
 
     Args:
-        num_positions: N.
-        num_bits: Digits of the number.
+        num_positions: Number of positions N.
+        num_bits: Number of bits.
 
     Returns:
         Zeros and ones, float32 [N, num_bits].
 
     Raises:
-        ValueError: If the last position has more bits.
+        ValueError: If the last position needs more bits.
     """
     if (num_positions - 1).bit_length() > num_bits:
         raise ValueError(
             f"num_positions must be at most 2^{num_bits} for {num_bits} bits, got {num_positions}."
         )
-    places = torch.arange(num_bits).clamp(max=HIGHEST_BIT)
-    return (torch.arange(num_positions)[:, None] >> places & 1).float()
+    shifts = torch.arange(num_bits).clamp(max=HIGHEST_BIT)
+    return (torch.arange(num_positions)[:, None] >> shifts & 1).float()
 
 
 def learned_encoding(num_positions: int, d_model: int, seed: int = 0) -> Tensor:
-    """A learned table as the model has it before training. Table 3, row (E).
+    """Return the initial values of a learned table. Table 3, row (E).
 
     Args:
-        num_positions: N, rows of the table.
+        num_positions: Number of rows N.
         d_model: Width.
-        seed: Seed of its random values.
+        seed: Seed of the random values.
 
     Returns:
         The table, float32 [N, d_model].
@@ -228,17 +232,17 @@ def learned_encoding(num_positions: int, d_model: int, seed: int = 0) -> Tensor:
 
 
 def model_encoding(model: VanillaTransformerForConditionalGeneration, num_positions: int) -> Tensor:
-    """Return what a model adds to its embeddings, for any encoding of position.
+    """Return the positional encoding that a model adds to its embeddings.
 
     Args:
         model: Trained or untrained model.
-        num_positions: N; fewer where a learned table has fewer rows.
+        num_positions: Number of positions N; a learned table with fewer rows is returned whole.
 
     Returns:
         The encoding, float32 [N, d_model].
 
     Raises:
-        ValueError: If the model has no positions.
+        ValueError: If the model has no positional encoding.
     """
     config = model.config
     if config.position_encoding == "none":
@@ -251,29 +255,30 @@ def model_encoding(model: VanillaTransformerForConditionalGeneration, num_positi
 
 
 def word_embeddings(model: VanillaTransformerForConditionalGeneration) -> Tensor:
-    """The words as positions are added to them: scaled by sqrt(d_model). Section 3.4.
+    """Return the word embeddings, scaled by sqrt(d_model). Section 3.4.
 
     Args:
         model: Trained or untrained model.
 
     Returns:
-        A row for each token, float32 [V, d_model].
+        The vectors to which the positional encoding is added, float32 [V, d_model].
     """
     table = model.get_input_embeddings().weight.detach().float().cpu()
     return table * math.sqrt(model.config.d_model)
 
 
 def wavelengths(d_model: int, base: float = PAPER_BASE) -> Tensor:
-    """After how many positions each sin/cos pair repeats: 2 pi * base^(2i / d_model).
+    """Return the wavelength of each sin/cos pair: 2 pi * base^(2i / d_model).
 
-    The last is 2 pi * base^((d_model - 2) / d_model): it comes near to base * 2 pi with the width.
+    The last wavelength is 2 pi * base^((d_model - 2) / d_model), which tends to 2 pi * base as
+    d_model grows.
 
     Args:
         d_model: Width, even.
         base: Base of the wavelengths.
 
     Returns:
-        In positions, float64 [d_model / 2].
+        Wavelengths in positions, float64 [d_model / 2].
     """
     exponents = torch.arange(0, d_model, 2, dtype=torch.float64) / d_model
     return 2 * math.pi * base**exponents
@@ -283,10 +288,10 @@ def flip_rates(is_on: Tensor) -> Tensor:
     """Return how often each bit, or the sign of each feature, changes.
 
     Args:
-        is_on: Whether the bit is 1, or the feature not negative, [N, d].
+        is_on: True where the bit is 1, or the feature is not negative, [N, d].
 
     Returns:
-        Changes for each step to the next position, float64 [d].
+        Changes per step to the next position, float64 [d].
     """
     return (is_on[1:] != is_on[:-1]).double().mean(dim=0)
 
@@ -295,10 +300,10 @@ def distances(encoding: Tensor) -> Tensor:
     """Return the distance between every two positions.
 
     Args:
-        encoding: [N, d].
+        encoding: Encoding of the positions, [N, d].
 
     Returns:
-        Float64 [N, N], symmetric, with zeros in its diagonal.
+        Symmetric matrix with zeros on its diagonal, float64 [N, N].
     """
     exact = encoding.double()
     return torch.cdist(exact, exact, compute_mode="donot_use_mm_for_euclid_dist")
@@ -308,87 +313,87 @@ def cosine_similarity_matrix(encoding: Tensor) -> Tensor:
     """Return the cosine similarity of every two positions.
 
     Args:
-        encoding: [N, d].
+        encoding: Encoding of the positions, [N, d].
 
     Returns:
-        Float64 [N, N], symmetric; 0 for a position whose encoding is all zeros.
+        Symmetric matrix, float64 [N, N]; 0 for a position whose encoding is all zeros.
     """
     unit = F.normalize(encoding.double(), dim=-1)
     return unit @ unit.T
 
 
 def steps(encoding: Tensor, size: int = 1) -> Tensor:
-    """The distance from each position to the one that stands `size` later.
+    """Return the distance from each position to the one `size` positions later.
 
     Args:
-        encoding: [N, d].
-        size: In positions.
+        encoding: Encoding of the positions, [N, d].
+        size: Number of positions.
 
     Returns:
-        Float64 [N - size].
+        Distances, float64 [N - size].
     """
     return (encoding[size:].double() - encoding[:-size].double()).norm(dim=-1)
 
 
 def usual_step(encoding: Tensor) -> float:
-    """The median distance of neighbours, the ruler for "near".
+    """Return the median step: the median distance of two neighbouring positions.
 
     Args:
-        encoding: [N, d], of two positions at least.
+        encoding: Encoding of at least two positions, [N, d].
 
     Returns:
-        A distance.
+        The distance, the unit in which other distances are small or large.
     """
     return steps(encoding).median().item()
 
 
 def smallest_distance(encoding: Tensor) -> float:
-    """The distance of the two positions that are hardest to tell apart.
+    """Return the smallest distance of two positions.
 
     Args:
-        encoding: [N, d].
+        encoding: Encoding of the positions, [N, d].
 
     Returns:
-        A distance; infinite where there is only one position.
+        The distance; infinite if there is only one position.
     """
     return distances(encoding).fill_diagonal_(math.inf).min().item()
 
 
 def collisions(encoding: Tensor, tolerance: float) -> int:
-    """Count the pairs of positions that look the same.
+    """Count the pairs of positions with the same encoding, up to a tolerance.
 
     Args:
-        encoding: [N, d].
-        tolerance: Distance up to which two positions look the same.
+        encoding: Encoding of the positions, [N, d].
+        tolerance: Largest distance of two encodings that count as the same.
 
     Returns:
         The number of pairs.
     """
-    return int(_looks_like_earlier(encoding, tolerance).sum())
+    return int(_equals_earlier(encoding, tolerance).sum())
 
 
 def first_repeat(encoding: Tensor, tolerance: float) -> Repeat | None:
-    """The first position that looks like an earlier one.
+    """Find the first position with the same encoding as an earlier one, up to a tolerance.
 
     Args:
-        encoding: [N, d].
-        tolerance: Distance up to which two positions look the same.
+        encoding: Encoding of the positions, [N, d].
+        tolerance: Largest distance of two encodings that count as the same.
 
     Returns:
-        It and the earlier one; None where all can be told apart.
+        Both positions; None if all encodings differ.
     """
-    found = _looks_like_earlier(encoding, tolerance).nonzero()
+    found = _equals_earlier(encoding, tolerance).nonzero()
     return Repeat(*found[0].tolist()) if len(found) else None
 
 
 def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, smallest and largest value at each distance, of a matrix of positions by positions.
+    """Return the mean, smallest and largest value at each distance of two positions.
 
     Args:
-        matrix: Symmetric, [N, N].
+        matrix: Symmetric matrix of positions by positions, [N, N].
 
     Returns:
-        Three tensors, for the distances 0, 1, ... N - 1, each [N].
+        Three tensors for the distances 0, 1, ... N - 1, [N] each.
     """
     diagonals = [matrix.diagonal(offset) for offset in range(len(matrix))]
     return tuple(
@@ -397,24 +402,24 @@ def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _looks_like_earlier(encoding: Tensor, tolerance: float) -> Tensor:
-    """Mark the positions (rows) whose encoding equals an earlier one's (columns), [N, N]."""
+def _equals_earlier(encoding: Tensor, tolerance: float) -> Tensor:
+    """Mark the positions (rows) whose encoding equals that of an earlier one (columns), [N, N]."""
     return (distances(encoding) <= tolerance).tril(diagonal=-1)
 
 
 def offset_map(offset: int, d_model: int, base: float = PAPER_BASE) -> Tensor:
-    """M_k, the matrix with PE(pos + k) = M_k PE(pos) at every position. Section 3.5.
+    """Return the matrix M_k with PE(pos + k) = M_k PE(pos) at every position. Section 3.5.
 
-    Each sin/cos pair is turned by its own angle w_i k: blocks [[cos, sin], [-sin, cos]] along the
-    diagonal. M_-k is its transpose, and turns back.
+    M_k rotates each sin/cos pair by its own angle w_i k: it has blocks [[cos, sin], [-sin, cos]]
+    along the diagonal. M_-k is its transpose and its inverse.
 
     Args:
-        offset: k, of either sign.
+        offset: Offset k, positive or negative.
         d_model: Width, even.
         base: Base of the wavelengths.
 
     Returns:
-        Float64 [d_model, d_model].
+        The matrix, float64 [d_model, d_model].
     """
     angles = 2 * math.pi * offset / wavelengths(d_model, base)
     sin, cos = angles.sin(), angles.cos()
@@ -425,30 +430,30 @@ def offset_map(offset: int, d_model: int, base: float = PAPER_BASE) -> Tensor:
 def dot_product_by_offset(
     offsets: Tensor | Sequence[int], d_model: int, base: float = PAPER_BASE
 ) -> Tensor:
-    """PE(pos) . PE(pos + k) = sum_i cos(w_i k), whatever pos is.
+    """Return PE(pos) . PE(pos + k) = sum_i cos(w_i k), which does not depend on pos.
 
     Args:
-        offsets: k, of either sign, [K].
+        offsets: Offsets k, positive or negative, [K].
         d_model: Width, even.
         base: Base of the wavelengths.
 
     Returns:
-        Float64 [K].
+        Dot products, float64 [K].
     """
     offsets = torch.as_tensor(offsets, dtype=torch.float64)
     return (2 * math.pi * offsets[:, None] / wavelengths(d_model, base)).cos().sum(dim=-1)
 
 
 def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int | None:
-    """The distance at which two positions are no longer alike: where the dot product leaves > 0.
+    """Return the smallest distance at which the dot product of two positions is not positive.
 
     Args:
         d_model: Width, even.
         base: Base of the wavelengths.
-        farthest: Distance to look up to.
+        farthest: Largest distance to check.
 
     Returns:
-        The smallest such distance; None where there is none.
+        The distance; None if the dot product is positive at all of them.
     """
     found = (dot_product_by_offset(range(farthest + 1), d_model, base) <= 0).nonzero()
     return found[0].item() if len(found) else None
@@ -457,17 +462,17 @@ def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int 
 def linear_map_residual(encoding: Tensor, offset: int) -> float:
     """Return the relative error of the best matrix from PE(pos) to PE(pos + k).
 
-    It is fitted on every other position and judged on those between, which it has not seen.
+    The matrix is fitted on every other position, and its error is measured on the rest.
 
     Args:
-        encoding: [N, d].
-        offset: k.
+        encoding: Encoding of the positions, [N, d].
+        offset: Offset k.
 
     Returns:
-        Size of the error relative to that of PE(pos + k).
+        Norm of the error, divided by the norm of PE(pos + k).
     """
     now, later = encoding[:-offset].double(), encoding[offset:].double()
-    # the pairs of long wavelengths hardly differ: this driver bears columns that depend on others
+    # pairs of long wavelengths are almost constant; gelsd also solves systems of deficient rank
     fitted = torch.linalg.lstsq(now[::2], later[::2], driver="gelsd").solution
     return ((now[1::2] @ fitted - later[1::2]).norm() / later[1::2].norm()).item()
 
@@ -475,20 +480,20 @@ def linear_map_residual(encoding: Tensor, offset: int) -> float:
 def properties(
     name: str, num_positions: int, d_model: int, base: float = PAPER_BASE, seed: int = 0
 ) -> dict[str, Measured]:
-    """Measure the desired properties of an encoding, by the rules of `PROPERTIES`.
+    """Measure the properties of an encoding by the rules of `PROPERTIES`.
 
     Args:
         name: One of `CANDIDATES`.
-        num_positions: N, the longest sentence of the training; at least 64.
-        d_model: Width, as `candidate_encoding` takes it.
+        num_positions: Length N of the longest training sentence, at least 64.
+        d_model: Width, as in `candidate_encoding`.
         base: Base of the wavelengths of "sinusoidal".
         seed: Seed of "learned".
 
     Returns:
-        What was found, by property, in the order of `PROPERTIES`.
+        A measurement for each property, in the order of `PROPERTIES`.
 
     Raises:
-        ValueError: As `candidate_encoding`, or if there are too few positions.
+        ValueError: If `candidate_encoding` raises it, or there are too few positions.
     """
     if num_positions < max(SENTENCE_LENGTHS):
         raise ValueError(
@@ -498,7 +503,7 @@ def properties(
     def encode(length: int, seed: int = seed) -> Tensor | None:
         if name != "learned":
             return candidate_encoding(name, length, d_model, base)
-        # a table is made once, for the longest sentence; a shorter one takes its first rows
+        # a learned table has a fixed length; a shorter sentence uses its first rows
         table = learned_encoding(num_positions, d_model, seed)
         return table[:length] if length <= num_positions else None
 
@@ -532,24 +537,24 @@ def properties(
 
 def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
     if long is None:
-        return Measured(None, f"none past {len(encoding)}", False)
-    moved = (long[: len(encoding)] - encoding).abs().max().item()
-    if moved > ROUNDING:
-        return Measured(moved, f"moves by {moved:.3g}", False)
+        return Measured(None, f"no rows after {len(encoding)}", False)
+    change = (long[: len(encoding)] - encoding).abs().max().item()
+    if change > ROUNDING:
+        return Measured(change, f"rows change by {change:.3g}", False)
     growth = (long.abs().max() / encoding.abs().max()).item()
     return Measured(growth, f"{growth:.3g} times as large", growth <= 1 + MOST_RESIDUAL)
 
 
 def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0.0) -> float:
-    """Return the share of features that leave their range of the training positions.
+    """Return the share of features that leave their range in the training positions.
 
     Args:
-        encoding: [N, d], with N beyond `trained_length`.
-        trained_length: Positions that were trained.
-        margin: How far out of its range a value may be and still be near.
+        encoding: Encoding of more than `trained_length` positions, [N, d].
+        trained_length: Number of training positions.
+        margin: Distance from the range that still counts as within it.
 
     Returns:
-        Share of the d features that leave their own range by more than that.
+        Share of the d features with a value outside their own range.
     """
     seen, new = encoding[:trained_length], encoding[trained_length:]
     lowest, highest = seen.min(dim=0).values, seen.max(dim=0).values
@@ -558,14 +563,14 @@ def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0
 
 
 def num_directions_for(vectors: Tensor, share: float) -> int:
-    """Count the strongest directions that hold a share of the vectors' energy.
+    """Count the strongest directions that together hold a share of the vectors' energy.
 
     Args:
-        vectors: [N, d].
+        vectors: Vectors, [N, d].
         share: Share of the sum of squares.
 
     Returns:
-        The number of directions, the strongest first.
+        The smallest number of singular directions.
     """
     energy = torch.linalg.svdvals(vectors.double()).square()
     return int((energy.cumsum(0) < share * energy.sum()).sum()) + 1
@@ -576,14 +581,14 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
 
     Args:
         words: Scaled embeddings, [V, d_model].
-        positions: Their encoding, [N, d_model].
-        num_directions: k, how many of either's strongest directions to compare.
+        positions: Encoding of the positions, [N, d_model].
+        num_directions: Number k of strongest directions of each to compare.
 
     Returns:
         Shares of energy, and angles.
 
     Raises:
-        ValueError: If there are not that many directions.
+        ValueError: If there are fewer than k directions.
     """
     most = min(len(words), *positions.shape)
     if not 1 <= num_directions <= most:
@@ -595,7 +600,7 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
     )  # [k, d_model]
     angles = torch.linalg.svdvals(of_words @ of_positions.T).clamp(max=1).acos().rad2deg()
     cosines = F.normalize(words, dim=-1) @ F.normalize(positions, dim=-1).T  # [V, N]
-    heard, noise = (
+    energy_of_position, energy_of_word = (
         (vectors @ of_positions.T).square().sum(dim=-1).mean() for vectors in (positions, words)
     )
     return Overlap(
@@ -605,27 +610,28 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
         smallest_angle=angles.min().item(),
         mean_angle=angles.mean().item(),
         mean_cosine=cosines.abs().mean().item(),
-        position_to_word=(heard / noise).item(),
+        position_to_word=(energy_of_position / energy_of_word).item(),
     )
 
 
 def concatenation_cost(
     extra_width: int, row: str = "base", source_length: int = 32, target_length: int = 32
 ) -> Cost:
-    """Count the cost of the layers of a Table 3 row if positions are concatenated.
+    """Count parameters and FLOPs of the layers of a Table 3 row with concatenated positions.
 
-    Words keep d_model features and `extra_width` come beside them, through all layers; heads, d_k,
-    d_v and d_ff stay. Embedding and output projection, which keep their size, are not counted.
+    All layers have `extra_width` features for the position beside the d_model features of the
+    word; heads, d_k, d_v and d_ff do not change. Embedding and output projection, which keep their
+    size, are not counted.
 
     Args:
-        extra_width: Features of the position; 0 where it is added to the words.
+        extra_width: Features of the position; 0 if the encoding is added to the words.
         row: Name of a row of Table 3.
-        source_length: Tokens.
-        target_length: Tokens.
+        source_length: Number of source tokens.
+        target_length: Number of target tokens.
 
     Returns:
-        Parameters, and FLOPs of a forward pass over one pair (a multiplication and an addition are
-        two), as torch counts them.
+        Parameters, and FLOPs of a forward pass over one sentence pair, as torch counts them (a
+        multiplication and an addition are two).
     """
     from torch.utils.flop_counter import FlopCounterMode
 

@@ -1,4 +1,4 @@
-"""Section 5.3, eq. (3): how the learning rate rises and falls."""
+"""Learning rate schedule of section 5.3, eq. (3)."""
 
 import argparse
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ POINTS = 400
 
 
 class Schedule(NamedTuple):
-    """Arguments of the paper's learning rate, as in `learning_rate`, and the number of steps."""
+    """Arguments of `learning_rate`, and the number of training steps."""
 
     d_model: int
     warmup_steps: int
@@ -24,15 +24,15 @@ class Schedule(NamedTuple):
     max_steps: int
 
     def rate(self, step: int) -> float:
-        """The learning rate of a step, counted from 1."""
+        """Return the learning rate of a step, counted from 1."""
         return learning_rate(step, self.d_model, self.warmup_steps, self.factor)
 
 
 def draw_schedules(schedules: Mapping[str, Schedule]) -> "Figure":
-    """Draw the rate against the steps.
+    """Draw learning rates against the step.
 
     Args:
-        schedules: By what the legend says.
+        schedules: Schedules by their label in the legend.
 
     Returns:
         The picture.
@@ -62,21 +62,21 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         metavar="RECIPE",
         default=["paper-base", "paper-big", "t2t-base"],
-        help="whose rates to draw, names or .yaml files (%(default)s)",
+        help="recipes whose learning rates are drawn, names or .yaml files (%(default)s)",
     )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The rate against the steps, for each recipe.
+    """Compare the learning rates of recipes.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags of `add_flags`.
 
     Yields:
         One section.
 
     Raises:
-        ValueError: If there is no such recipe.
+        ValueError: If a recipe is unknown.
     """
     schedules = {}
     for recipe in flags.recipes:
@@ -91,12 +91,21 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     highest = max(peaks, key=peaks.__getitem__)
     yield Section(
         name="schedule",
-        title="The learning rate, step by step",
-        says="The rate rises linearly while the moments of Adam are still rough, then falls with "
-        "the inverse square root of the step; warm-up ends where the two curves meet. A wider "
-        f"model gets a lower rate, by the root of its width. The highest here is {highest}'s, "
-        f"{peaks[highest]:.2e} at step {schedules[highest].warmup_steps:,}.",
-        columns=("recipe", "d_model", "warm-up", "factor", "steps", "peak rate", "last rate"),
+        title="Learning rate at each step",
+        says="The learning rate rises linearly during warm-up, while Adam's estimates of the "
+        "moments are rough. Then it falls with the inverse square root of the step. It is "
+        "proportional to the inverse square root of d_model, so a wider model gets a lower "
+        f"learning rate. {highest} has the highest learning rate here, {peaks[highest]:.2e} at "
+        f"step {schedules[highest].warmup_steps:,}.",
+        columns=(
+            "recipe",
+            "d_model",
+            "warm-up steps",
+            "factor",
+            "steps",
+            "peak learning rate",
+            "last learning rate",
+        ),
         rows=[
             [recipe, *schedule, peaks[recipe], schedule.rate(schedule.max_steps)]
             for recipe, schedule in schedules.items()

@@ -1,7 +1,8 @@
-"""The sections of a study: findings, each with a table and a picture."""
+"""Sections of a study, and how a study is shown and written."""
 
 import json
 import math
+import os
 import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,22 +20,22 @@ PAGE = "README.md"
 NUMBERS = "study.json"
 DIGITS = 4
 LINE_WIDTH = 100
-# a bar inside a cell of Markdown
+# a bar must be escaped in a Markdown table
 BAR = r"\|"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """One thing that a study shows.
+    """A finding of a study, with its table and picture.
 
     Attributes:
         name: Name of the picture and of the entry in the JSON file, unique in the study.
         title: Heading of the section.
-        says: What it shows, with the numbers found; a paragraph.
-        columns: Heads of the table.
+        says: Finding with its numbers, one paragraph.
+        columns: Column heads of the table.
         rows: Rows of the table: texts, numbers, or None for an empty cell.
         figure: The picture.
-        numbers: What else was computed, for the JSON file.
+        numbers: Other results for the JSON file.
     """
 
     name: str
@@ -54,14 +55,14 @@ class Section:
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Format a table as plain text, with numbers to the right.
+    """Format a table as plain text, with right-aligned numbers.
 
     Args:
         columns: Column heads.
         rows: Texts, numbers, or None for an empty cell.
 
     Returns:
-        A line for the heads and one for each row.
+        One line for the column heads and one for each row.
     """
     cells = [list(map(cell, row)) for row in rows]
     widths = [max(map(len, column)) for column in zip(columns, *cells, strict=True)]
@@ -76,14 +77,14 @@ def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Format a table as Markdown, with numbers to the right.
+    """Format a table as Markdown, with right-aligned numbers.
 
     Args:
         columns: Column heads.
         rows: Texts, numbers, or None for an empty cell.
 
     Returns:
-        Its lines.
+        The lines of the table.
     """
     right = [_is_of_numbers(column) for column in zip(*rows, strict=True)] or [False] * len(columns)
     rule = ["--:" if is_right else "---" for is_right in right]
@@ -98,7 +99,7 @@ def cell(value: Any) -> str:
         value: A text, a number, or None.
 
     Returns:
-        Numbers to four digits, whole ones in full; nothing for None.
+        The text: floats with four digits, integers in full, an empty text for None.
     """
     if value is None:
         return ""
@@ -118,23 +119,30 @@ def join_names(names: Sequence[str]) -> str:
         names: At least one name.
 
     Returns:
-        The list in words.
+        The joined names.
     """
     return " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
 def write_study(
-    folder: Path, title: str, sections: Iterable[Section], environment: Mapping[str, Any]
+    folder: Path,
+    title: str,
+    sections: Iterable[Section],
+    environment: Mapping[str, Any],
+    pictures: Path | None = None,
 ) -> None:
-    """Write a study: a page, its numbers as JSON, and its pictures.
+    """Write a study as a page, a JSON file of its numbers, and pictures.
 
     Args:
         folder: Folder to write to.
         title: Title of the study.
         sections: Sections of the study.
         environment: Software and hardware of the run, by name.
+        pictures: Folder for the pictures; by default that of the page.
     """
     make_folder(folder)
+    pictures = folder if pictures is None else pictures
+    link = Path(os.path.relpath(pictures, folder)).as_posix()
     page = [f"# {title}", f"```text\n{environment['command']}\n```"]
     numbers = {}
     for section in sections:
@@ -143,8 +151,9 @@ def write_study(
         if section.columns:
             page.append(markdown_table(section.columns, section.rows))
         if section.figure is not None:
-            save_figure(section.figure, folder / f"{section.name}.png")
-            page.append(f"![{section.title}]({section.name}.png)")
+            picture = f"{section.name}.png"
+            save_figure(section.figure, pictures / picture)
+            page.append(f"![{section.title}]({picture if link == '.' else f'{link}/{picture}'})")
         numbers[section.name] = {
             "title": section.title,
             "says": section.says,
@@ -158,21 +167,24 @@ def write_study(
     write_whole(folder / NUMBERS, text + "\n")
 
 
-def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
-    """Show sections as they are found, and write what was found.
+def show_study(
+    sections: Iterable[Section], title: str, folder: Path, pictures: Path | None = None
+) -> None:
+    """Print each section when it is computed, and write the study.
 
     Args:
         sections: Sections of the study.
         title: Title of the study.
         folder: Folder to write to.
+        pictures: Folder for the pictures; by default that of the page.
 
     Raises:
-        ValueError: If the path is a file.
+        ValueError: If `folder` or one of its parents is a file.
     """
     from ..train.run_folder.environment import environment_facts
 
-    # check the folder before anything is computed
-    nearest = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    # check the folder before the first computation
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not nearest.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {nearest}.")
     done = []
@@ -183,12 +195,12 @@ def show_study(sections: Iterable[Section], title: str, folder: Path) -> None:
                 sys.stdout.write(f"{section.text()}\n")
                 sys.stdout.flush()
         finally:
-            # what was found before an error or the user stopped it is kept
+            # keep the finished sections after an error or an interrupt
             if done:
-                write_study(folder, title, done, environment_facts())
+                write_study(folder, title, done, environment_facts(), pictures)
     has_pictures = any(section.figure is not None for section in done)
-    what = "the pictures" if has_pictures else "the same as a page"
-    sys.stdout.write(f"{folder / PAGE} has {what}\n")
+    content = "the findings with their pictures" if has_pictures else "the findings"
+    sys.stdout.write(f"{folder / PAGE} has {content}\n")
 
 
 def _is_of_numbers(column: Iterable[Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Sections 3.1 and 3.2.3: all positions of a sentence in one pass, or one after the other.
+"""Teacher forcing: all target positions in one pass, or step by step. Sections 3.1 and 3.2.3.
 
 Shapes as in the model: S source tokens, T target tokens.
 """
@@ -6,7 +6,8 @@ Shapes as in the model: S source tokens, T target tokens.
 import argparse
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -23,10 +24,13 @@ from ..train.step import smoothed_loss_sum
 from .study import Section
 from .trained import add_model_flag, load_trained
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 NUM_SENTENCES = 8
 REPEATS = 3
 LENGTHS = (8, 16, 32, 64, 128)
-# of the random model, and what its vocabulary is learned from
+# sentence pairs and size of the vocabulary of the random model
 NUM_PAIRS = 500
 VOCAB_SIZE = 600
 SIZES = {
@@ -38,7 +42,7 @@ SIZES = {
     "encoder_ffn_dim": 256,
     "decoder_ffn_dim": 256,
 }
-WAYS = ("one pass", "step by step, with the cache", "step by step, without")
+WAYS = ("one pass", "step by step, with cache", "step by step, without cache")
 
 
 @torch.no_grad()
@@ -51,7 +55,7 @@ def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -
         labels: Target tokens, [1, T].
 
     Returns:
-        A loss each, in nats, [T].
+        Losses in nats, [T].
     """
     inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
     logits = model(input_ids=source, decoder_input_ids=inputs, use_cache=False).logits
@@ -62,16 +66,17 @@ def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -
 def losses_step_by_step(
     model: PreTrainedModel, source: Tensor, labels: Tensor, use_cache: bool
 ) -> Tensor:
-    """Return the same losses as in translation: step by step, given the true tokens. Section 3.1.
+    """Return the same losses step by step as in translation, from the true tokens. Section 3.1.
 
     Args:
         model: Model in evaluation mode.
         source: Source tokens, [1, S].
         labels: Target tokens, [1, T].
-        use_cache: Whether keys and values of earlier steps are kept; else all is read again.
+        use_cache: Whether to cache the keys and values of earlier steps; without the cache each
+            step reads all earlier tokens again.
 
     Returns:
-        A loss each, in nats, [T].
+        Losses in nats, [T].
     """
     inputs = model.prepare_decoder_input_ids_from_labels(labels)  # [1, T]
     memory = model.get_encoder()(input_ids=source)
@@ -91,7 +96,7 @@ def losses_step_by_step(
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    # the package's loss is a sum: here each token is a sum of its own
+    # `smoothed_loss_sum` sums over tokens; calls with one token each keep them apart
     return torch.stack(
         [smoothed_loss_sum(logits[:, [t]], labels[:, [t]], 0.0) for t in range(labels.shape[1])]
     ).cpu()
@@ -100,7 +105,7 @@ def _losses(logits: Tensor, labels: Tensor) -> Tensor:
 def timed(
     model: PreTrainedModel, source: Tensor, labels: Tensor
 ) -> dict[str, tuple[Tensor, float]]:
-    """Compute the losses of a sentence in each way, and measure the time.
+    """Compute the losses of a sentence in each of `WAYS`, and measure the time.
 
     Args:
         model: Model in evaluation mode.
@@ -108,33 +113,33 @@ def timed(
         labels: Target tokens, [1, T].
 
     Returns:
-        By `WAYS`, the losses [T] and the seconds, of the fastest try.
+        Losses, [T], and seconds of the fastest repeat, by `WAYS`.
     """
-    works: dict[str, Callable[[], Tensor]] = {
+    functions: dict[str, Callable[[], Tensor]] = {
         WAYS[0]: lambda: losses_of_one_pass(model, source, labels),
         WAYS[1]: lambda: losses_step_by_step(model, source, labels, use_cache=True),
         WAYS[2]: lambda: losses_step_by_step(model, source, labels, use_cache=False),
     }
     found = {}
-    for way, work in works.items():
+    for way, function in functions.items():
         seconds = []
         for _ in range(REPEATS):
-            # the losses are on the CPU: the device has been waited for
+            # the losses are copied to the CPU, so the device has finished
             started = time.perf_counter()
-            losses = work()
+            losses = function()
             seconds.append(time.perf_counter() - started)
         found[way] = losses, min(seconds)
     return found
 
 
 def demo_pairs(count: int) -> list[tuple[str, str]]:
-    """Return sentences of the demo's corpus and their translations.
+    """Return sentence pairs of the demo's corpus.
 
     Args:
-        count: How many.
+        count: Number of pairs.
 
     Returns:
-        English and German.
+        English and German sentences.
     """
     rows = build_demo_corpus(train=count, validation=1, test=1)["train"]["translation"]
     return [(row["en"], row["de"]) for row in rows]
@@ -146,7 +151,7 @@ def random_model(
     """Create a small model with random weights.
 
     Args:
-        pairs: Sentences to learn a vocabulary from.
+        pairs: Sentence pairs from which the vocabulary is learned.
         seed: Seed of the weights.
 
     Returns:
@@ -173,8 +178,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         parser: Parser of the command line.
     """
     add_model_flag(parser, default=None)
-    parser.add_argument("--sentence", help="one of the demo's if not given; with --translation")
-    parser.add_argument("--translation", help="of the sentence, from the training data")
+    parser.add_argument("--sentence", help="source sentence; by default sentences of the demo")
+    parser.add_argument("--translation", help="reference translation, required with --sentence")
     parser.add_argument(
         "--lengths",
         type=int,
@@ -186,20 +191,20 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The losses of a sentence each way, and the time against its length.
+    """Compare the losses of both ways, and their time by the length of the sentence.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags of `add_flags`.
 
     Yields:
         Two sections.
 
     Raises:
-        ValueError: If there is no such model, a text without the other or without a word, or a
-            length below 1.
+        ValueError: If the model does not exist, one of sentence and translation is missing or has
+            no word, or a length is below 1.
     """
     if (flags.sentence is None) != (flags.translation is None):
-        raise ValueError("sentence and translation must be given together, got one of them.")
+        raise ValueError("sentence and translation must be given together, got only one of them.")
     for name in ("sentence", "translation"):
         text = getattr(flags, name)
         if text is not None and not text.strip():
@@ -220,7 +225,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         tuple(torch.tensor([tokenizer(text).input_ids], device=model.device) for text in pair)
         for pair in shown
     ]
-    # what a first run sets up is no part of its time
+    # warm-up, so that set-up time is not measured
     timed(model, *ids[0])
     yield _losses_section(model, tokenizer, shown, ids, is_trained=flags.model is not None)
     longest = max_source_tokens(model.config)
@@ -238,8 +243,8 @@ def _losses_section(
     is_trained: bool,
 ) -> Section:
     found = [timed(model, *pair) for pair in ids]
-    drawn = max(range(len(ids)), key=lambda index: ids[index][1].shape[1])
     lengths = [labels.shape[1] for _, labels in ids]
+    longest = max(range(len(ids)), key=lengths.__getitem__)
     total = sum(lengths)
     counts = {
         WAYS[0]: (len(ids), total),
@@ -255,40 +260,21 @@ def _losses_section(
         [way, *counts[way], means[way], differences[way], 1e3 * sum(each[way][1] for each in found)]
         for way in WAYS
     ]
-    tokens = token_texts(tokenizer, ids[drawn][1][0].tolist())
-    figure, axes = new_figure(max(6.0, 1.5 + 0.34 * len(tokens)), 4.2)
-    styles = {"one pass": ("o", 9), WAYS[1]: ("x", 7), WAYS[2]: ("+", 9)}
-    for way, (marker, size) in styles.items():
-        axes.plot(
-            found[drawn][way][0],
-            marker,
-            markersize=size,
-            label=way,
-            fillstyle="none",
-            markeredgewidth=1.5,
-        )
-    uniform = math.log(model.config.vocab_size)
-    axes.axhline(uniform, color="0.5", linestyle="--", linewidth=1, label="ln V: all tokens alike")
-    turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
-    axes.set_xticks(range(len(tokens)), tokens, **turned)
-    axes.set_xlabel("token to predict")
-    axes.set_ylabel("loss (nats)")
-    # of a trained model most are near 0
-    axes.set_yscale("log" if is_trained else "linear")
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside upper center", ncols=2, fontsize=8)
-    of = "a trained model" if is_trained else "a model of random weights"
-    sentences = f"{len(ids)} of the demo's sentences" if len(ids) > 1 else "this sentence"
+    tokens = token_texts(tokenizer, ids[longest][1][0].tolist())
+    losses = {way: losses for way, (losses, _) in found[longest].items()}
+    of_model = "a trained model" if is_trained else "a model with random weights"
+    sentences = f"{len(ids)} sentences of the demo" if len(ids) > 1 else "this sentence"
     return Section(
         name="losses",
         title="One pass gives the losses of all steps",
-        says=f"The decoder of {of} reads {sentences}, {total} target tokens in all. Because each "
-        "position is given the true tokens before it and the mask hides those after it, position t "
-        f"of one pass computes just what step t would: the losses, {means[WAYS[0]]:.4f} nats on "
-        f"average, differ by {differences[WAYS[1]]:.0e} at most with the cache of earlier keys "
-        f"and values and by {differences[WAYS[2]]:.0e} without, which is rounding. Training takes "
-        f"{counts[WAYS[0]][0]} pass{'es' if len(ids) > 1 else ''} of the decoder where translation "
-        f"takes {counts[WAYS[1]][0]}. The picture has the sentence: {shown[drawn][1]}",
+        says=f"The decoder of {of_model} reads {sentences} with {total} target tokens. Each "
+        "position reads the true tokens before it, and the mask hides the later ones. So position "
+        "t of one pass computes the same as step t. The mean loss is "
+        f"{means[WAYS[0]]:.4f} nats. The losses agree up to rounding: the steps differ from one "
+        f"pass by at most {differences[WAYS[1]]:.0e} with the cache of keys and values, and by at "
+        f"most {differences[WAYS[2]]:.0e} without it. Training needs {counts[WAYS[0]][0]} decoder "
+        f"pass{'es' if len(ids) > 1 else ''}, translation needs {counts[WAYS[1]][0]}. The picture "
+        f"shows the sentence: {shown[longest][1]}",
         columns=(
             "way",
             "decoder passes",
@@ -298,12 +284,35 @@ def _losses_section(
             "milliseconds",
         ),
         rows=rows,
-        figure=figure,
-        numbers={
-            "tokens": tokens,
-            "losses": {way: found[drawn][way][0].tolist() for way in WAYS},
-        },
+        figure=_draw_losses(tokens, losses, math.log(model.config.vocab_size), is_trained),
+        numbers={"tokens": tokens, "losses": {way: losses[way].tolist() for way in WAYS}},
     )
+
+
+def _draw_losses(
+    tokens: Sequence[str], losses: Mapping[str, Tensor], uniform: float, is_trained: bool
+) -> "Figure":
+    figure, axes = new_figure(max(6.0, 1.5 + 0.34 * len(tokens)), 4.2)
+    for way, marker, size in zip(WAYS, "ox+", (9, 7, 9), strict=True):
+        axes.plot(
+            losses[way],
+            marker,
+            markersize=size,
+            label=way,
+            fillstyle="none",
+            markeredgewidth=1.5,
+        )
+    label = "ln V: uniform distribution"
+    axes.axhline(uniform, color="0.5", linestyle="--", linewidth=1, label=label)
+    rotated = {"rotation": 60, "ha": "right", "rotation_mode": "anchor", "parse_math": False}
+    axes.set_xticks(range(len(tokens)), tokens, **rotated)
+    axes.set_xlabel("token to predict")
+    axes.set_ylabel("loss (nats)")
+    # most losses of a trained model are near 0
+    axes.set_yscale("log" if is_trained else "linear")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside upper center", ncols=2, fontsize=8)
+    return figure
 
 
 def _time_section(
@@ -315,9 +324,26 @@ def _time_section(
         labels = torch.randint(model.config.vocab_size, (1, length), generator=random)
         found = timed(model, source, labels.to(model.device))
         rows.append([length, *(1e3 * found[way][1] for way in WAYS)])
+    last = rows[-1]
+    return Section(
+        name="time",
+        title="Time of one pass and of the steps",
+        says=f"With {last[0]} target tokens one pass takes {last[1]:.1f} ms. The steps take "
+        f"{last[2]:.1f} ms with the cache, {last[2] / last[1]:.0f} times as long, and "
+        f"{last[3]:.1f} ms without it, {last[3] / last[1]:.0f} times as long. A recurrent network "
+        "cannot compute all positions in one pass: its step t needs the state of step t - 1, also "
+        "in training (Table 1, sequential operations).",
+        columns=("target tokens", *(f"{way} (ms)" for way in WAYS)),
+        rows=rows,
+        figure=_draw_times(rows),
+    )
+
+
+def _draw_times(rows: Sequence[Sequence[float]]) -> "Figure":
     figure, axes = new_figure(7.0, 4.2)
-    for column, way in enumerate(WAYS, start=1):
-        axes.plot(lengths, [row[column] for row in rows], marker="o", label=way)
+    lengths, *times = zip(*rows, strict=True)
+    for way, milliseconds in zip(WAYS, times, strict=True):
+        axes.plot(lengths, milliseconds, marker="o", label=way)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -325,16 +351,4 @@ def _time_section(
     axes.set_ylabel("milliseconds")
     axes.grid(alpha=0.3)
     axes.legend()
-    last = rows[-1]
-    return Section(
-        name="time",
-        title="What it saves",
-        says=f"At {last[0]} target tokens one pass takes {last[1]:.1f} ms, the steps with the "
-        f"cache {last[2]:.1f} ms, {last[2] / last[1]:.0f} times as long, and without it "
-        f"{last[3]:.1f} ms, {last[3] / last[1]:.0f} times. A recurrent network has no such pass: "
-        "its step t needs the state of step t - 1 in training too (table 1, sequential "
-        "operations).",
-        columns=("target tokens", *(f"{way} (ms)" for way in WAYS)),
-        rows=rows,
-        figure=figure,
-    )
+    return figure

@@ -1,4 +1,4 @@
-"""The trained model that a study looks at."""
+"""The trained model of a study."""
 
 import argparse
 from pathlib import Path
@@ -14,18 +14,18 @@ DEMO = "runs/demo"
 def add_model_flag(
     parser: argparse.ArgumentParser | argparse._ArgumentGroup, default: str | None = DEMO
 ) -> None:
-    """Add the flag that chooses a model to a study.
+    """Add the flag `--model` to the flags of a study.
 
     Args:
         parser: Parser of the study, or a group of its flags.
-        default: Model to use without the flag; None if the study needs no model.
+        default: Model to use without the flag; None for no model.
     """
     parser.add_argument(
         "--model",
         metavar="RUN",
         default=default,
-        help="a run folder, model folder or Hub name"
-        + (" (%(default)s)" if default else "; no trained model if not given"),
+        help="run folder, model folder or Hub name"
+        + (" (%(default)s)" if default else "; by default no trained model"),
     )
     add_trust_flag(parser)
 
@@ -33,22 +33,22 @@ def add_model_flag(
 def load_trained(
     run: str, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load the model that the flags of a study name.
+    """Load the model of a study.
 
     Args:
-        run: A run folder, a model folder or a Hub name.
-        trust_remote_code: Run the Python code that is saved with the model.
+        run: Run folder, model folder or Hub name.
+        trust_remote_code: Whether to run Python code that is saved with the model.
 
     Returns:
         The model, in evaluation mode, and its tokenizer.
 
     Raises:
-        ValueError: If it cannot be loaded.
+        ValueError: If the model cannot be loaded.
     """
-    # a folder that is not there would be looked for on the Hub
+    # a missing folder would be taken for a name on the Hub
     if run == DEMO and not Path(run).is_dir():
         raise ValueError(
             f"model must be a trained model, got none in {run}: `make demo` trains one, "
-            "or --model names another."
+            "or choose another one with --model."
         )
     return load_model(run, trust_remote_code=trust_remote_code)

@@ -1,6 +1,7 @@
 """The pages of docs/: code runs, quoted lines stand in the source, links lead somewhere."""
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -137,7 +138,9 @@ def test_the_navigation_leads_to_every_page():
 
 def test_every_picture_that_a_page_shows_is_in_docs_and_every_one_there_is_shown():
     shown = set()
-    for name, text in {**PAGES, "../README.md": (ROOT / "README.md").read_text("utf-8")}.items():
+    others = [ROOT / "README.md", *(ROOT / PAPER).glob("*/README.md")]
+    outside = {os.path.relpath(path, DOCS): path.read_text("utf-8") for path in others}
+    for name, text in {**PAGES, **outside}.items():
         for link in links(text):
             if link.endswith(".png"):
                 shown.add(((DOCS / name).parent / link).resolve())

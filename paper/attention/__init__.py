@@ -32,46 +32,47 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add_model_flag(parser)
     parser.add_argument("--sentence", default=SENTENCE, help="sentence to translate (%(default)s)")
     parser.add_argument(
-        "--translation", help="translation of the sentence; the model translates if not given"
+        "--translation", help="translation of the sentence; by default that of the model"
     )
     parser.add_argument(
         "--layer",
         type=int,
-        help="layer of the lines and the alignment, counted from 1; chosen if not given",
+        help="layer to show, counted from 1; by default the last one, or the best one for the "
+        "alignment",
     )
     parser.add_argument(
         "--head",
         type=int,
-        help="head of the lines, counted from 1; the most focused one if not given",
+        help="head to show, counted from 1; by default the one with the lowest entropy",
     )
     parser.add_argument(
         "--num_sentences",
         type=int,
         default=NUM_SENTENCES,
-        help="sentences of the translated test split to measure the heads on (%(default)s)",
+        help="translated test sentences on which heads are measured (%(default)s)",
     )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Grids of heads, the inside of one, a head and a word in lines, an alignment, what heads do.
+    """Show all heads, one head in steps and in lines, one word, an alignment, and statistics.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags of `add_flags`.
 
     Yields:
         Eight sections.
 
     Raises:
-        ValueError: If there is no such model, layer or head, or no sentence.
+        ValueError: If the model, layer or head does not exist, or the sentence is empty.
     """
     model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
     weights = attention_weights(model, tokenizer, flags.sentence, flags.translation)
-    _refuse_absent(weights, flags.layer, flags.head)
+    _check_layer_and_head(weights, flags.layer, flags.head)
     measured_on = "this sentence"
     maps = _test_maps(flags.model, model, tokenizer, flags.num_sentences)
     if maps:
         count = f"{len(maps)} sentences" if len(maps) > 1 else "one sentence"
-        measured_on = f"{count} of its test split"
+        measured_on = f"{count} of the test split"
     maps = maps or [weights]
     for kind in KINDS:
         yield grid_section(weights, kind)
@@ -82,25 +83,25 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield tasks_section(maps, measured_on)
 
 
-def _refuse_absent(weights: AttentionWeights, layer: int | None, head: int | None):
+def _check_layer_and_head(weights: AttentionWeights, layer: int | None, head: int | None):
     sizes = [getattr(weights, kind).shape[:2] for kind in KINDS]
-    for name, number, most in (
+    for name, number, last in (
         ("layer", layer, min(size[0] for size in sizes)),
         ("head", head, min(size[1] for size in sizes)),
     ):
-        if number is not None and not 1 <= number <= most:
-            raise ValueError(f"{name} must be from 1 to {most}, got {number}.")
+        if number is not None and not 1 <= number <= last:
+            raise ValueError(f"{name} must be from 1 to {last}, got {number}.")
 
 
 def _test_maps(
-    run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, most: int
+    run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_sentences: int
 ) -> list[AttentionWeights]:
-    """Return the attention of the sentences that `evaluate` saved in a run folder, if any."""
-    if most < 1:
-        raise ValueError(f"num_sentences must be at least 1, got {most}.")
+    """Return the weights for the translations that `evaluate` saved in a run folder, if any."""
+    if num_sentences < 1:
+        raise ValueError(f"num_sentences must be at least 1, got {num_sentences}.")
     files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]
     if not all(file.is_file() for file in files):
         return []
     sides = [read_text(file).split("\n")[:-1] for file in files]
     pairs = [pair for pair in zip(*sides, strict=True) if all(map(str.strip, pair))]
-    return [attention_weights(model, tokenizer, *pair) for pair in pairs[:most]]
+    return [attention_weights(model, tokenizer, *pair) for pair in pairs[:num_sentences]]

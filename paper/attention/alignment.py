@@ -1,17 +1,20 @@
-"""A word alignment, read off the encoder-decoder attention."""
+"""A word alignment from the weights of encoder-decoder attention."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ...attention_maps import AttentionWeights
 from ...drawing import label_places, new_figure
-from ..study import Section
+from ..study import Section, join_names
 from .kinds import head_or_mean
 from .pictures import draw_matrix
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 class Link(NamedTuple):
-    """A target word, the source word that it attends to most, and how much."""
+    """A target word, the source word with the highest weight, and this weight."""
 
     target: str
     source: str
@@ -19,23 +22,22 @@ class Link(NamedTuple):
 
 
 def align(weights: AttentionWeights, layer: int, head: int | None = None) -> list[Link]:
-    """Read a word alignment off the encoder-decoder attention.
+    """Return a word alignment from the weights of encoder-decoder attention.
 
     Args:
         weights: Attention weights of a sentence and its translation.
         layer: Decoder layer, counted from 0.
-        head: Head number, counted from 0; the mean of all heads of the layer if not given.
+        head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
-        For each word of the translation the one of the source with the highest weight; the end
-        tokens are neither.
+        The source word with the highest weight for each word of the translation, without the end
+        tokens.
     """
     words = weights.by_word()
     matrix = head_or_mean(words.cross, layer, head)[:, :-1]  # [T, S - 1]
-    targets = words.target
     return [
         Link(target, words.source[int(row.argmax())], float(row.max()))
-        for target, row in zip(targets, matrix, strict=True)
+        for target, row in zip(words.target, matrix, strict=True)
         if target != words.source[-1]
     ]
 
@@ -43,17 +45,19 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
 def unchanged_words(
     maps: Sequence[AttentionWeights], layer: int | None, head: int | None = None
 ) -> tuple[int, int]:
-    """Count the words spelled alike in both languages that are aligned to themselves.
+    """Count the words with the same spelling in both languages that are aligned to themselves.
 
-    Names, numbers and the like tell how good an alignment is where nobody has made a better one.
+    Such words, mostly names and numbers, measure an alignment without a reference.
 
     Args:
         maps: Attention weights of one or more sentences.
-        layer: As in `align`; None to align by place alone, the first word to the first.
-        head: As in `align`.
+        layer: Decoder layer, counted from 0; None to align words by position, the first word to
+            the first.
+        head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
-        How many are, and of how many words. Those count that are once in each sentence.
+        Number of these words that are aligned to themselves, and number of these words. A word
+        counts only if it occurs once in each sentence.
     """
     right = total = 0
     for weights in maps:
@@ -64,8 +68,8 @@ def unchanged_words(
                 continue
             if not any(map(str.isalnum, word)):
                 continue
-            by_place = row * len(words.source) // len(words.target)
-            found = by_place if matrix is None else int(matrix[row].argmax())
+            by_position = row * len(words.source) // len(words.target)
+            found = by_position if matrix is None else int(matrix[row].argmax())
             right += words.source[found] == word
             total += 1
     return right, total
@@ -77,13 +81,52 @@ def alignment_section(
     layer: int | None,
     measured_on: str,
 ) -> Section:
-    num_layers = len(weights.cross)
-    found = [unchanged_words(maps, index) for index in range(num_layers)]
+    """Show the alignment of one sentence, and how often words are aligned to themselves.
+
+    Args:
+        weights: Attention weights of the sentence.
+        maps: Attention weights of the sentences to count on.
+        layer: Decoder layer, counted from 1; by default the one that aligns most words to
+            themselves.
+        measured_on: Sentences of `maps` in words.
+
+    Returns:
+        The section.
+    """
+    found = [unchanged_words(maps, index) for index in range(len(weights.cross))]
     total = found[0][1]
-    best = max(range(num_layers), key=lambda index: (found[index][0], index))
+    by_position, _ = unchanged_words(maps, None)
+    best = max(range(len(found)), key=lambda index: (found[index][0], index))
     index = best if layer is None else layer - 1
-    words = weights.by_word()
     links = align(weights, index)
+    says = (
+        "The table has the words of the translation. Each is aligned to the source word with the "
+        f"highest weight in decoder layer {index + 1}, by the mean over the heads. The model was "
+        "not trained on alignments, and the two languages have different word orders. "
+    )
+    if total:
+        shares = [f"{right / total:.0%} in layer {i + 1}" for i, (right, _) in enumerate(found)]
+        says += (
+            f"In {measured_on}, {total} words have the same spelling in both languages, for "
+            f"example names and numbers. Of these words, {join_names(shares)} are aligned to "
+            f"themselves, and {by_position / total:.0%} by position alone."
+        )
+    return Section(
+        name="alignment",
+        title="Word alignment from encoder-decoder attention",
+        says=says,
+        columns=("translation", "source", "weight"),
+        rows=[list(link) for link in links],
+        figure=_draw_alignment(weights.by_word(), links, index),
+        numbers={
+            "unchanged_words": total,
+            "aligned_to_themselves": [right for right, _ in found],
+            "aligned_by_position": by_position,
+        },
+    )
+
+
+def _draw_alignment(words: AttentionWeights, links: Sequence[Link], index: int) -> "Figure":
     width, height = 2.4 + 0.42 * len(words.source), 1.5 + 0.33 * len(words.target)
     figure, axes = new_figure(width, height)
     image = draw_matrix(axes, words, "cross", index)
@@ -102,32 +145,5 @@ def alignment_section(
             fontsize=7,
             color="black" if link.weight > 0.5 else "white",
         )
-    figure.colorbar(image, ax=axes, label=f"weight, mean of layer {index + 1}'s heads")
-    says = (
-        f"Each word of the translation, and the source word that layer {index + 1} of the decoder "
-        "looks at most when it writes it, by the mean of the layer's heads. Nobody told the model "
-        "which words belong together, and the order of the two languages differs. "
-    )
-    by_place, _ = unchanged_words(maps, None)
-    if total:
-        shares = ", ".join(
-            f"{right / total:.0%} by layer {i + 1}" for i, (right, _) in enumerate(found)
-        )
-        says += (
-            f"On {measured_on}, {total} words are spelled alike in both languages, as names and "
-            f"numbers are; aligned to themselves are {shares}, and {by_place / total:.0%} if words "
-            "are paired by place alone."
-        )
-    return Section(
-        name="alignment",
-        title="A word alignment, read off the encoder-decoder attention",
-        says=says,
-        columns=("translation", "source", "weight"),
-        rows=[list(link) for link in links],
-        figure=figure,
-        numbers={
-            "unchanged_words": total,
-            "aligned_to_themselves": [right for right, _ in found],
-            "aligned_by_place": by_place,
-        },
-    )
+    figure.colorbar(image, ax=axes, label=f"mean weight of the heads of layer {index + 1}")
+    return figure

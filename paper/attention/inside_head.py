@@ -1,4 +1,4 @@
-"""Equation (1) inside one head of a trained model: its queries, keys and values, and the rest.
+"""Each step of equation (1) in one head of a trained model.
 
 Shapes as in the model: Q queries, K keys.
 """
@@ -18,6 +18,7 @@ from ...drawing import label_places, new_figure
 from ...modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
 from ..study import Section
 from .head_tasks import head_statistics
+from .kinds import KINDS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -28,22 +29,22 @@ LOWEST = torch.finfo(torch.float32).min
 
 @dataclass(frozen=True, kw_only=True)
 class HeadSteps:
-    """The steps of one head for a sentence, in the order of equation (1).
+    """Steps of equation (1) in one head for a sentence.
 
     Attributes:
-        asking: The tokens that the queries are of, [Q].
-        asked: The tokens that the keys and values are of, [K].
-        query: [Q, d_k].
-        key: [K, d_k].
-        value: [K, d_v].
-        scores: Products of queries and keys, divided by sqrt(d_k); -inf where masked, [Q, K].
+        query_tokens: Tokens of the queries, [Q].
+        key_tokens: Tokens of the keys and values, [K].
+        query: Queries, [Q, d_k].
+        key: Keys, [K, d_k].
+        value: Values, [K, d_v].
+        scores: Dot products of queries and keys, divided by sqrt(d_k); -inf where masked, [Q, K].
         weights: Softmax of the scores, [Q, K].
-        context: The values, weighted, [Q, d_v].
-        difference: Largest between these weights and those that the model itself used.
+        context: Weighted sums of the values, [Q, d_v].
+        difference: Largest difference between these weights and those of the model.
     """
 
-    asking: list[str]
-    asked: list[str]
+    query_tokens: list[str]
+    key_tokens: list[str]
     query: Tensor
     key: Tensor
     value: Tensor
@@ -62,19 +63,19 @@ def inside_head(
     head: int,
     target: str | None = None,
 ) -> HeadSteps:
-    """Follow equation (1) through one head. Sections 3.2.1 and 3.2.2.
+    """Compute each step of equation (1) in one head. Sections 3.2.1 and 3.2.2.
 
     Args:
-        model: A trained model.
-        tokenizer: Its tokenizer.
-        source: A sentence.
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        source: Source sentence.
         kind: "encoder", "decoder" or "cross".
         layer: Layer number, counted from 0.
         head: Head number, counted from 0.
-        target: Its translation; the one that the model finds if not given.
+        target: Translation; by default that of the model.
 
     Returns:
-        Every step, on the CPU.
+        The steps, on the CPU.
 
     Raises:
         ValueError: If a text has no word, or is too long for the model.
@@ -82,20 +83,23 @@ def inside_head(
     stack = model.model.encoder if kind == "encoder" else model.model.decoder
     block = stack.layers[layer]
     attention = block.cross_attention if kind == "cross" else block.self_attention
-    with _watched(attention) as projected:
+    with _projections(attention) as projected:
         found = attention_weights(model, tokenizer, source, target)
-    asking, asked = _tokens(found, kind)
+    query_tokens = getattr(found, KINDS[kind].queries)
+    key_tokens = getattr(found, KINDS[kind].keys)
     widths = (attention.d_k, attention.d_k, attention.d_v)
     query, key, value = (
         projected[name][0].view(-1, projected[name].shape[-1] // width, width)[:, head]
         for name, width in zip(PROJECTIONS, widths, strict=True)
     )
-    hidden = found.hidden() if kind == "decoder" else torch.zeros(len(asking), len(asked)).bool()
+    hidden = torch.zeros(len(query_tokens), len(key_tokens), dtype=torch.bool)
+    if kind == "decoder":
+        hidden = found.hidden()
     mask = torch.zeros(hidden.shape).masked_fill(hidden, LOWEST)
     context, weights = scaled_dot_product_attention(query, key, value, mask)
     return HeadSteps(
-        asking=asking,
-        asked=asked,
+        query_tokens=query_tokens,
+        key_tokens=key_tokens,
         query=query,
         key=key,
         value=value,
@@ -107,19 +111,19 @@ def inside_head(
 
 
 @contextmanager
-def _watched(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
-    """Keep what the last forward pass projects, [1, T, h * width] each."""
+def _projections(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
+    """Record the projections of the last forward pass, [1, T, h * width] each."""
     projected: dict[str, Tensor] = {}
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
 
-    def keep(name: str):
+    def record(name: str):
         def hook(module, inputs, output: Tensor):
             projected[name] = output.detach().float().cpu()
 
         return hook
 
     handles = [
-        layer.register_forward_hook(keep(name))
+        layer.register_forward_hook(record(name))
         for name, layer in zip(PROJECTIONS, layers, strict=True)
     ]
     try:
@@ -129,40 +133,33 @@ def _watched(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _tokens(found: AttentionWeights, kind: str) -> tuple[list[str], list[str]]:
-    if kind == "encoder":
-        return found.source, found.source
-    return (found.target, found.source) if kind == "cross" else (found.inputs, found.inputs)
-
-
 def draw_head_steps(steps: HeadSteps) -> "Figure":
     """Draw equation (1) step by step: Q, K, V, scores, weights and context.
 
     Args:
-        steps: Steps of the computation of a head.
+        steps: Steps in one head.
 
     Returns:
         The picture.
     """
-    height = 1.6 + 0.42 * max(len(steps.asking), len(steps.asked))
-    figure, all_axes = new_figure(12.0, height, 2, 3)
-    asking, asked = steps.asking, steps.asked
+    queries, keys = steps.query_tokens, steps.key_tokens
+    figure, all_axes = new_figure(12.0, 1.6 + 0.42 * max(len(queries), len(keys)), 2, 3)
     panels = [
-        ("Q", steps.query, asking, None),
-        ("K", steps.key, asked, None),
-        ("V", steps.value, asked, None),
-        ("Q K^T / sqrt(d_k)", steps.scores, asking, asked),
-        ("softmax(Q K^T / sqrt(d_k))", steps.weights, asking, asked),
-        ("softmax(...) V", steps.context, asking, None),
+        ("Q", steps.query, queries, None),
+        ("K", steps.key, keys, None),
+        ("V", steps.value, keys, None),
+        ("Q K^T / sqrt(d_k)", steps.scores, queries, keys),
+        ("softmax(Q K^T / sqrt(d_k))", steps.weights, queries, keys),
+        ("softmax(...) V", steps.context, queries, None),
     ]
     for axes, (title, values, rows, columns) in zip(all_axes.flat, panels, strict=True):
         is_weights = values is steps.weights
-        most = values[values.isfinite()].abs().max().item()
+        bound = values[values.isfinite()].abs().max().item()
         image = axes.imshow(
             values.masked_fill(~values.isfinite(), torch.nan).numpy(),
             cmap="viridis" if is_weights else "RdBu_r",
-            vmin=0 if is_weights else -most,
-            vmax=1 if is_weights else most,
+            vmin=0 if is_weights else -bound,
+            vmax=1 if is_weights else bound,
             aspect="auto",
         )
         axes.patch.set(facecolor="0.92", hatch="/////", edgecolor="0.75")
@@ -183,6 +180,17 @@ def steps_section(
     flags: argparse.Namespace,
     weights: AttentionWeights,
 ) -> Section:
+    """Show the steps of one head of encoder-decoder attention.
+
+    Args:
+        model: Trained model.
+        tokenizer: Tokenizer of the model.
+        flags: Flags of the study.
+        weights: Attention weights of the sentence.
+
+    Returns:
+        The section.
+    """
     layer = (flags.layer or len(weights.cross)) - 1
     statistics = head_statistics([weights], "cross")[layer]
     focused = min(range(len(statistics)), key=lambda index: statistics[index].entropy)
@@ -192,15 +200,16 @@ def steps_section(
     column = int(steps.weights[row].argmax())
     return Section(
         name="equation-1",
-        title="Equation (1), inside one head",
-        says=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1}: a query of "
-        f"{steps.query.shape[1]} features for each token that is about to be written, a key and a "
-        f"value for each of the source. Where query and key point the same way the score is high: "
-        f"{steps.scores[row, column]:.2f} for {steps.asking[row]} and {steps.asked[column]}, where "
-        f"the mean of that row is {steps.scores[row].mean():.2f}. The softmax makes it a weight of "
-        f"{steps.weights[row, column]:.2f}, the share that this value has in the row of the "
-        "result. Computed here from Q and K, the weights differ from the model's own by "
-        f"{steps.difference:.1g} at most.",
+        title="Equation (1) in one head",
+        says=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1} has a query of "
+        f"{steps.query.shape[1]} features for each token to be predicted, and a key and a value "
+        "for each source token. The score is high if query and key have similar directions: it is "
+        f"{steps.scores[row, column]:.2f} for {steps.query_tokens[row]} and "
+        f"{steps.key_tokens[column]}, and the mean of this row is "
+        f"{steps.scores[row].mean():.2f}. The softmax turns this score into a weight of "
+        f"{steps.weights[row, column]:.2f}, the share of this value in the row of the result. The "
+        "weights computed here from Q and K differ from those of the model by at most "
+        f"{steps.difference:.1g}.",
         figure=draw_head_steps(steps),
         numbers={"layer": layer + 1, "head": head + 1, "difference": steps.difference},
     )

@@ -9,9 +9,9 @@ class Kind(NamedTuple):
     """One of the three uses of attention. Section 3.2.3.
 
     Attributes:
-        title: In words.
-        queries: Which tokens ask, a field of `AttentionWeights`.
-        keys: Which tokens are asked.
+        title: Title.
+        queries: Tokens of the queries, a field of `AttentionWeights`.
+        keys: Tokens of the keys, a field of `AttentionWeights`.
     """
 
     title: str

@@ -1,4 +1,6 @@
-"""The attention of one sentence: all heads, one head, and one word."""
+"""Attention in one sentence: all heads, one head, and one word."""
+
+import math
 
 import torch
 
@@ -11,27 +13,36 @@ from .pictures import draw_grid, draw_lines, head_colors
 
 
 def grid_section(weights: AttentionWeights, kind: str) -> Section:
+    """Show all heads of one kind of attention.
+
+    Args:
+        weights: Attention weights of the sentence.
+        kind: "encoder", "decoder" or "cross".
+
+    Returns:
+        The section.
+    """
     values = getattr(weights, kind)
     num_layers, num_heads, num_queries, num_keys = values.shape
     sums = values.sum(dim=-1)
     rows_sum = f"each row sums to 1 (to {float((sums - 1).abs().max()):.0e})"
     says = {
-        "encoder": f"Every token of the source may look at every one, {num_queries} by {num_keys} "
+        "encoder": f"Every source token attends to all source tokens: {num_queries} by {num_keys} "
         f"weights in each of {num_layers} x {num_heads} heads; {rows_sum}. Queries, keys and "
-        "values are all made from the same tokens.",
-        "decoder": "A token of the target may look at itself and at what stands before it; the "
-        "hatched places are hidden by the mask. It puts the score there as low as a number goes "
-        f"before the softmax, so the largest weight behind the mask is {_behind_mask(weights):g}, "
-        f"and {rows_sum} over what is left. The first token can only look at itself.",
-        "cross": "The queries come from the target, keys and values from the encoder's output: "
-        f"{num_queries} target tokens, each named by the token that it is about to predict, look "
-        f"at {num_keys} of the source. Nothing is hidden: the whole source is known before the "
-        f"first word is written. The translation is: {weights.translation}",
+        "values are computed from the same tokens.",
+        "decoder": "A target token attends to itself and to earlier tokens. The mask hides the "
+        "hatched positions: it sets their scores to the lowest number before the softmax, so the "
+        f"largest weight there is {_largest_masked_weight(weights):g}, and {rows_sum} over the "
+        "other positions. The first token can only attend to itself.",
+        "cross": "The queries come from the target, keys and values from the encoder's output. "
+        f"{num_queries} target tokens, each labelled with the token that it predicts, attend to "
+        f"{num_keys} source tokens. No position is masked: the whole source is known before the "
+        f"first target token is predicted. The translation is: {weights.translation}",
     }
     title = KINDS[kind].title
     return Section(
         name=kind,
-        title=f"{title[0].upper()}{title[1:]}, every head",
+        title=f"{title[0].upper()}{title[1:]}: all heads",
         says=says[kind],
         figure=draw_grid(weights, kind),
         numbers={
@@ -42,11 +53,21 @@ def grid_section(weights: AttentionWeights, kind: str) -> Section:
     )
 
 
-def _behind_mask(weights: AttentionWeights) -> float:
+def _largest_masked_weight(weights: AttentionWeights) -> float:
     return float(weights.decoder[..., weights.hidden()].max()) if len(weights.inputs) > 1 else 0.0
 
 
 def head_section(weights: AttentionWeights, layer: int | None, head: int | None) -> Section:
+    """Show one head of each kind of attention as lines between words.
+
+    Args:
+        weights: Attention weights of the sentence.
+        layer: Layer number, counted from 1; by default the last layer.
+        head: Head number, counted from 1; by default the head with the lowest entropy.
+
+    Returns:
+        The section.
+    """
     words = weights.by_word()
     figure, all_axes = new_figure(10.5, 1.2 + 0.27 * _most_words(words), 1, len(KINDS))
     rows = []
@@ -61,12 +82,12 @@ def head_section(weights: AttentionWeights, layer: int | None, head: int | None)
     strongest = max(rows, key=lambda row: row[-1])
     return Section(
         name="head",
-        title="One head, as figures 4 and 5 draw it",
-        says="From each word on the left a line leads to each word that it looks at, the more "
-        "opaque the higher the weight; the tokens of a word are joined. The strongest line, "
-        "not counting those from a word to itself in self-attention, is in "
-        f"{strongest[0]}: {strongest[3]} "
-        f"looks at {strongest[4]} with {strongest[5]:.2f}.",
+        title="One head of each kind, as in figures 4 and 5",
+        says="Lines connect each word on the left with the words that it attends to. The opacity "
+        "of a line is the weight. The tokens of a word are merged. The strongest line, except for "
+        "lines from a word to itself in self-attention, is in "
+        f"{strongest[0]}: {strongest[3]} attends to {strongest[4]} with a weight of "
+        f"{strongest[5]:.2f}.",
         columns=("attention", "layer", "head", "strongest line from", "to", "weight"),
         rows=rows,
         figure=figure,
@@ -87,10 +108,19 @@ def _strongest(words: AttentionWeights, kind: str, layer: int, head: int) -> tup
 
 
 def word_section(weights: AttentionWeights, layer: int | None) -> Section:
+    """Show all heads of an encoder layer for the word on which they differ most.
+
+    Args:
+        weights: Attention weights of the sentence.
+        layer: Layer number, counted from 1; by default the last layer.
+
+    Returns:
+        The section.
+    """
     words = weights.by_word()
     index = (layer or len(words.encoder)) - 1
     values = words.encoder[index]  # [h, S, S]
-    # where heads differ most: how far each is from their mean, in nats
+    # mean divergence of the heads from their mean, in nats
     mean = values.mean(dim=0)
     differences = (torch.special.xlogy(values, values).sum(-1)).mean(dim=0)
     differences = differences - torch.special.xlogy(mean, mean).sum(-1)  # [S]
@@ -98,8 +128,8 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     figure, axes = new_figure(5.6, 1.0 + 0.3 * len(words.source))
     draw_lines(axes, words, "encoder", index, range(len(values)), query)
     colors = head_colors(len(values))
-    axes.set_title(f"“{words.source[query]}”, layer {index + 1}: one colour a head", fontsize=10)
-    # a line without length has the colour of a head at full strength
+    axes.set_title(f"“{words.source[query]}”, layer {index + 1}: one colour per head", fontsize=10)
+    # empty lines show the colours in the legend without transparency
     for head in range(len(values)):
         axes.plot([], [], color=colors[head], label=f"head {head + 1}")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)
@@ -110,13 +140,17 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     distinct = len({row[1] for row in rows})
     return Section(
         name="word",
-        title="One word, all heads, as figure 3 draws it",
-        says=f"What “{words.source[query]}” looks at in layer {index + 1} of the encoder, the word "
-        f"for which its {len(rows)} heads differ most ({float(differences[query]):.2f} nats from "
-        f"their mean, of {float(torch.tensor(float(len(rows))).log()):.2f} possible): they look "
-        f"most at {distinct} different words. One head of the same width would have to average "
-        "all of this into one set of weights.",
-        columns=("head", "looks most at", "weight"),
+        title="All heads for one word, as in figure 3",
+        says=f"The {len(rows)} heads of encoder layer {index + 1} differ most for "
+        f"“{words.source[query]}”: their mean divergence from their average is "
+        f"{float(differences[query]):.2f} nats, where {math.log(len(rows)):.2f} is the maximum. "
+        + (
+            f"The highest weights of the heads are on {distinct} different words. "
+            if distinct > 1
+            else "The highest weights of all heads are on the same word. "
+        )
+        + "A single head of the same width would have to average these weights.",
+        columns=("head", "attends most to", "weight"),
         rows=rows,
         figure=figure,
     )

@@ -19,7 +19,7 @@ def draw_grid(weights: AttentionWeights, kind: str) -> "Figure":
         kind: "encoder", "decoder" or "cross".
 
     Returns:
-        The picture; what the mask hides is hatched.
+        The picture; masked positions are hatched.
     """
     values = getattr(weights, kind)  # [N, h, Q, K]
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
@@ -50,7 +50,7 @@ def draw_matrix(
         weights: Attention weights of a sentence.
         kind: "encoder", "decoder" or "cross".
         layer: Layer number, counted from 0.
-        head: Head number, counted from 0; the mean of all heads of the layer if not given.
+        head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
         The image, for a colour bar.
@@ -58,7 +58,7 @@ def draw_matrix(
     import numpy as np
 
     values = head_or_mean(getattr(weights, kind), layer, head).numpy()  # [Q, K]
-    # what is hidden is no weight of zero: there the hatched ground shows
+    # masked positions show the hatched background, not the colour of a weight of zero
     mask = weights.hidden().numpy() if kind == "decoder" else False
     axes.patch.set(facecolor="0.92", hatch="/////", edgecolor="0.75")
     shown = np.ma.masked_where(np.broadcast_to(mask, values.shape), values)
@@ -72,7 +72,7 @@ def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
         num_heads: Number of heads h of a layer.
 
     Returns:
-        Red, green and blue from 0 to 1; beyond twenty heads they repeat.
+        Red, green and blue from 0 to 1; the colours repeat after twenty heads.
     """
     import matplotlib
 
@@ -88,7 +88,9 @@ def draw_lines(
     heads: Sequence[int],
     query: int | None = None,
 ) -> None:
-    """Draw words on both sides and lines whose opacity is the weight. Figures 3 to 5.
+    """Draw lines between queries on the left and keys on the right. Figures 3 to 5.
+
+    The opacity of a line is its weight.
 
     Args:
         axes: Axes to draw on.
@@ -96,18 +98,18 @@ def draw_lines(
         kind: "encoder", "decoder" or "cross".
         layer: Layer number, counted from 0.
         heads: Head numbers, counted from 0; one colour each.
-        query: Number of the query to draw, counted from 0; all queries if not given.
+        query: Number of the query to draw, counted from 0; by default all queries.
     """
     queries, keys = getattr(weights, KINDS[kind].queries), getattr(weights, KINDS[kind].keys)
     values = getattr(weights, kind)[layer].tolist()  # [h][Q][K]
     colors = head_colors(len(values))
     shown = range(len(queries)) if query is None else [query]
-    for place, head in enumerate(heads):
+    for number, head in enumerate(heads):
         color = colors[head]
+        # without a shift the last head would cover the others
+        shift = (number - (len(heads) - 1) / 2) * 0.6 / len(heads)
         for row in shown:
             for column, weight in enumerate(values[head][row]):
-                # side by side, or the last head would cover the others
-                shift = (place - (len(heads) - 1) / 2) * 0.6 / len(heads)
                 ends = [row + shift, column + shift]
                 axes.plot([0, 1], ends, color=color, alpha=weight, linewidth=2.2)
     plain = {"parse_math": False, "va": "center", "fontsize": 9}

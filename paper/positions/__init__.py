@@ -1,4 +1,4 @@
-"""Positional encoding: what it is, why it is so, and what happens without it. Section 3.5."""
+"""Positional encoding, its properties, and attention without it. Section 3.5."""
 
 import argparse
 import math
@@ -14,10 +14,10 @@ from .offsets import direction, dot_products, offset_maps
 from .order import length_extrapolation, order_accuracies, two_orders
 from .sinusoids import bases, binary, reaches, table, waves, worked_example
 
-# a word before, one in the middle and one after; a matrix of positions by positions fits a laptop
-LEAST_LENGTH, MOST_LENGTH = 3, 4096
-# four times as many positions, at four times the length, have as many bits as the binary candidate
-MOST_WIDTH = 4096
+# `direction` needs a position before and one after another; a matrix [N, N] must fit in memory
+MIN_POSITIONS, MAX_POSITIONS = 3, 4096
+# `desired_properties` encodes 16 * d_model positions, and the binary candidate has 16 bits
+MAX_WIDTH = 4096
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -31,43 +31,43 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=float,
         nargs="+",
         default=[PAPER_BASE, 100.0, 1.0],
-        help="bases to compare; all other sections have the first (%(default)s)",
+        help="bases to compare; the other sections use the first one (%(default)s)",
     )
-    parser.add_argument("--d_model", type=int, default=128, help="width (%(default)s)")
+    parser.add_argument("--d_model", type=int, default=128, help="width d_model (%(default)s)")
     parser.add_argument(
-        "--num_positions", type=int, default=64, help="length of the tables (%(default)s)"
+        "--num_positions", type=int, default=64, help="number of positions (%(default)s)"
     )
     add_model_flag(parser, default=None)
     parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     parser.add_argument(
-        "--no_train", action="store_true", help="leave out the sections that train small models"
+        "--no_train", action="store_true", help="skip the sections that train small models"
     )
     parser.add_argument(
-        "--full", action="store_true", help="train larger models, for longer, with more seeds"
+        "--full", action="store_true", help="train larger models for longer, with more seeds"
     )
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """The table, the choice of its base, its properties, and attention with and without it.
+    """Study the encoding, its base, its properties, and attention with and without it.
 
     Args:
-        flags: As `add_flags` declares them.
+        flags: Flags of `add_flags`.
 
     Yields:
-        The sections, those that train last.
+        The sections; those that train a model come last.
 
     Raises:
-        ValueError: If a size or a base cannot be, or the model cannot be loaded or has no
-            positions.
+        ValueError: If a size or a base is out of range, or the model cannot be loaded or has no
+            positional encoding.
     """
-    # all is refused here, not after minutes
-    if not LEAST_LENGTH <= flags.num_positions <= MOST_LENGTH:
+    # check all flags before the first computation
+    if not MIN_POSITIONS <= flags.num_positions <= MAX_POSITIONS:
         raise ValueError(
-            f"num_positions must be between {LEAST_LENGTH} and {MOST_LENGTH}, "
+            f"num_positions must be between {MIN_POSITIONS} and {MAX_POSITIONS}, "
             f"got {flags.num_positions}."
         )
-    if flags.d_model > MOST_WIDTH:
-        raise ValueError(f"d_model must be at most {MOST_WIDTH}, got {flags.d_model}.")
+    if flags.d_model > MAX_WIDTH:
+        raise ValueError(f"d_model must be at most {MAX_WIDTH}, got {flags.d_model}.")
     for base in flags.base:
         if not math.isfinite(base):
             raise ValueError(f"base must be finite, got {base}.")

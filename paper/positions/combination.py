@@ -1,4 +1,4 @@
-"""Why positions are added to the embeddings and not concatenated."""
+"""Addition of positions to the embeddings, compared with concatenation."""
 
 import torch
 
@@ -9,28 +9,28 @@ from . import pictures
 
 WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 NUM_WORDS = 1000
-# the directions that hold this share of the positions' energy are compared
+# the compared directions hold this share of the energy of the positions
 ENERGY = 0.9
 EXTRA_WIDTHS = (0, 64, 128, 512)
 OVERLAP_COLUMNS = (
     "k",
     "k / d_model",
-    "words' energy on positions",
-    "positions' energy on words",
+    "energy of words along positions",
+    "energy of positions along words",
     "smallest angle",
     "mean principal angle",
     "mean |cosine|",
-    "position : word",
+    "energy of position / word",
 )
 
 
 def addition(num_positions: int, base: float, seed: int) -> Section:
-    """Random words and positions are nearly at right angles, the wider the nearer.
+    """Compare the directions of random words with those of the positions, by width.
 
     Args:
         num_positions: Number of positions.
         base: Base of the wavelengths.
-        seed: Seed of the words.
+        seed: Seed of the random words.
 
     Returns:
         The section.
@@ -38,7 +38,7 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
     found, rows = {}, []
     for d_model in WIDTHS:
         generator = torch.Generator().manual_seed(seed)
-        # embeddings begin with variance 1 / d_model, and are scaled by its root
+        # initial embeddings have variance 1 / d_model, and are multiplied by sqrt(d_model)
         words = torch.randn(NUM_WORDS, d_model, generator=generator)
         positions = sinusoidal_encoding(num_positions, d_model, base)
         found[d_model] = _overlap(words, positions)
@@ -46,16 +46,18 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
     narrow, wide = found[WIDTHS[0]], found[WIDTHS[-1]]
     return Section(
         name="addition",
-        title="Added, not concatenated: random words",
-        says=f"The k directions that hold {ENERGY:.0%} of the energy of {num_positions} positions "
-        f"are few: {wide.num_directions} of {WIDTHS[-1]}. Of {NUM_WORDS:,} random words, drawn "
-        f"as a new embedding is, {narrow.word_energy:.0%} of the energy lies along these "
-        f"directions with d_model = {WIDTHS[0]}, and {wide.word_energy:.1%} with {WIDTHS[-1]}: "
-        f"k / d_model, as chance has it. The subspaces of the k strongest directions of either "
-        "come near to a right angle "
-        f"({wide.mean_angle:.0f} degrees on average). Along them a position has "
-        f"{narrow.position_to_word:.1f} times the energy of a word with {WIDTHS[0]} features, and "
-        f"{wide.position_to_word:.0f} times with {WIDTHS[-1]}: there it can be read off the sum.",
+        title="Addition of positions: random words",
+        says=f"Energy is squared length. With d_model = {WIDTHS[-1]}, the k = "
+        f"{wide.num_directions} strongest directions hold {ENERGY:.0%} of the energy of "
+        f"{num_positions} positions. {NUM_WORDS:,} random words, drawn like initial embeddings, "
+        f"have {wide.word_energy:.1%} of their energy along these directions, and "
+        f"{narrow.word_energy:.0%} with d_model = {WIDTHS[0]}. This is about k / d_model, the "
+        "expected share of a random vector. The subspace of these k directions and that of the k "
+        f"strongest directions of the words are nearly orthogonal with {WIDTHS[-1]} features: the "
+        f"mean principal angle is {wide.mean_angle:.0f} degrees. Along the directions of the "
+        f"positions, a position has {narrow.position_to_word:.1f} times the energy of a word with "
+        f"{WIDTHS[0]} features, and {wide.position_to_word:.0f} times with {WIDTHS[-1]}, so it can "
+        "be recovered from the sum.",
         columns=("d_model", *OVERLAP_COLUMNS),
         rows=rows,
         figure=pictures.draw_overlaps(found),
@@ -63,18 +65,18 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
 
 
 def trained_addition(model, num_positions: int, seed: int) -> Section:
-    """The same for the words of a trained model.
+    """Compare the directions of a trained model's words with those of its positions.
 
     Args:
-        model: A trained model.
+        model: Trained model.
         num_positions: Number of positions.
-        seed: Seed of the random words to compare with.
+        seed: Seed of the random words for comparison.
 
     Returns:
         The section.
 
     Raises:
-        ValueError: If the model has no positions.
+        ValueError: If the model has no positional encoding.
     """
     positions = encodings.model_encoding(model, num_positions)
     words = encodings.word_embeddings(model)
@@ -88,26 +90,27 @@ def trained_addition(model, num_positions: int, seed: int) -> Section:
     trained, chance = found["trained"], found["random"]
     closer = trained.mean_angle < chance.mean_angle
     more = "more" if trained.word_energy > chance.word_energy else "less"
-    sizes = words.norm(dim=1).mean().item(), positions.norm(dim=1).mean().item()
+    lengths = words.norm(dim=1).mean().item(), positions.norm(dim=1).mean().item()
     return Section(
         name="addition-trained",
-        title="Added, not concatenated: trained words",
-        says=f"The {len(words):,} words of this model, scaled as section 3.4 says, have the mean "
-        f"length {sizes[0]:.3g}, its positions {sizes[1]:.3g}. Along the "
-        f"{trained.num_directions} strongest directions of the positions the words have "
-        f"{trained.word_energy:.1%} of their energy, {more} than random words of the same width "
-        f"({chance.word_energy:.1%}), and a position has "
-        f"{trained.position_to_word:.1f} times the energy of a word there. The two subspaces are "
-        f"{'nearer' if closer else 'less near'} to each other than by chance: their mean principal "
-        f"angle is {trained.mean_angle:.0f} degrees, of random words {chance.mean_angle:.0f}.",
+        title="Addition of positions: trained words",
+        says=f"The {len(words):,} word embeddings of this model, scaled as in section 3.4, have a "
+        f"mean length of {lengths[0]:.3g}, and its positions have {lengths[1]:.3g}. The words have "
+        f"{trained.word_energy:.1%} of their energy along the {trained.num_directions} strongest "
+        f"directions of the positions, {more} than random words of the same width "
+        f"({chance.word_energy:.1%}). Along these directions a position has "
+        f"{trained.position_to_word:.1f} times the energy of a word. The two subspaces are "
+        f"{'closer to' if closer else 'farther from'} each other than those of random words: the "
+        f"mean principal angle is {trained.mean_angle:.0f} degrees, with random words "
+        f"{chance.mean_angle:.0f}.",
         columns=("words", *OVERLAP_COLUMNS),
         rows=[[name, *_overlap_cells(one, d_model)] for name, one in found.items()],
-        numbers={"mean_word_length": sizes[0], "mean_position_length": sizes[1]},
+        numbers={"mean_word_length": lengths[0], "mean_position_length": lengths[1]},
     )
 
 
 def concatenation() -> Section:
-    """Compute the cost of separate features for positions.
+    """Compute the cost of separate features for the position.
 
     Returns:
         The section.
@@ -127,13 +130,13 @@ def concatenation() -> Section:
     ]
     return Section(
         name="concatenation",
-        title="What concatenation would cost",
-        says=f"Counted are the layers of the base model: words keep {width} features, those of the "
-        "position stand beside them through every layer, and heads, d_k, d_v and d_ff stay as they "
-        "are. Embedding and output projection, which would not change, are left out. A position as "
-        f"wide as the word multiplies parameters by {rows[-1][2]:.2f} and FLOPs by "
-        f"{rows[-1][4]:.2f}; {EXTRA_WIDTHS[1]} features cost {rows[1][2] - 1:.0%} more. Added, "
-        "it costs nothing.",
+        title="Cost of concatenation",
+        says=f"The table counts the layers of the base model. Words keep {width} features, the "
+        "features of the position are concatenated to them in every layer, and heads, d_k, d_v "
+        "and d_ff do not change. Embedding and output projection would not change either, and are "
+        "not counted. A position as wide as the word multiplies the parameters by "
+        f"{rows[-1][2]:.2f} and the FLOPs by {rows[-1][4]:.2f}; {EXTRA_WIDTHS[1]} features add "
+        f"{rows[1][2] - 1:.0%} to the parameters. Addition needs no parameters.",
         columns=("features", "parameters", "ratio", "FLOPs for 32 + 32 tokens", "ratio of FLOPs"),
         rows=rows,
     )

@@ -1,4 +1,4 @@
-"""Candidates for an encoding of position, and the properties that each of them has."""
+"""Candidates for a positional encoding, and the properties of each candidate."""
 
 import math
 
@@ -8,16 +8,17 @@ from ..positional_encoding import DECIDED_BY, LEAST_DISTANCE, PAPER_BASE, PROPER
 from ..study import Section, join_names
 from . import pictures
 
-# positions of the table of properties, and of the search for repeats
-MANY_POSITIONS = 512
-MOST_POSITIONS = 1024
+# positions in the table of properties, and in the search for repeats
+PROPERTY_POSITIONS = 512
+REPEAT_POSITIONS = 1024
 NUM_PAIRS = range(1, 9)
-# bits of the binary candidate
-WIDEST = 16
+LENGTHS = (2, 4, 8)
+# width of the binary candidate
+NUM_BITS = 16
 
 
 def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Section:
-    """Compare sinusoids with other encodings of position, and show how the simplest fail.
+    """Compare sinusoids with other positional encodings, and show how the simplest fail.
 
     Args:
         num_positions: Length of the sentence.
@@ -28,57 +29,47 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
     Returns:
         The section.
     """
-    tables, shorter, repeats = {}, {}, {}
+    tables, shorter, repeats, rows = {}, {}, {}, []
     for label, (name, width) in _candidates(d_model).items():
-        encoding = encodings.candidate_encoding(name, num_positions, width, base, seed)
-        tables[label] = encoding
-        shorter[label] = encodings.candidate_encoding(
-            name, max(1, num_positions // 4), width, base, seed
+        encoding, quarter = (
+            encodings.candidate_encoding(name, length, width, base, seed)
+            for length in (num_positions, max(1, num_positions // 4))
         )
         tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
-        repeats[label] = encodings.first_repeat(encoding, tolerance)
-
-    def second_of(length: int) -> float:
-        return encodings.candidate_encoding("fraction", length, 2)[1].item()
-
-    lengths = (2, 4, 8)
-    rows = [
-        [
-            label,
-            encodings.CANDIDATES[name],
-            tables[label].abs().max().item(),
-            ", ".join(
-                f"{encodings.candidate_encoding(name, length, width, base, seed)[1, 0].item():.3g}"
-                for length in lengths
-            )
-            if name != "learned"
-            else None,
-            None
-            if repeats[label] is None
-            else f"{repeats[label].position}, like {repeats[label].earlier}",
-        ]
-        for label, (name, width) in _candidates(d_model).items()
-    ]
+        repeat = encodings.first_repeat(encoding, tolerance)
+        tables[label], shorter[label], repeats[label] = encoding, quarter, repeat
+        rows.append(
+            [
+                label,
+                encodings.CANDIDATES[name],
+                encoding.abs().max().item(),
+                None if name == "learned" else _second_values(name, width, base, seed),
+                None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
+            ]
+        )
     repeated = [f'"{label}"' for label, found in repeats.items() if found is not None]
+    second_of_two, second_of_four = (
+        encodings.candidate_encoding("fraction", length, 2)[1].item() for length in (2, 4)
+    )
     return Section(
         name="candidates",
-        title="What else could say where a word stands",
-        says=f"The integer grows without end: {tables['integer'].max():g} at the last of "
-        f"{num_positions} words, where an embedding's features are near 1. Divided by the length "
-        f"(counting words from 1) it stays small but means nothing by itself: the 2nd of 2 words "
-        f"is {second_of(2)}, of 4 it is {second_of(4)}. One sine stays small and means the same "
-        "everywhere, but comes back. "
+        title="Candidates for a positional encoding",
+        says=f"The integer has no bound: it is {tables['integer'].max():g} at the last of "
+        f"{num_positions} words, and the features of an embedding are near 1. Divided by the "
+        "length (counting words from 1) it is small, but its meaning depends on the length: the "
+        f"2nd word is {second_of_two} in a sentence of 2 words and {second_of_four} in a sentence "
+        "of 4. One sine is small and does not depend on the length, but it repeats. "
         + (
-            f"Of {num_positions} positions some look the same with {join_names(repeated)}. "
+            f"Among {num_positions} positions, some are the same with {join_names(repeated)}. "
             if repeated
             else ""
         )
-        + "Several waves of different length, and a sine with its cosine, mend that.",
+        + "A sine with its cosine, and several waves of different length, repeat later.",
         columns=(
             "candidate",
-            "of position pos",
-            "largest",
-            f"2nd of {join_names(list(map(str, lengths)))}",
+            "formula",
+            "largest |value|",
+            f"2nd of {join_names(list(map(str, LENGTHS)))} words",
             "first repeat",
         ),
         rows=rows,
@@ -86,26 +77,33 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
     )
 
 
+def _second_values(name: str, width: int, base: float, seed: int) -> str:
+    """Return the first feature of the second word in sentences of `LENGTHS` words."""
+    tables = (encodings.candidate_encoding(name, length, width, base, seed) for length in LENGTHS)
+    return ", ".join(f"{table[1, 0].item():.3g}" for table in tables)
+
+
 def wishes() -> Section:
-    """The properties that one wishes of an encoding, as rules.
+    """List the desired properties of an encoding, as rules.
 
     Returns:
         The section.
     """
     return Section(
         name="wishes",
-        title="What one wishes of an encoding",
-        says="A number without a bound would drown the embeddings; two positions that look alike "
-        "cannot be told apart; a step that depends on the length means something else in every "
-        "sentence; and what is the same matrix everywhere is easy to learn. Each wish becomes a "
-        "rule that can be measured.",
-        columns=("property", "the rule", "decided by"),
+        title="Desired properties of an encoding",
+        says="An encoding without a bound would be larger than the embeddings. Two positions with "
+        "the same encoding cannot be distinguished. A step that depends on the length has another "
+        "meaning in every sentence. An offset that is the same matrix at all positions is easy to "
+        "learn. Each property is written as a rule that can be measured. A step is the distance "
+        "between the encodings of two neighbouring positions.",
+        columns=("property", "rule", "measured number"),
         rows=[[name, rule, DECIDED_BY[name]] for name, rule in PROPERTIES.items()],
     )
 
 
 def desired_properties(d_model: int, base: float, seed: int) -> Section:
-    """Each property, measured for each candidate.
+    """Measure each property of each candidate.
 
     Args:
         d_model: Number of features of the wide candidates.
@@ -115,8 +113,8 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
     Returns:
         The section.
     """
-    # a matrix is fitted on half the positions: they must be more than its rows
-    num_positions = max(MANY_POSITIONS, 4 * d_model)
+    # the matrix of an offset is fitted on half the positions, and must have fewer rows
+    num_positions = max(PROPERTY_POSITIONS, 4 * d_model)
     measured = {
         label: encodings.properties(name, num_positions, width, base, seed)
         for label, (name, width) in _candidates(d_model).items()
@@ -130,13 +128,13 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
     ]
     return Section(
         name="properties",
-        title="Which candidate has what one wishes",
+        title="Properties of the candidates",
         says=f"{'Only ' if len(all_of_them) == 1 else ''}"
         f"{join_names(all_of_them) if all_of_them else 'No candidate'} "
-        f"{'has' if len(all_of_them) < 2 else 'have'} every property in {num_positions} positions. "
-        "Beside each yes and no stands the number that decides it, by the rules above. How many "
-        "pairs it takes until nothing repeats is in the next section. A matrix has no constant: "
-        "with one more feature that is always 1, the integer too would have a linear offset.",
+        f"{'has' if len(all_of_them) < 2 else 'have'} all properties over {num_positions} "
+        "positions. Each cell has the result of the rule and the measured number. The next section "
+        "shows how many pairs are needed until no position repeats. A matrix adds no constant: "
+        "with one more feature that is always 1, the integer would have a linear offset too.",
         columns=("candidate", *PROPERTIES),
         rows=rows,
         figure=pictures.draw_properties(measured),
@@ -150,7 +148,7 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
 
 
 def more_pairs(base: float) -> Section:
-    """The number of waves after which no position repeats.
+    """Find how many waves are needed until no position repeats.
 
     Args:
         base: Base of the geometric wavelengths.
@@ -162,8 +160,8 @@ def more_pairs(base: float) -> Section:
     for num_pairs in NUM_PAIRS:
         row = [num_pairs]
         for encoding in (
-            encodings.harmonic_pairs(MOST_POSITIONS, num_pairs),
-            sinusoidal_encoding(MOST_POSITIONS, 2 * num_pairs, base),
+            encodings.harmonic_pairs(REPEAT_POSITIONS, num_pairs),
+            sinusoidal_encoding(REPEAT_POSITIONS, 2 * num_pairs, base),
         ):
             tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
             found = encodings.first_repeat(encoding, tolerance)
@@ -171,31 +169,32 @@ def more_pairs(base: float) -> Section:
         rows.append(row)
 
     def enough(column: int) -> str:
-        # from here on nothing repeats
         last = max((row[0] for row in rows if row[column] is not None), default=0)
-        return next((f"{row[0]} pairs" for row in rows if row[0] > last), "more pairs than these")
+        fewest = next((row[0] for row in rows if row[0] > last), None)
+        return f"more than {NUM_PAIRS[-1]} pairs" if fewest is None else f"{fewest} pairs"
 
-    whose = "the paper's" if base == PAPER_BASE else f"base {base:,g}'s"
+    of_base = "of the paper" if base == PAPER_BASE else f"with base {base:,g}"
     return Section(
         name="pairs",
-        title="From one wave to many",
-        says="A pair of sine and cosine with wavelength 2 pi looks the same again after "
-        f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. More waves "
-        "push the first repeat out: wavelengths 2 pi, 4 pi, 6 pi, ... (pos / 1, pos / 2, pos / 3) "
-        f"need {enough(1)} for {MOST_POSITIONS:,} positions without one, {whose} geometric "
-        f"wavelengths {enough(2)}.",
+        title="From one wave to several",
+        says="A pair of sine and cosine with wavelength 2 pi repeats after "
+        f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. With more "
+        "waves the first repeat comes later. For "
+        f"{REPEAT_POSITIONS:,} positions without a repeat, wavelengths 2 pi, 4 pi, 6 pi, ... "
+        f"(pos / 1, pos / 2, pos / 3) need {enough(1)}, and the geometric wavelengths {of_base} "
+        f"need {enough(2)}.",
         columns=("pairs", "first repeat, pos / 1, pos / 2, ...", f"first repeat, base {base:,g}"),
         rows=rows,
     )
 
 
 def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
-    """Return the label of each candidate, its name and its width."""
+    """Return name and width of each candidate, by its label."""
     found = {}
     for name in encodings.CANDIDATES:
         if name == "pairs":
-            # so few that one sees how they fail, and as many as the sinusoids are
+            # two pairs, which repeat, and as many pairs as the sinusoids have
             found |= {f"{width // 2} pairs": (name, width) for width in (4, max(4, d_model))}
         else:
-            found[name] = (name, WIDEST if name == "binary" else d_model)
+            found[name] = (name, NUM_BITS if name == "binary" else d_model)
     return found

@@ -1,4 +1,4 @@
-"""Relative position: the matrix M_k of an offset, dot products, and a query turned by M_k."""
+"""Relative position: the matrix M_k of an offset, dot products, and rotated queries."""
 
 from ... import sinusoidal_encoding
 from .. import positional_encoding as encodings
@@ -11,10 +11,10 @@ SMALL_WIDTH = 16
 
 
 def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
-    """The matrix that moves every position by k.
+    """Check the matrix that moves every position by k.
 
     Args:
-        num_positions: To check.
+        num_positions: Number of positions to check.
         d_model: Width.
         base: Base of the wavelengths.
 
@@ -38,10 +38,11 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="offset-maps",
         title="Relative position: one matrix moves every position by k",
-        says="M_k turns each pair by its own angle w_i k, so that PE(pos + k) = M_k PE(pos). One "
-        f"matrix does it for all of {num_positions} positions: the largest error is {worst:.0e}, "
-        "which is rounding. M_-k, its transpose, turns back. Attention compares positions through "
-        'matrices it learns, and so can learn to look "k words on" wherever it stands.',
+        says="M_k rotates each pair by its own angle w_i k, so PE(pos + k) = M_k PE(pos). The same "
+        f"matrix works for all {num_positions} positions, up to rounding: the largest error is "
+        f"{worst:.0e}. M_-k, its transpose, is the inverse rotation. Attention compares positions "
+        'through learned matrices, so a head can learn to attend "k words later" at every '
+        "position.",
         columns=(
             "k",
             "|PE(pos + k) - M_k PE(pos)|",
@@ -54,10 +55,10 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
 
 
 def dot_products(num_positions: int, d_model: int, base: float) -> Section:
-    """The dot product of two positions depends on their distance alone.
+    """Check that the dot product of two positions depends only on their distance.
 
     Args:
-        num_positions: To check.
+        num_positions: Number of positions to check.
         d_model: Width.
         base: Base of the wavelengths.
 
@@ -77,23 +78,23 @@ def dot_products(num_positions: int, d_model: int, base: float) -> Section:
     spread = (highest - lowest).max().item()
     return Section(
         name="dot-product",
-        title="The dot product knows the distance",
-        says="PE(pos) . PE(pos + k) is the sum of cos(w_i k) over the pairs, in which pos does not "
-        f"occur: over all of {num_positions} positions it varies by {spread:.0e}. At k = 0 it is "
-        f"d_model / 2 = {d_model / 2:g}, and it is the same to both sides, because a cosine is the "
-        "same for k and -k. So by itself it tells of the distance of two words, and not which of "
-        "them is first.",
-        columns=("k", "sum of cos(w_i k)", "at -k", "mean of PE . PE", "largest - smallest"),
+        title="The dot product depends only on the distance",
+        says="PE(pos) . PE(pos + k) is the sum of cos(w_i k) over the pairs, which does not depend "
+        f"on pos: over all {num_positions} positions it varies by {spread:.0e}. At k = 0 it is "
+        f"d_model / 2 = {d_model / 2:g}. It is the same in both directions, because "
+        "cos(x) = cos(-x). So the dot product contains the distance of two words, but not their "
+        "order.",
+        columns=("k", "sum of cos(w_i k)", "for -k", "mean of PE . PE", "largest - smallest"),
         rows=rows,
         figure=pictures.draw_dot_product(encoding),
     )
 
 
 def direction(num_positions: int, d_model: int, base: float) -> Section:
-    """M_k tells before from after.
+    """Rotate a query by M_k, and find the position with the highest score.
 
     Args:
-        num_positions: To look at.
+        num_positions: Number of positions.
         d_model: Width.
         base: Base of the wavelengths.
 
@@ -119,12 +120,12 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
     ]
     return Section(
         name="direction",
-        title="What knows the direction is M_k",
-        says=f"A query at position {position} that is its own encoding fits position {rows[1][1]} "
-        f"best, and those before and after it equally. Turned by M_k it fits position {rows[2][1]} "
-        f"best for k = {offset}, and {rows[0][1]} for k = {-offset}. W^Q and W^K of an attention "
-        "head can hold such a turn: that is how a head comes to look at the word before, or the "
-        "word after.",
+        title="M_k contains the direction",
+        says=f"A query equal to the encoding of position {position} has its highest score at "
+        f"position {rows[1][1]}, and equal scores before and after it. Rotated by M_k, it has its "
+        f"highest score at position {rows[2][1]} for k = {offset}, and at {rows[0][1]} for "
+        f"k = {-offset}. W^Q and W^K of a head can contain such a rotation, so a head can attend "
+        "to the previous word or to the next one.",
         columns=(
             "k",
             "best position",

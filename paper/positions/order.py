@@ -1,4 +1,4 @@
-"""Attention with and without positions: two orders of a sentence, a task of order, lengths."""
+"""Attention with and without positions: two word orders, a task of order, longer sentences."""
 
 import math
 
@@ -12,7 +12,7 @@ from ..order_task import COPYING, WHO_CHASES_WHOM, Training
 from ..study import Section
 from . import pictures
 
-# how far out of its range a feature must be to be new
+# distance from its trained range at which the value of a feature counts as new
 NEW_VALUE = 0.1
 SENTENCES = ("A chases B", "B chases A")
 TASK_ENCODINGS = ("sinusoidal", "learned", "none")
@@ -23,10 +23,10 @@ FULL_COPYING = Training(
 
 
 def two_orders(seed: int) -> Section:
-    """The same words in two orders, through an encoder with and without positions.
+    """Encode the same words in two orders, with and without positions.
 
     Args:
-        seed: Seed of its weights.
+        seed: Seed of the weights of the encoder.
 
     Returns:
         The section.
@@ -44,18 +44,17 @@ def two_orders(seed: int) -> Section:
             encoder = VanillaTransformerEncoder(config).eval()
         found[name] = order_task.encode_in_two_orders(encoder, tokens, order)
     differences = {
-        name: [(plain - moved)[place].abs().max().item() for place in range(len(words))]
-        for name, (plain, moved) in found.items()
+        name: (plain - moved).abs().amax(dim=-1).tolist() for name, (plain, moved) in found.items()
     }
     without, with_positions = (max(differences[name]) for name in ("none", "sinusoidal"))
     return Section(
         name="two-orders",
-        title="Attention without positions sees a bag of words",
-        says=f'A random encoder of ours reads "{SENTENCES[0]}" and "{SENTENCES[1]}". Without '
-        f"positions each word has the same vector in both: the largest difference is "
-        f"{without:.0e}, which is rounding. Whoever is chased cannot be told from whoever chases, "
-        "with any weights: self-attention sums over words, and a sum has no order. With "
-        f"sinusoids the vectors differ by up to {with_positions:.2f}.",
+        title="Attention without positions ignores word order",
+        says=f'An encoder with random weights reads "{SENTENCES[0]}" and "{SENTENCES[1]}". Without '
+        "positions each word has the same vector in both sentences, up to rounding: the largest "
+        f"difference is {without:.0e}. So no weights can tell who chases whom: self-attention sums "
+        "over words, and a sum has no order. With sinusoids the vectors differ by up to "
+        f"{with_positions:.2f}.",
         columns=("positions", *(f"difference of {word}" for word in words)),
         rows=[[name, *values] for name, values in differences.items()],
         figure=pictures.draw_two_orders(found, words, SENTENCES),
@@ -63,10 +62,10 @@ def two_orders(seed: int) -> Section:
 
 
 def order_accuracies(seed: int, full: bool = False) -> Section:
-    """A task of order, learned with and without positions.
+    """Train small models on a task of order, with and without positions.
 
     Args:
-        seed: The first of the seeds.
+        seed: First seed.
         full: Train a larger model for longer.
 
     Returns:
@@ -82,11 +81,11 @@ def order_accuracies(seed: int, full: bool = False) -> Section:
     return Section(
         name="order-task",
         title="A task of order, with and without positions",
-        says=f'A small model ({sizes.steps} steps) learns to turn "A chases B" into "B flees A", '
-        "and is asked for pairs of names that it has never seen together. With sinusoids it gets "
-        f"{means['sinusoidal']:.0%} of them right, with learned positions {means['learned']:.0%}. "
-        f"Without positions {means['none']:.0%}: it knows who is in the sentence, and tosses a "
-        "coin for who chases whom.",
+        says=f'A small model is trained for {sizes.steps} steps to turn "A chases B" into '
+        '"B flees A", and tested on pairs of names that it has not seen together. Its accuracy is '
+        f"{means['sinusoidal']:.0%} with sinusoids, {means['learned']:.0%} with learned positions "
+        f"and {means['none']:.0%} without positions. Without positions the model can know both "
+        "names, but not their order; a random order is correct in half of the cases.",
         columns=("positions", *(f"seed {one}" for one in seeds), "mean"),
         rows=[[name, *shares, means[name]] for name, shares in found.items()],
         figure=pictures.draw_accuracies(found, 0.5),
@@ -94,26 +93,29 @@ def order_accuracies(seed: int, full: bool = False) -> Section:
 
 
 def length_extrapolation(seed: int, full: bool = False) -> Section:
-    """Learned against sinusoidal, within the length of the training and past it.
+    """Compare learned positions with sinusoids, within the trained length and beyond it.
 
     Args:
-        seed: The first of the seeds.
-        full: Train a larger model for longer, on longer rows.
+        seed: First seed.
+        full: Train a larger model for longer, on longer sequences.
 
     Returns:
         The section.
     """
     sizes, num_seeds, trained = (FULL_COPYING, 3, 64) if full else (COPYING, 2, 12)
     length, num_symbols = 2 * trained, 16
-    seeds = range(seed, seed + num_seeds)
-    # of rows as long as any in training, and longer ones
+    # losses on sequences of the longest trained length, and on longer ones
     usual, longer = {}, {}
     for name in TASK_ENCODINGS:
-        found = [
+        found = (
             order_task.copying_losses(name, one, sizes, trained, length, num_symbols)
-            for one in seeds
-        ]
+            for one in range(seed, seed + num_seeds)
+        )
         usual[name], longer[name] = map(torch.stack, zip(*found, strict=True))  # [seeds, T]
+    losses = {
+        kind: {name: curves.tolist() for name, curves in by_name.items()}
+        for kind, by_name in (("usual", usual), ("longer", longer))
+    }
     chance = math.log(num_symbols)
     rows = [
         [
@@ -131,29 +133,23 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
     new = encodings.share_of_new_values(table, trained, NEW_VALUE)
     return Section(
         name="length",
-        title="Learned against sinusoidal, and sentences longer than any in training",
-        says=f"Small models learn to copy rows of up to {trained} symbols, and are then given rows "
-        f"of {length}. In rows of {trained} both kinds do it, as row (E) of Table 3 finds: their "
-        f"losses are {within['sinusoidal']:.2f} (sinusoids) and {within['learned']:.2f} "
-        f"(learned), where {chance:.2f} is knowing nothing. Past position {trained} the learned "
-        f"table has only rows that no training has touched, and the loss is {past['learned']:.1f}. "
-        f"The sinusoids exist there, and the loss is {past['sinusoidal']:.1f}. The paper says only "
-        f"that they may extrapolate: past position {trained}, {new:.0%} of their features take "
-        f"values more than {NEW_VALUE} out of the range they had before it, and no training has "
-        "shown what those mean.",
+        title="Learned positions, sinusoids, and sentences longer than in training",
+        says=f"Small models learn to copy sequences of up to {trained} symbols, and are tested on "
+        f"sequences of {length}. Up to the trained length both kinds work, as in row (E) of Table "
+        f"3: the losses are {within['sinusoidal']:.2f} (sinusoids) and {within['learned']:.2f} "
+        f"(learned); a random guess has {chance:.2f}. The learned rows after position {trained} "
+        f"were never trained, and the loss there is {past['learned']:.1f}. Sinusoids exist at all "
+        f"positions, and their loss there is {past['sinusoidal']:.1f}. The paper says only that "
+        f"they may extrapolate. After position {trained}, {new:.0%} of their features leave the "
+        f"trained range by more than {NEW_VALUE}, and the model was not trained on such values.",
         columns=(
             "positions",
-            f"loss in rows of {trained}",
-            f"1 to {trained} in rows of {length}",
-            f"at {trained + 1}",
-            f"{trained + 1} to {length}",
+            f"loss, sequences of {trained}",
+            f"positions 1 to {trained} of {length}",
+            f"position {trained + 1}",
+            f"positions {trained + 1} to {length}",
         ),
         rows=rows,
         figure=pictures.draw_losses(longer, trained, chance),
-        numbers={
-            "losses": {
-                kind: {name: curves.tolist() for name, curves in losses.items()}
-                for kind, losses in (("usual", usual), ("longer", longer))
-            }
-        },
+        numbers={"losses": losses},
     )

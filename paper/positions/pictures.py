@@ -1,6 +1,6 @@
-"""The pictures of section 3.5, each drawn from what `positional_encoding` has computed.
+"""Pictures of section 3.5, drawn from the results of `positional_encoding`.
 
-Shapes: N positions, d the width of an encoding.
+Shapes: N positions, d features of an encoding.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 SIGNED = "RdBu_r"
 GOOD, BAD = (0.81, 0.91, 0.81), (0.96, 0.81, 0.79)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
-# an encoding of so few features is drawn as lines
+# an encoding of at most this many features is drawn as lines
 NARROW = 2
 
 
 def draw_heatmap(encoding: Tensor) -> "Figure":
-    """An encoding as colours: a row for each position, a column for each feature.
+    """Draw an encoding as a heatmap: a row for each position, a column for each feature.
 
     Args:
-        encoding: [N, d].
+        encoding: Encoding of the positions, [N, d].
 
     Returns:
         The picture.
@@ -47,16 +47,16 @@ def draw_heatmap(encoding: Tensor) -> "Figure":
 
 
 def draw_similarity(encoding: Tensor) -> "Figure":
-    """The cosine similarity of every two positions.
+    """Draw the cosine similarity of every two positions.
 
     Args:
-        encoding: [N, d].
+        encoding: Encoding of the positions, [N, d].
 
     Returns:
         The picture.
     """
     figure, axes = new_figure(5.4, 4.4)
-    # a square plot in a frame that is none
+    # the plot is square and the figure is not
     figure.set_layout_engine("compressed")
     image = _plot_similarity(axes, encoding)
     figure.colorbar(image, ax=axes, label="cosine similarity")
@@ -64,12 +64,12 @@ def draw_similarity(encoding: Tensor) -> "Figure":
 
 
 def draw_dot_product(encoding: Tensor) -> "Figure":
-    """The dot product of two positions against their distance, to both sides.
+    """Draw the dot product of two positions against their distance, in both directions.
 
-    Where it depends on the position too, a band shows from where to where it goes.
+    A band shows its range if it also depends on the position.
 
     Args:
-        encoding: [N, d].
+        encoding: Encoding of the positions, [N, d].
 
     Returns:
         The picture.
@@ -82,11 +82,11 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
         return torch.cat((values.flip(0), values[1:]))
 
     figure, axes = new_figure(7.0, 3.8)
-    # in shares of the line's height, which is d / 2 at most
+    # the dot product of sinusoids is d / 2 at most
     is_thin = bool((highest - lowest).max() < 1e-3 * exact.shape[1])
-    label = "from least to most" + ", no wider than the line" * is_thin
+    label = "smallest to largest" + " (narrower than the line)" * is_thin
     axes.fill_between(offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label=label)
-    axes.plot(offsets, both_sides(mean), label="mean over the positions")
+    axes.plot(offsets, both_sides(mean), label="mean over positions")
     axes.set_xlabel("distance k, in positions")
     axes.set_ylabel("PE(pos) · PE(pos + k)")
     axes.grid(alpha=0.3)
@@ -97,14 +97,14 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
 def draw_waves(
     d_model: int, num_positions: int, base: float, pairs: Sequence[int], words: Sequence[str] = ()
 ) -> "Figure":
-    """The sines of some pairs against the position, with dots where words stand.
+    """Draw the sines of some pairs against the position, with dots at the words.
 
     Args:
         d_model: Width, even.
-        num_positions: N.
+        num_positions: Number of positions N.
         base: Base of the wavelengths.
-        pairs: Which to draw, by their number i.
-        words: At positions 0, 1, ...
+        pairs: Numbers i of the pairs to draw.
+        words: Words at positions 0, 1, ...
 
     Returns:
         The picture.
@@ -112,14 +112,14 @@ def draw_waves(
     figure, plots = new_figure(8.0, 1.2 + 1.0 * len(pairs), rows=len(pairs))
     plots = plots[:, 0] if len(pairs) > 1 else [plots]
     between = torch.linspace(0, num_positions - 1, 1000, dtype=torch.float64)
-    places = torch.arange(num_positions)
+    positions = torch.arange(num_positions)
     lengths = wavelengths(d_model, base)
     for axes, pair in zip(plots, pairs, strict=True):
         frequency = 2 * torch.pi / lengths[pair]
         axes.plot(between, (between * frequency).sin(), color="C0", linewidth=1)
-        axes.plot(places, (places * frequency).sin(), ".", color="C0", markersize=4)
-        for place, _ in enumerate(words):
-            axes.plot(place, (place * frequency).sin(), "o", color="C3", markersize=6)
+        axes.plot(positions, (positions * frequency).sin(), ".", color="C0", markersize=4)
+        for position, _ in enumerate(words):
+            axes.plot(position, (position * frequency).sin(), "o", color="C3", markersize=6)
         axes.set_ylim(-1.3, 1.3)
         axes.set_yticks([-1, 0, 1])
         axes.grid(alpha=0.3)
@@ -133,11 +133,11 @@ def draw_waves(
 
 
 def draw_values(encoding: Tensor, words: Sequence[str]) -> "Figure":
-    """A small table of numbers as colours, with the numbers.
+    """Draw a small encoding as a heatmap with its numbers.
 
     Args:
-        encoding: [N, d], small.
-        words: At the N positions.
+        encoding: Encoding of few positions, [N, d].
+        words: Words at the N positions.
 
     Returns:
         The picture.
@@ -160,7 +160,7 @@ def draw_values(encoding: Tensor, words: Sequence[str]) -> "Figure":
 
 
 def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
-    """Heatmaps above similarity matrices, a column for each base.
+    """Draw heatmaps above similarity matrices, a column for each base.
 
     Args:
         encodings: Encoding for each base, [N, d].
@@ -179,10 +179,10 @@ def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
 
 
 def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
-    """The cosine similarity of two positions against their distance, for each base.
+    """Draw the cosine similarity of two positions against their distance, for each base.
 
     Args:
-        curves: Similarity for each base, at the distances 1, 2, ..., [K].
+        curves: Similarities at the distances 1, 2, ... for each base, [K].
 
     Returns:
         The picture.
@@ -204,12 +204,12 @@ def draw_candidates(
     shorter: Mapping[str, Tensor],
     repeats: Mapping[str, Repeat | None],
 ) -> "Figure":
-    """Every candidate: narrow ones as lines, wide ones as colours.
+    """Draw each candidate: narrow encodings as lines, wide ones as heatmaps.
 
     Args:
-        encodings: By name, [N, d] each.
-        shorter: By name, of a shorter sentence: drawn beside the narrow ones.
-        repeats: By name, positions that look the same: they get a mark.
+        encodings: Encodings by name, [N, d] each.
+        shorter: Encodings of a shorter sentence by name, drawn beside the narrow ones.
+        repeats: Two positions with the same encoding by name, drawn as dots.
 
     Returns:
         The picture.
@@ -221,46 +221,21 @@ def draw_candidates(
         axes.set_visible(False)
     for axes, (name, encoding) in zip(plots.flat, encodings.items(), strict=False):
         axes.set_title(name)
-        axes.set_xlabel("position")
         if encoding.shape[1] > NARROW:
-            bound = encoding.abs().max().item()
-            axes.imshow(
-                encoding.T.numpy(),
-                cmap=SIGNED,
-                vmin=-bound,
-                vmax=bound,
-                aspect="auto",
-                interpolation="nearest",
-            )
+            _plot_heatmap(axes, encoding.T)
+            axes.set_xlabel("position")
             axes.set_ylabel("feature")
             axes.yaxis.get_major_locator().set_params(integer=True)
-            continue
-        for feature in range(encoding.shape[1]):
-            axes.plot(encoding[:, feature], ".-", linewidth=0.8, markersize=3)
-        axes.plot(
-            shorter[name], "--", color="black", linewidth=1, label=f"of {len(shorter[name])} words"
-        )
-        found = repeats[name]
-        if found is not None:
-            both = [found.earlier, found.position]
-            for feature in range(encoding.shape[1]):
-                axes.plot(both, encoding[both, feature], "o", color="C3")
-            axes.lines[-1].set_label(f"alike: {found.earlier} and {found.position}")
-        handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-        lowest, highest = axes.get_ylim()
-        # room for the legend below what is drawn
-        axes.set_ylim(lowest - 0.2 * len(handles) * (highest - lowest), highest)
-        axes.legend(handles.values(), handles.keys(), loc="lower right", fontsize=8)
-        axes.set_ylabel("value")
-        axes.grid(alpha=0.3)
+        else:
+            _plot_features(axes, encoding, shorter[name], repeats[name])
     return figure
 
 
 def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
-    """Which candidate has which property, with the number that decides it.
+    """Draw a table of the properties of each candidate, with the measured numbers.
 
     Args:
-        measured: By candidate and property.
+        measured: Measurements by candidate and property.
 
     Returns:
         The picture.
@@ -287,10 +262,10 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
 
 
 def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figure":
-    """The matrices M_k: a small rotation for each pair, along the diagonal.
+    """Draw matrices M_k, which have a rotation for each pair along the diagonal.
 
     Args:
-        offsets: k.
+        offsets: Offsets k.
         d_model: Width, even and small.
         base: Base of the wavelengths.
 
@@ -308,10 +283,10 @@ def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figu
 
 
 def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
-    """Draw the similarity of a query at one position to all positions, with and without M_k.
+    """Draw the scores of a query at one position with all positions, with and without M_k.
 
     Args:
-        scores: By offset k, the dot products of M_k PE(position) with every position, [N].
+        scores: Dot products of M_k PE(position) with every position by offset k, [N].
         position: Position of the query.
 
     Returns:
@@ -319,12 +294,12 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
     """
     figure, axes = new_figure(7.0, 3.8)
     for offset, values in scores.items():
-        label = f"turned by M_k, k = {offset:+d}" if offset else "as it is"
+        label = f"query rotated by M_k, k = {offset:+d}" if offset else "query not rotated"
         (line,) = axes.plot(values, ".-", linewidth=1, markersize=4, label=label)
         best = values.argmax().item()
         axes.plot(best, values[best], "o", color=line.get_color())
     axes.axvline(position, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xlabel(f"position (the query stands at {position})")
+    axes.set_xlabel(f"position (dotted line: position {position} of the query)")
     axes.set_ylabel("dot product with the query")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -332,11 +307,11 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
 
 
 def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
-    """Bits of the position, signs of sines that slow down alike, and these sines themselves.
+    """Draw the bits of the position, the signs of sines, and the sines.
 
     Args:
         bits: Zeros and ones, [N, n].
-        encoding: Sinusoids, of which the sines are drawn, [N, 2 n].
+        encoding: Sinusoids with doubling wavelengths; only sines are drawn, [N, 2 n].
 
     Returns:
         The picture.
@@ -348,7 +323,7 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
     panels = {
         "bits of the position": (bits, "viridis", 0),
         "signs of the sines": ((sines >= 0).float(), "viridis", 0),
-        "the sines": (sines, SIGNED, -1),
+        "sines": (sines, SIGNED, -1),
     }
     figure, plots = new_figure(9.6, 1.2 + 0.16 * len(bits), columns=len(panels))
     for axes, (title, (values, shades, lowest)) in zip(plots[0], panels.items(), strict=True):
@@ -362,7 +337,7 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
     colors = matplotlib.colormaps["viridis"]([0.0, 1.0])
     figure.legend(
         [Patch(facecolor=color) for color in colors],
-        ["bit 0, or a sine below 0", "bit 1, or a sine of at least 0"],
+        ["bit 0, or sine below 0", "bit 1, or sine of at least 0"],
         loc="outside lower center",
         ncols=2,
     )
@@ -373,7 +348,7 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
     """Draw the overlap of words and positions against the width.
 
     Args:
-        found: By width.
+        found: Overlaps by width.
 
     Returns:
         The picture.
@@ -385,7 +360,7 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
         widths,
         [one.word_energy for one in found.values()],
         "o-",
-        label="words' energy on the positions' directions",
+        label="energy of words along directions of positions",
     )
     left.loglog(
         widths,
@@ -398,7 +373,12 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
     right.semilogx(
         widths, [one.mean_angle for one in found.values()], "o-", label="mean principal angle"
     )
-    right.semilogx(widths, [one.smallest_angle for one in found.values()], "s-", label="smallest")
+    right.semilogx(
+        widths,
+        [one.smallest_angle for one in found.values()],
+        "s-",
+        label="smallest principal angle",
+    )
     right.axhline(90, color="black", linewidth=0.8, linestyle=":")
     right.set_ylabel("angle between the subspaces, degrees")
     for axes in plots[0]:
@@ -413,13 +393,13 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
 def draw_two_orders(
     found: Mapping[str, tuple[Tensor, Tensor]], words: Sequence[str], sentences: Sequence[str]
 ) -> "Figure":
-    """The vectors of the same words in two sentences, and their difference.
+    """Draw the vectors of the same words in two sentences, and their difference.
 
     Args:
-        found: By the model's encoding of position, the vectors in either sentence, [T, d_model],
-            both in the order of `words`.
-        words: T of them.
-        sentences: The two.
+        found: Vectors in both sentences in the order of `words`, by the model's positional
+            encoding, [T, d_model] each.
+        words: Words of the sentences, [T].
+        sentences: The two sentences.
 
     Returns:
         The picture.
@@ -427,7 +407,7 @@ def draw_two_orders(
     figure, plots = new_figure(11.0, 1.0 + 1.5 * len(found), rows=len(found), columns=3)
     bound = max(vectors.abs().max().item() for pair in found.values() for vectors in pair)
     images = {}
-    most = max((plain - moved).abs().max().item() for plain, moved in found.values())
+    largest_difference = max((plain - moved).abs().max().item() for plain, moved in found.values())
     for row, (name, (plain, moved)) in enumerate(found.items()):
         for axes, values, title in zip(
             plots[row],
@@ -435,7 +415,7 @@ def draw_two_orders(
             (f'in "{sentences[0]}"', f'in "{sentences[1]}"', "difference"),
             strict=True,
         ):
-            limit = most if title == "difference" else bound
+            limit = largest_difference if title == "difference" else bound
             images[title] = axes.imshow(
                 values.cpu().numpy(), cmap=SIGNED, vmin=-limit, vmax=limit, aspect="auto"
             )
@@ -456,16 +436,16 @@ def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Fig
     """Draw the accuracy of each model: a bar for the mean, a dot for each seed.
 
     Args:
-        found: By the encoding of position, a share for each seed.
-        chance: What is right without knowing the order.
+        found: Accuracies of the seeds, by positional encoding.
+        chance: Accuracy of a random order.
 
     Returns:
         The picture.
     """
     figure, axes = new_figure(6.0, 3.6)
-    for place, accuracies in enumerate(found.values()):
-        axes.bar(place, sum(accuracies) / len(accuracies), width=0.6, color=f"C{place}", alpha=0.5)
-        axes.plot([place] * len(accuracies), accuracies, "o", color=f"C{place}")
+    for bar, accuracies in enumerate(found.values()):
+        axes.bar(bar, sum(accuracies) / len(accuracies), width=0.6, color=f"C{bar}", alpha=0.5)
+        axes.plot([bar] * len(accuracies), accuracies, "o", color=f"C{bar}")
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
     axes.set_xticks(range(len(found)), found)
     axes.set_ylim(0, 1.05)
@@ -476,28 +456,28 @@ def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Fig
 
 
 def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float) -> "Figure":
-    """The loss at each position, within the lengths of the training and past them.
+    """Draw the loss at each position, within the trained lengths and beyond them.
 
     Args:
-        losses: By the encoding of position, [seeds, T].
-        trained_length: The longest of the training.
-        chance: The loss of who knows nothing.
+        losses: Losses by positional encoding, [seeds, T].
+        trained_length: Longest trained length.
+        chance: Loss of a random guess.
 
     Returns:
         The picture.
     """
     figure, axes = new_figure(7.5, 4.0)
     for name, curves in losses.items():
-        places = range(1, curves.shape[1] + 1)
-        (line,) = axes.plot(places, curves.mean(dim=0), ".-", label=name)
+        positions = range(1, curves.shape[1] + 1)
+        (line,) = axes.plot(positions, curves.mean(dim=0), ".-", label=name)
         axes.fill_between(
-            places,
+            positions,
             curves.min(dim=0).values,
             curves.max(dim=0).values,
             color=line.get_color(),
             alpha=0.2,
         )
-    axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="lengths trained on")
+    axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="trained lengths")
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
     axes.set_xlim(0.5, None)
     axes.set_xlabel("position of the token, counted from 1")
@@ -520,6 +500,26 @@ def _plot_heatmap(axes: Any, encoding: Tensor) -> Any:
     axes.set_xlabel("feature")
     axes.set_ylabel("position")
     return image
+
+
+def _plot_features(axes: Any, encoding: Tensor, shorter: Tensor, repeat: Repeat | None) -> None:
+    """Plot each feature as a line, beside a shorter sentence, with dots at a repeat."""
+    for feature in range(encoding.shape[1]):
+        axes.plot(encoding[:, feature], ".-", linewidth=0.8, markersize=3)
+    axes.plot(shorter, "--", color="black", linewidth=1, label=f"sentence of {len(shorter)} words")
+    if repeat is not None:
+        both = [repeat.earlier, repeat.position]
+        for feature in range(encoding.shape[1]):
+            axes.plot(both, encoding[both, feature], "o", color="C3")
+        axes.lines[-1].set_label(f"same: {repeat.earlier} and {repeat.position}")
+    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+    lowest, highest = axes.get_ylim()
+    # leave space for the legend below the lines
+    axes.set_ylim(lowest - 0.2 * len(handles) * (highest - lowest), highest)
+    axes.legend(handles.values(), handles.keys(), loc="lower right", fontsize=8)
+    axes.set_xlabel("position")
+    axes.set_ylabel("value")
+    axes.grid(alpha=0.3)
 
 
 def _plot_similarity(axes: Any, encoding: Tensor) -> Any:

@@ -1,6 +1,9 @@
-"""The table of sinusoids: an example by hand, waves, the base, and binary numbers."""
+"""Sinusoids: the table, an example by hand, waves, the base, and binary numbers."""
 
 import math
+from typing import Any
+
+from torch import Tensor
 
 from ... import sinusoidal_encoding
 from .. import positional_encoding as encodings
@@ -13,31 +16,31 @@ EXAMPLE_WIDTH = 6
 FARTHEST = 20000
 REACH_DISTANCES = (1, 10, 100, 1000)
 NUM_BITS = 5
-# steps in which changes are counted, as a power of 2: the slowest sine needs 50 for one
+# changes are counted in 2^COUNTED_BITS steps; the slowest sine changes its sign every 50 steps
 COUNTED_BITS = 8
 
 
 def table(num_positions: int, d_model: int, base: float) -> Section:
-    """The table itself.
+    """Draw the table of sinusoids.
 
     Args:
-        num_positions: Rows.
-        d_model: Columns.
+        num_positions: Number of rows.
+        d_model: Number of columns.
         base: Base of the wavelengths.
 
     Returns:
         The section.
     """
     encoding = sinusoidal_encoding(num_positions, d_model, base)
-    # the slow pairs are those that do not end a wave within the table
+    # slow pairs do not complete a wave within the table
     lengths = encodings.wavelengths(d_model, base)
     slow = int((lengths > num_positions).sum())
     if lengths[0] <= num_positions < lengths[-1]:
         speeds = (
-            "To the left they change from word to word, to the right more slowly: "
+            "Pairs on the left change from word to word, pairs on the right change slowly: "
             f"{slow} of the {len(lengths)} pairs do not complete a wave within {num_positions} "
-            "positions. The fast ones tell neighbours apart, the slow ones say where in the "
-            "sentence they are."
+            "positions. Fast pairs distinguish neighbours, slow pairs show the rough position in "
+            "the sentence."
         )
     else:
         speeds = (
@@ -47,14 +50,14 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="table",
         title="The table that is added to the embeddings",
-        says="Each row is the encoding of a position, each pair of columns a sine and a cosine of "
-        f"one wavelength. {speeds}",
+        says="Each row is the encoding of one position. Each pair of columns is a sine and a "
+        f"cosine of one wavelength. {speeds}",
         figure=pictures.draw_heatmap(encoding),
     )
 
 
 def worked_example(base: float) -> Section:
-    """Two words and six features, by hand.
+    """Compute the encoding of two words with six features.
 
     Args:
         base: Base of the wavelengths.
@@ -71,10 +74,10 @@ def worked_example(base: float) -> Section:
     return Section(
         name="worked-example",
         title=f"By hand: two words, d_model = {EXAMPLE_WIDTH}",
-        says=f"The position is divided by {', '.join(f'{one:.4g}' for one in divisors)}, one for "
-        f"each pair, and sine and cosine are taken. At position 0 all sines are 0 and all cosines "
-        f"1. One word on, the first pair has moved a whole radian, the last one by "
-        f"{1 / divisors[-1]:.4f}.",
+        says="The angles of the pairs are the position divided by "
+        f"{join_names([f'{one:.4g}' for one in divisors])}. At position 0 all sines are 0 and all "
+        "cosines are 1. At position 1 the angle of the first pair is 1 radian, and the angle of "
+        f"the last pair is {1 / divisors[-1]:.4f}.",
         columns=("word", "pos", *(f"{kind} {2 * i}" for i in range(3) for kind in ("sin", "cos"))),
         rows=rows,
         figure=pictures.draw_values(encoding, EXAMPLE_WORDS),
@@ -83,10 +86,10 @@ def worked_example(base: float) -> Section:
 
 
 def waves(num_positions: int, d_model: int, base: float) -> Section:
-    """The wavelengths, from 2 pi on.
+    """Show the wavelengths of the pairs.
 
     Args:
-        num_positions: To draw.
+        num_positions: Number of positions to draw.
         d_model: Width.
         base: Base of the wavelengths.
 
@@ -103,17 +106,17 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
     if lengths[-1] == lengths[0]:
         says = f"Every pair has the wavelength 2 pi = {lengths[0]:.3f} positions."
     else:
-        whose = "The paper's" if base == PAPER_BASE else "The"
+        end = f"{base:,g} * 2 pi = {_rounded(base * 2 * math.pi)}"
+        of_paper = ", the end of the progression in the paper," if base == PAPER_BASE else ""
         says = (
-            f"The wavelengths are a geometric progression: each is {base ** (2 / d_model):.4g} "
-            f"times the one before, from 2 pi = {lengths[0]:.3f} to {_rounded(lengths[-1])} "
-            f"positions. {whose} end of the progression, {base:,g} * 2 pi = "
-            f"{_rounded(base * 2 * math.pi)}, is where the next pair would be: the exponent of the "
-            f"last is {d_model - 2}/{d_model}, not 1."
+            f"The wavelengths are a geometric progression from 2 pi = {lengths[0]:.3f} to "
+            f"{_rounded(lengths[-1])} positions: each is {base ** (2 / d_model):.4g} times the one "
+            f"before. {end}{of_paper} would be the wavelength of the next pair: the exponent of "
+            f"the last pair is {d_model - 2}/{d_model}, not 1."
         )
     return Section(
         name="waves",
-        title="A position is read off many clocks",
+        title="Wavelengths of the pairs",
         says=says,
         columns=("pair i", "sin", "cos", "wavelength", f"waves in {num_positions} positions"),
         rows=rows,
@@ -126,68 +129,66 @@ def _rounded(length: float) -> str:
 
 
 def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
-    """The same table with other bases.
+    """Compare bases by how well they distinguish positions.
 
     Args:
-        num_positions: Rows.
-        d_model: Columns.
-        bases: To compare.
+        num_positions: Number of rows.
+        d_model: Number of columns.
+        bases: Bases to compare.
 
     Returns:
         The section.
     """
     tables = {base: sinusoidal_encoding(num_positions, d_model, base) for base in bases}
-    rows = []
-    for base, encoding in tables.items():
-        tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
-        repeat = encodings.first_repeat(encoding, tolerance)
-        similarity = encodings.cosine_similarity_matrix(encoding)
-        means, lowest, highest = encodings.by_offset(similarity)
-        rows.append(
-            [
-                f"{base:,g}",
-                encodings.usual_step(encoding),
-                encodings.smallest_distance(encoding),
-                encodings.collisions(encoding, tolerance),
-                None if repeat is None else f"{repeat.position}, like {repeat.earlier}",
-                means[1].item(),
-                means[num_positions // 2].item(),
-                (highest - lowest).max().item(),
-            ]
-        )
+    rows = [[f"{base:,g}", *_uniqueness(encoding)] for base, encoding in tables.items()]
     unique = [row[0] for row in rows if not row[3]]
     repeating = [f"{row[0]} (position {row[4]})" for row in rows if row[3]]
     return Section(
         name="bases",
         title="Why 10000: uniqueness",
-        says=f"Positions nearer to each other than {LEAST_DISTANCE:g} of the step to the next "
-        "position count as the same. "
-        "Pairs that all turn at one speed, as with base 1, come back together; pairs of many "
-        "speeds come back at different times. "
+        says="Two positions count as the same if their distance is at most "
+        f"{LEAST_DISTANCE:g} of the step to the next position. Pairs with the same wavelength, as "
+        "with base 1, all repeat at the same position; pairs with different wavelengths repeat at "
+        "different positions. "
         + (
-            f"With base {join_names(unique)} they do not come back together within these "
-            f"{num_positions} positions, and no two of these are the same. "
+            f"With base {join_names(unique)}, all {num_positions} positions are different. "
             if unique
             else ""
         )
-        + (f"With base {join_names(repeating)} positions repeat. " if repeating else "")
-        + f"Over all pairs of positions that are equally far apart, similarity varies by "
-        f"{max(row[-1] for row in rows):.0e} at most, which is rounding: it is a matter of "
-        "distance alone. (That the matrices are symmetric does not show it: any matrix of "
-        "similarities is.)",
+        + (f"With base {join_names(repeating)}, positions repeat. " if repeating else "")
+        + "Similarity depends only on distance, up to rounding: it varies by at most "
+        f"{max(row[-1] for row in rows):.0e} among pairs of positions at the same distance. (The "
+        "symmetry of the matrices does not show this: every similarity matrix is symmetric.)",
         columns=(
             "base",
             "step",
             "smallest distance",
-            "same pairs",
+            "pairs of same positions",
             "first repeat",
             "similarity at 1",
             f"at {num_positions // 2}",
-            "varies at one distance by",
+            "largest variation at one distance",
         ),
         rows=rows,
         figure=pictures.draw_bases(tables),
     )
+
+
+def _uniqueness(encoding: Tensor) -> list[Any]:
+    """Return how different the positions of an encoding are, as cells of the table of bases."""
+    step = encodings.usual_step(encoding)
+    tolerance = LEAST_DISTANCE * step
+    repeat = encodings.first_repeat(encoding, tolerance)
+    means, lowest, highest = encodings.by_offset(encodings.cosine_similarity_matrix(encoding))
+    return [
+        step,
+        encodings.smallest_distance(encoding),
+        encodings.collisions(encoding, tolerance),
+        None if repeat is None else f"{repeat.position}, same as {repeat.earlier}",
+        means[1].item(),
+        means[len(encoding) // 2].item(),
+        (highest - lowest).max().item(),
+    ]
 
 
 def reaches(d_model: int, bases: list[float]) -> Section:
@@ -195,7 +196,7 @@ def reaches(d_model: int, bases: list[float]) -> Section:
 
     Args:
         d_model: Width.
-        bases: To compare.
+        bases: Bases to compare.
 
     Returns:
         The section.
@@ -209,78 +210,82 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         [f"{base:,g}", *(curve[k - 1].item() for k in REACH_DISTANCES), zeros[base]]
         for base, curve in curves.items()
     ]
-    ends = [f"{place:,} (base {base:,g})" for base, place in zeros.items() if place is not None]
-    endless = [f"{base:,g}" for base, place in zeros.items() if place is None]
+    ends = [f"{zero:,} (base {base:,g})" for base, zero in zeros.items() if zero is not None]
+    endless = [f"{base:,g}" for base, zero in zeros.items() if zero is None]
     return Section(
         name="reach",
-        title="Why 10000: similarity falls with distance, and how far",
-        says="With a large base the similarity of two positions, summed over many waves, falls "
-        "with the logarithm of their distance, with small ripples, until the longest waves begin "
-        "to turn. "
+        title="Why 10000: similarity falls with distance",
+        says="With a large base the similarity of two positions falls roughly with the logarithm "
+        "of their distance, with small ripples, up to the distances of the longest wavelengths. "
         + (
-            f"It reaches zero at distance {join_names(ends)}: from there on it says nothing of the "
-            "distance any more. "
+            f"It reaches zero at distance {join_names(ends)}; beyond this distance it does not "
+            "show how far apart two positions are. "
             if ends
             else ""
         )
         + (
-            f"With base {join_names(endless)} it stays above zero up to distance {FARTHEST:,}. "
+            f"With base {join_names(endless)} it is positive up to distance {FARTHEST:,}. "
             if endless
             else ""
         )
-        + "The base sets how far that is. The paper gives no reason for its choice; here is what "
-        "it buys.",
+        + "A larger base extends the range. The paper gives no reason for its choice.",
         columns=("base", *(f"similarity at {k}" for k in REACH_DISTANCES), "zero at"),
         rows=rows,
         figure=pictures.draw_reach(
-            # past its zero a curve has nothing more to say
+            # beyond twice the distance of its zero a curve shows nothing new
             {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
         ),
     )
 
 
 def binary(d_model: int, base: float) -> Section:
-    """Bits of the position and signs of sinusoids.
+    """Compare the bits of the position with the signs of sinusoids.
 
     Args:
-        d_model: Width of the paper's table.
-        base: Base of the paper's wavelengths.
+        d_model: Width of the table.
+        base: Base of the wavelengths.
 
     Returns:
         The section.
     """
     num_steps = 2**COUNTED_BITS
     bits = encodings.position_bits(num_steps + 1, COUNTED_BITS + 1)[:, :NUM_BITS]
-    # with this base each pair turns at half the rate of the one before
-    halving = sinusoidal_encoding(num_steps + 1, 2 * NUM_BITS, 2**NUM_BITS)
+    # with this base each pair has half the frequency of the one before
+    sinusoids = sinusoidal_encoding(num_steps + 1, 2 * NUM_BITS, 2**NUM_BITS)
     of_bits = encodings.flip_rates(bits > 0)
-    of_signs = encodings.flip_rates(halving >= 0)[::2]
+    of_signs = encodings.flip_rates(sinusoids >= 0)[::2]
     lengths = encodings.wavelengths(2 * NUM_BITS, 2**NUM_BITS)
     rows = [
         [
-            place,
-            2.0 ** (place + 1),
-            of_bits[place].item(),
-            lengths[place].item(),
-            of_signs[place].item(),
+            bit,
+            2.0 ** (bit + 1),
+            of_bits[bit].item(),
+            lengths[bit].item(),
+            of_signs[bit].item(),
         ]
-        for place in range(NUM_BITS)
+        for bit in range(NUM_BITS)
     ]
     own = encodings.wavelengths(d_model, base)
     if own[-1] < 2 * own[0]:
-        rates = "no pair turns at half the rate of the first."
+        halving = "no pair has half the frequency of the first."
     else:
         pairs = math.log(2) / math.log(base) * d_model / 2
-        rates = f"it takes {pairs:.1f} pairs to halve the rate"
-        rates += ": there are several waves for each bit." if pairs >= 2 else "."
+        halving = f"the frequency halves every {pairs:.1f} pairs"
+        halving += ", so each bit has several waves." if pairs >= 2 else "."
     return Section(
         name="binary",
-        title="The link to binary numbers",
-        says="In a binary number each bit changes half as often as the one before. So do the signs "
-        "of sines whose wavelengths double, drawn beside it (base 2^n with n pairs). A sine is a "
-        f"bit without jumps. Changes are counted in {num_steps} steps. "
-        f"In the table of width {d_model} with base {base:,g} {rates}",
-        columns=("bit, pair", "period", "changes a step", "wavelength", "changes of sign a step"),
+        title="Sinusoids and binary numbers",
+        says="In a binary number each bit changes half as often as the one before. The signs of "
+        "sines with doubling wavelengths (base 2^n with n pairs) change in the same way. So a sine "
+        f"is like a bit without jumps. Changes are counted in {num_steps} steps. In the table of "
+        f"width {d_model} with base {base:,g}, {halving}",
+        columns=(
+            "bit, pair",
+            "period of the bit",
+            "changes of the bit per step",
+            "wavelength",
+            "changes of the sign per step",
+        ),
         rows=rows,
-        figure=pictures.draw_bits(bits[: 2**NUM_BITS], halving[: 2**NUM_BITS]),
+        figure=pictures.draw_bits(bits[: 2**NUM_BITS], sinusoids[: 2**NUM_BITS]),
     )

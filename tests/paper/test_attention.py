@@ -1,4 +1,4 @@
-"""Sections 3.2 and 4: the weights that are drawn are the model's, and what is read off them."""
+"""Sections 3.2 and 4: attention weights of the model, alignments and statistics of heads."""
 
 import argparse
 import json
@@ -24,14 +24,14 @@ from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.paper.attention import add_flags, sections
 from vanilla_transformer.paper.attention.alignment import align, unchanged_words
-from vanilla_transformer.paper.attention.head_tasks import PLACES, head_statistics
+from vanilla_transformer.paper.attention.head_tasks import POSITIONS, head_statistics
 from vanilla_transformer.paper.attention.inside_head import inside_head
 from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
 
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    """A tokenizer of single bytes."""
+    """Return a tokenizer of single bytes."""
     return VanillaTransformerTokenizer()
 
 
@@ -47,9 +47,7 @@ def model(tokenizer):
     )
 
 
-def test_the_weights_are_those_of_the_attention_function_that_a_user_has_registered(
-    model, tokenizer
-):
+def test_the_weights_are_those_of_a_registered_attention_function(model, tokenizer):
     def even(module, query, key, value, attention_mask, **kwargs):
         return eager_attention(module, 0 * query, key, value, attention_mask)
 
@@ -68,7 +66,7 @@ def test_the_weights_are_those_of_the_attention_function_that_a_user_has_registe
 
 
 def planted(encoder=None, decoder=None, cross=None, source="a b c </s>", target="x y </s>"):
-    """Weights of one layer, a list of heads each; looks at all alike where not given."""
+    """Return weights of one layer from lists of heads; by default uniform weights."""
     source, target = source.split(), target.split()
     inputs = ["<s>", *target[:-1]]
     causal = torch.ones(len(inputs), len(inputs)).tril()
@@ -93,7 +91,7 @@ def planted(encoder=None, decoder=None, cross=None, source="a b c </s>", target=
 
 
 def shifted(size, step):
-    """A head of which each place looks `step` places on, or at the end where there is none."""
+    """Return a head that attends `step` positions later, or to the end if there is none."""
     return [
         [float(k == (q + step if 0 <= q + step < size else size - 1)) for k in range(size)]
         for q in range(size)
@@ -130,9 +128,9 @@ def test_a_target_may_be_a_text_or_its_tokens(model, tokenizer):
 
 def test_there_is_a_weight_for_each_layer_head_query_and_key(model, tokenizer):
     found = attention_weights(model, tokenizer, "abc", "de")
-    # the space before a sentence is a token here
+    # this tokenizer adds a token for the space before a sentence
     assert found.source == [SPACE, "a", "b", "c", "</s>"]
-    # each row is named by the token that it is about to predict
+    # each row is labelled with the token that it predicts
     assert found.inputs == ["<s>", SPACE, "d", "e"]
     assert found.target == [SPACE, "d", "e", "</s>"]
     assert found.encoder.shape == (2, 2, 5, 5)
@@ -144,14 +142,14 @@ def test_there_is_a_weight_for_each_layer_head_query_and_key(model, tokenizer):
     assert found.decoder[..., ~found.hidden()].gt(0).all()
 
 
-def test_a_model_that_is_looked_at_is_left_as_it_was(model, tokenizer):
+def test_reading_the_weights_does_not_change_the_model(model, tokenizer):
     model.train()
     before = model.config._attn_implementation
     assert before != "eager"
     first = attention_weights(model, tokenizer, "abc", max_new_tokens=4)
     assert model.training
     assert model.config._attn_implementation == before
-    # without dropout, although it is in training
+    # without dropout, although the model is in training mode
     of_several = attention_weights(
         model, tokenizer, "abc", max_new_tokens=4, num_beams=3, num_return_sequences=3
     )
@@ -178,7 +176,7 @@ def test_a_text_without_a_word_is_refused(model, tokenizer):
         (" two  spaces ", ["two", "spaces"]),
     ],
 )
-def test_tokens_are_joined_to_words_and_none_is_lost(tokenizer, text, words):
+def test_tokens_are_merged_to_words_and_none_is_lost(tokenizer, text, words):
     ids = tokenizer(text).input_ids
     found = words_of(tokenizer, ids)
     assert [word.text for word in found] == [*words, "</s>"]
@@ -187,7 +185,7 @@ def test_tokens_are_joined_to_words_and_none_is_lost(tokenizer, text, words):
         assert tokenizer.decode([ids[token] for token in word.tokens]).strip() == word.text
 
 
-def test_a_word_looks_as_its_tokens_do_in_the_mean_and_gets_what_they_get_in_all():
+def test_the_weights_of_a_query_word_are_a_mean_and_those_of_a_key_word_a_sum():
     weights = planted(
         encoder=[[[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.0, 0.4, 0.6]]],
         cross=[[[0.1, 0.2, 0.7], [0.5, 0.3, 0.2], [0.0, 0.4, 0.6]]],
@@ -206,7 +204,7 @@ def test_a_word_looks_as_its_tokens_do_in_the_mean_and_gets_what_they_get_in_all
     expected = torch.tensor([[(0.3 + 0.8) / 2, (0.7 + 0.2) / 2], [0.4, 0.6]])
     torch.testing.assert_close(joined.encoder[0, 0], expected)
     torch.testing.assert_close(joined.cross[0, 0], expected)
-    # the mean of 1/2, 1/2, 0 and of 1/3, 1/3, 1/3, with the last two together
+    # the mean of 1/2, 1/2, 0 and 1/3, 1/3, 1/3; the last two columns are summed
     torch.testing.assert_close(joined.decoder[0, 0, 1], torch.tensor([5 / 12, 7 / 12]))
 
 
@@ -214,7 +212,7 @@ def test_an_alignment_is_the_source_word_with_the_highest_weight():
     crossed = [[0.1, 0.6, 0.2, 0.1], [0.3, 0.1, 0.2, 0.4], [0.0, 0.0, 0.0, 1.0]]
     straight = [[0.9, 0.1, 0.0, 0.0], [0.0, 0.9, 0.1, 0.0], [0.0, 0.0, 0.0, 1.0]]
     weights = planted(cross=[crossed, straight])
-    # the end token is no word, however high its weight
+    # the end token is not a word, even with the highest weight
     links = align(weights, layer=0, head=0)
     assert [link[:2] for link in links] == [("x", "b"), ("y", "a")]
     assert [link.weight for link in links] == pytest.approx([0.6, 0.3])
@@ -224,39 +222,39 @@ def test_an_alignment_is_the_source_word_with_the_highest_weight():
     assert [link.weight for link in mean] == pytest.approx([0.5, 0.5])
 
 
-def test_names_that_are_aligned_to_themselves_are_counted():
+def test_words_aligned_to_themselves_are_counted():
     right = [[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
     wrong = [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
     weights = planted(cross=[right, wrong], source="Anna 3 . </s>", target="3 Anna </s>")
     assert unchanged_words([weights, weights], 0, 0) == (4, 4)
     assert unchanged_words([weights], 0, 1) == (1, 2)
     assert unchanged_words([weights], None) == (0, 2)
-    # what is twice in a sentence has no one place
+    # a word that occurs twice in a sentence does not count
     twice = planted(cross=[right], source="3 3 . </s>", target="3 . </s>")
     assert unchanged_words([twice], 0) == (0, 0)
 
 
-@pytest.mark.parametrize(("step", "place"), [(0, "own"), (-1, "previous"), (1, "next")])
-def test_a_head_that_looks_at_one_place_is_told_by_its_share(step, place):
+@pytest.mark.parametrize(("step", "position"), [(0, "own"), (-1, "previous"), (1, "next")])
+def test_the_share_of_a_position_shows_a_head_that_attends_to_it(step, position):
     size = 6
     weights = planted(encoder=[shifted(size, step)], source="a b c d e </s>")
     ((found,),) = head_statistics([weights], "encoder")
-    # the end itself, what leads to it and what leads out of the sentence is on the special token
+    # weights on the end token count as `special` only
     on_end = {0: 1, -1: 1, 1: 2}[step]
     assert found.shares["special"] == pytest.approx(on_end / size)
-    assert found.shares[place] == pytest.approx((size - on_end) / size)
+    assert found.shares[position] == pytest.approx((size - on_end) / size)
     assert sum(found.shares.values()) == pytest.approx(1.0)
     assert found.entropy == 0.0
 
 
-def test_a_head_that_looks_at_all_alike_has_the_entropy_of_the_number_of_keys():
+def test_a_uniform_head_has_the_entropy_of_the_number_of_keys():
     weights = planted(source="a b c d </s>", target="x y </s>")
     for is_uniform in (False, True):
         ((found,),) = head_statistics([weights], "encoder", is_uniform)
         assert found.entropy == pytest.approx(math.log(5))
         expected = sum(abs(q - k) for q in range(5) for k in range(5)) / 25
         assert found.distance == pytest.approx(expected)
-        # the start has no choice; two keys, then three
+        # the start token attends only to itself and is not counted; then two keys, then three
         ((found,),) = head_statistics([weights], "decoder", is_uniform)
         assert found.entropy == pytest.approx((math.log(2) + math.log(3)) / 2)
         assert found.shares == pytest.approx(
@@ -264,7 +262,7 @@ def test_a_head_that_looks_at_all_alike_has_the_entropy_of_the_number_of_keys():
         )
 
 
-def test_every_query_of_every_sentence_weighs_the_same():
+def test_every_query_of_every_sentence_has_the_same_weight_in_the_mean():
     one = planted(encoder=[shifted(4, 0)])
     two = planted(encoder=[shifted(7, -1)], source="a b c d e f </s>")
     ((found,),) = head_statistics([one, two], "encoder")
@@ -272,7 +270,7 @@ def test_every_query_of_every_sentence_weighs_the_same():
     assert found.shares["previous"] == pytest.approx(6 / 11)
 
 
-def test_the_mask_is_drawn_as_a_mask_and_not_as_zero():
+def test_masked_positions_are_drawn_differently_from_zero():
     weights = planted()
     _, axes = new_figure(2.0, 2.0)
     drawn = draw_matrix(axes, weights, "decoder", 0, 0).get_array()
@@ -292,7 +290,7 @@ def test_a_grid_has_a_row_for_each_layer_and_a_column_for_each_head(model, token
 
 @pytest.fixture
 def run(model, tokenizer, tmp_path):
-    """A model folder with translations, as `evaluate` leaves them."""
+    """Return a model folder with translations, as `evaluate` writes them."""
     folder = tmp_path / "run"
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
@@ -302,11 +300,11 @@ def run(model, tokenizer, tmp_path):
     return folder
 
 
-def test_the_study_shows_three_kinds_a_head_a_word_an_alignment_and_tasks(run, tmp_path, capsys):
+def test_the_study_has_all_its_sections_and_pictures(run, tmp_path, capsys):
     command = ["paper", "attention", "--model", str(run), "--sentence", "ab 3 c"]
     command += ["--translation", "3 d", "--output_dir", str(tmp_path / "out")]
     assert main(command) == 0
-    assert "On 2 sentences of its test split" in " ".join(capsys.readouterr().out.split())
+    assert "In 2 sentences of the test split" in " ".join(capsys.readouterr().out.split())
     written = json.loads((tmp_path / "out" / "study.json").read_text(encoding="utf-8"))
     found = written["sections"]
     kinds = ["encoder", "decoder", "cross"]
@@ -314,17 +312,17 @@ def test_the_study_shows_three_kinds_a_head_a_word_an_alignment_and_tasks(run, t
     for kind, layers in zip(kinds, (2, 3, 3), strict=True):
         assert len(found[kind]["weights"]) == layers
     assert [row[0] for row in found["alignment"]["rows"]] == ["3", "d"]
-    # two heads a layer, and a line for looking at all alike
+    # two heads per layer, and a row of uniform weights for each kind
     rows = found["tasks"]["rows"]
     assert len(rows) == 2 * 2 + 3 * 2 + 3 * 2 + 3
     for row in rows:
-        assert sum(row[-len(PLACES) :]) == pytest.approx(1.0)
+        assert sum(row[-len(POSITIONS) :]) == pytest.approx(1.0)
     for name in found:
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5_000
 
 
 def shown(run, *flags):
-    """The sections of the study by name, without its pictures' files."""
+    """Return the sections of the study by name, without writing files."""
     parser = argparse.ArgumentParser()
     add_flags(parser)
     sentence = ["--sentence", "ab 3 c", "--translation", "3 d"]
@@ -332,36 +330,34 @@ def shown(run, *flags):
     return {section.name: section for section in sections(arguments)}
 
 
-def test_one_sentence_of_the_test_split_is_not_the_one_that_is_drawn(run):
+def test_heads_are_measured_on_the_test_split_and_not_on_the_drawn_sentence(run):
     found = shown(run, "--num_sentences", "1")
-    assert found["tasks"].says.startswith("Measured on one sentence of its test split.")
-    # "ab 3" and "3 ab" share both; "ab 3 c" and "3 d", which are drawn, one
+    assert found["tasks"].says.startswith("Measured on one sentence of the test split.")
+    # "ab 3" and "3 ab" share two words; "ab 3 c" and "3 d", which are drawn, share one
     assert found["alignment"].numbers["unchanged_words"] == 2
-    assert "2 words are spelled alike in both languages" in found["alignment"].says
+    assert "2 words have the same spelling in both languages" in found["alignment"].says
 
 
-def test_without_translations_the_heads_are_measured_on_the_sentence(run):
+def test_without_translations_heads_are_measured_on_the_drawn_sentence(run):
     (run / "hypotheses" / "test.source.txt").unlink()
     found = shown(run, "--layer", "1", "--head", "2")
     assert found["tasks"].says.startswith("Measured on this sentence.")
-    # the layer and the head that were asked for
+    # the layer and the head of the flags
     assert [row[1:3] for row in found["head"].rows] == [[1, 2]] * 3
 
 
-def test_the_strongest_line_between_two_sentences_may_join_the_same_place(run):
+def test_lines_from_a_word_to_itself_are_excluded_only_in_self_attention(run):
     says = shown(run)["head"].says
-    line = "The strongest line, not counting those from a word to itself in self-attention, is in"
-    assert line in says
-    assert "not to a word's own place" not in says
+    assert "strongest line, except for lines from a word to itself in self-attention, is in" in says
 
 
 @pytest.mark.parametrize(("flag", "got"), [("--layer", "3"), ("--head", "0")])
-def test_a_layer_or_head_that_is_not_there_is_refused(run, flag, got):
+def test_a_layer_or_head_that_does_not_exist_is_refused(run, flag, got):
     with pytest.raises(ValueError, match=rf"{flag[2:]} must be from 1 to 2, got {got}\."):
         shown(run, flag, got)
 
 
-def test_without_a_model_it_says_how_to_make_one(tmp_path, capsys, monkeypatch):
+def test_the_error_for_a_missing_model_says_how_to_train_one(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["paper", "attention"]) == 1
     assert "`make demo` trains one" in capsys.readouterr().err
@@ -369,12 +365,15 @@ def test_without_a_model_it_says_how_to_make_one(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["encoder", "decoder", "cross"])
-def test_equation_1_inside_a_head_gives_what_the_model_used(model, tokenizer, kind):
+def test_equation_1_in_one_head_gives_the_weights_of_the_model(model, tokenizer, kind):
     steps = inside_head(model, tokenizer, "abc", kind, layer=1, head=1, target="de")
     found = attention_weights(model, tokenizer, "abc", "de")
     torch.testing.assert_close(steps.weights, getattr(found, kind)[1, 1])
     assert steps.difference < 1e-6
-    later = [[key > query for key in range(len(steps.asked))] for query in range(len(steps.asking))]
+    later = [
+        [key > query for key in range(len(steps.key_tokens))]
+        for query in range(len(steps.query_tokens))
+    ]
     hidden = torch.tensor(later) if kind == "decoder" else torch.zeros(steps.scores.shape).bool()
     assert torch.equal(steps.scores.isinf(), hidden)
     expected = equations.attention(
@@ -386,7 +385,7 @@ def test_equation_1_inside_a_head_gives_what_the_model_used(model, tokenizer, ki
     torch.testing.assert_close(steps.context, torch.tensor(expected), rtol=1e-5, atol=1e-6)
 
 
-def test_a_head_that_was_watched_is_left_as_it_was(model, tokenizer):
+def test_hooks_are_removed_from_the_model(model, tokenizer):
     inside_head(model, tokenizer, "abc", "cross", 0, 0, "de")
     layers = [module for module in model.modules() if isinstance(module, torch.nn.Linear)]
     assert len(layers) > 40

@@ -1,4 +1,4 @@
-"""Sections 5 and 6: the curves are what the runs have logged."""
+"""Training curves of sections 5 and 6 show the logged metrics."""
 
 import argparse
 import json
@@ -39,7 +39,7 @@ def curves(axes):
     return {line.get_label(): line.get_xydata().tolist() for line in axes.lines}
 
 
-def test_a_curve_has_the_points_that_were_finite():
+def test_a_curve_has_the_finite_points():
     assert logged(LINES, "loss") == ([5, 10], [6.0, 4.0])
     assert logged(LINES, "validation_loss") == ([5, 10, 15], [5.5, 3.0, 3.5])
     assert logged(LINES, "nothing") == ([], [])
@@ -70,7 +70,7 @@ def test_a_run_without_a_loss_is_still_drawn(run):
     assert (run / "pictures" / "loss.png").stat().st_size > 500
 
 
-def test_the_study_compares_runs_by_what_they_logged(run, tmp_path, capsys):
+def test_the_study_compares_the_logged_metrics_of_runs(run, tmp_path, capsys):
     other = shutil.copytree(run, tmp_path / "other")
     config = load_config("demo", {"label_smoothing": 0.2})
     save_config(config, other / "recipe.yaml")
@@ -81,7 +81,7 @@ def test_the_study_compares_runs_by_what_they_logged(run, tmp_path, capsys):
     assert [row[0] for row in rows] == [str(run), str(other)]
     for row, floor in zip(rows, (None, least_loss(config.vocab_size, 0.2)), strict=True):
         assert row[1:] == [10, 6.0, 4.0, floor, 3.0, pytest.approx(math.exp(3.0)), 10, 90.0, 3.0]
-    assert "lowest at step 10, 3.000" in " ".join(capsys.readouterr().out.split())
+    assert "lowest validation loss is 3.000 at step 10" in " ".join(capsys.readouterr().out.split())
     assert (tmp_path / "out" / "curve.png").stat().st_size > 10_000
 
 
@@ -89,12 +89,12 @@ def test_the_study_compares_runs_by_what_they_logged(run, tmp_path, capsys):
     ("tokenizer", "saved", "expected"),
     [(None, None, 8000), (None, 900, 900), ("t", 900, 900), ("t", None, None)],
 )
-def test_the_least_loss_is_that_of_the_models_own_vocabulary(
+def test_the_lower_bound_uses_the_vocabulary_of_the_model(
     run, tmp_path, tokenizer, saved, expected
 ):
     save_config(load_config("demo", {"vocab_size": 8000}), run / "recipe.yaml")
     if tokenizer is not None:
-        # the tokenizer need not be there any more
+        # the tokenizer may have been deleted since
         settings = {"tokenizer": str(tmp_path / tokenizer), "vocab_size": 37000}
         save_config(load_config("demo", settings), run / "recipe.yaml")
     if saved is not None:
@@ -103,11 +103,11 @@ def test_the_least_loss_is_that_of_the_models_own_vocabulary(
     (section,) = sections(flags)
     floor = None if expected is None else least_loss(expected, 0.1)
     assert section.rows[0][4] == floor
-    assert ("the least that its targets allow" in section.says) == (floor is not None)
+    assert ("its smoothed targets allow no loss below" in section.says) == (floor is not None)
 
 
-def test_a_folder_without_a_training_is_refused(tmp_path, capsys):
+def test_a_folder_without_training_losses_is_refused(tmp_path, capsys):
     command = ["paper", "curve", str(tmp_path / "none"), "--output_dir", str(tmp_path / "out")]
     assert main(command) == 1
-    assert "must be a run folder, with the losses of a training" in capsys.readouterr().err
+    assert "must be a run folder with training losses" in capsys.readouterr().err
     assert not list((tmp_path / "out").glob("*"))

@@ -1,4 +1,4 @@
-"""Section 3.4: one-hot rows, the factor sqrt(d_model), and one matrix for three uses."""
+"""Section 3.4: look-up, the factor sqrt(d_model), and one matrix for three uses."""
 
 import argparse
 import json
@@ -20,12 +20,12 @@ from vanilla_transformer.paper.embeddings import (
 )
 
 
-def test_a_one_hot_row_times_the_matrix_is_the_row_to_the_last_bit():
+def test_a_one_hot_row_times_the_matrix_is_identical_to_the_row():
     table, ids = torch.randn(301, 17), torch.randint(301, (40,))
     assert torch.equal(one_hot_product(ids, table), table[ids])
 
 
-def test_a_component_of_a_position_is_one_over_root_two_and_of_a_scaled_embedding_one():
+def test_the_root_mean_square_of_positions_is_one_over_root_two_and_of_scaled_words_one():
     found = embedding_size(train_toys.toy_model(vocab_size=3000, hidden_size=64))
     assert found.positions == pytest.approx(1 / math.sqrt(2), rel=1e-6)
     rows = [equations.positional_encoding(position, 64) for position in range(9)]
@@ -35,13 +35,13 @@ def test_a_component_of_a_position_is_one_over_root_two_and_of_a_scaled_embeddin
     assert found.scaled == pytest.approx(1.0, rel=0.02)
 
 
-def test_learned_positions_are_measured_themselves():
+def test_learned_positions_are_measured():
     model = train_toys.toy_model(position_encoding="learned", max_position_embeddings=9)
     model.get_encoder().positions.table.weight.data.fill_(3.0)
     assert embedding_size(model).positions == pytest.approx(3.0)
 
 
-def test_a_model_without_positions_is_refused_before_anything_is_shown(tmp_path, capsys):
+def test_a_model_without_positions_is_refused_before_any_output(tmp_path, capsys):
     tokenizer = VanillaTransformerTokenizer()
     model = train_toys.toy_model(vocab_size=len(tokenizer), position_encoding="none")
     model.save_pretrained(tmp_path / "run")
@@ -61,18 +61,18 @@ def test_the_gradient_of_the_one_matrix_is_the_sum_over_its_uses():
     found = gradients_by_use(model, source, target.roll(1, dims=1), target)
     uses = [found[use] for use in USES]
     torch.testing.assert_close(sum(uses), found["tied"])
-    # every one has a part, and the inputs' is on the tokens that were read alone
+    # all uses have a gradient; that of the encoder's input is on the source tokens only
     assert all(gradient.norm() > 0 for gradient in uses)
     read = found["source"].abs().sum(dim=1) > 0
     assert read.nonzero().flatten().tolist() == source.unique().tolist()
-    # the model that was looked at is what it was, without a gradient
+    # the model has not changed and has no gradients
     assert all(parameter.grad is None for parameter in model.parameters())
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
 
 
 @pytest.fixture(scope="module")
 def study(tmp_path_factory):
-    """The sections found, with a model whose embeddings are three times what they were."""
+    """Return the sections for a model with tripled embeddings."""
     folder = tmp_path_factory.mktemp("embeddings")
     tokenizer = VanillaTransformerTokenizer()
     model = train_toys.toy_model(vocab_size=len(tokenizer))
@@ -84,12 +84,12 @@ def study(tmp_path_factory):
     return json.loads((folder / "out" / "study.json").read_text(encoding="utf-8"))["sections"]
 
 
-def test_the_study_counts_what_the_tie_saves(study):
+def test_the_study_counts_the_parameters_that_tying_saves(study):
     assert list(study) == ["one_hot", "factor", "tie"]
     assert study["one_hot"]["equal"]
     # 2 V d for each token
     assert study["one_hot"]["rows"][0][1] == 64 * 2 * 37_000 * 512
-    assert "lie at 1 address in memory" in study["tie"]["says"]
+    assert "share 1 address in memory" in study["tie"]["says"]
     counts = study["tie"]["parameters"]
     for row in ("base", "big", "C4"):
         millions = counts[row]["tied"] / 1e6
@@ -98,10 +98,10 @@ def test_the_study_counts_what_the_tie_saves(study):
     assert study["tie"]["gradient_difference"] < 1e-5
 
 
-def test_a_trained_model_stands_beside_the_rows(study):
+def test_a_trained_model_is_compared_with_its_initial_weights(study):
     rows = {row[0]: row[1:] for row in study["factor"]["rows"]}
-    at_start, trained = rows["this model, at the start"], rows["this model, trained"]
-    assert trained[2] / at_start[2] == pytest.approx(3.0, rel=0.1)
+    untrained, trained = rows["this model, untrained"], rows["this model, trained"]
+    assert trained[2] / untrained[2] == pytest.approx(3.0, rel=0.1)
 
 
 def test_positions_that_are_smaller_than_the_words_are_not_called_larger(tmp_path):
@@ -118,7 +118,7 @@ def test_positions_that_are_smaller_than_the_words_are_not_called_larger(tmp_pat
     factor = next(section for section in study if section.name == "factor")
     assert "its positions would be 0.25 times as large" in factor.says
     assert "smaller" not in factor.says
-    # each model's own are marked
+    # the positions of each model are marked
     marks = [line.get_xdata()[0] for line in factor.figure.axes[0].lines]
     assert marks == [row[4] for row in factor.rows]
     assert marks[-1] == 0.125

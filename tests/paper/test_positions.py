@@ -1,4 +1,4 @@
-"""Section 3.5: positional encoding, what is wished of it, and attention with and without it."""
+"""Section 3.5: positional encoding, its properties, and attention with and without it."""
 
 import itertools
 import json
@@ -27,12 +27,12 @@ from vanilla_transformer.paper.order_task import (
 from vanilla_transformer.paper.positional_encoding import candidate_encoding
 from vanilla_transformer.paper.positions import order, pictures, sinusoids
 
-PAPERS_BASES = (10000.0, 100.0, 1.0, 7.5)
+BASES = (10000.0, 100.0, 1.0, 7.5)
 
 
 @pytest.fixture(scope="module")
 def written(tmp_path_factory):
-    """The numbers of the whole study but for what trains."""
+    """Return the sections of the study that do not train a model."""
     folder = tmp_path_factory.mktemp("positions")
     flags = ["--no_train", "--num_positions", "50", "--d_model", "32"]
     assert main(["paper", "positions", *flags, "--output_dir", str(folder)]) == 0
@@ -53,14 +53,14 @@ def test_the_worked_example_is_exact_to_two_decimals(written):
     )
 
 
-@pytest.mark.parametrize("base", PAPERS_BASES)
-def test_sinusoids_are_the_papers_at_every_base(base):
+@pytest.mark.parametrize("base", BASES)
+def test_sinusoids_are_those_of_the_paper_at_every_base(base):
     exact = [equations.positional_encoding(position, 8, base) for position in range(40)]
     found = candidate_encoding("sinusoidal", 40, 8, base)
     torch.testing.assert_close(found, torch.tensor(exact), rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("base", PAPERS_BASES)
+@pytest.mark.parametrize("base", BASES)
 def test_a_pair_repeats_after_its_wavelength(base):
     lengths = encodings.wavelengths(10, base).tolist()
     assert lengths[0] == pytest.approx(2 * math.pi)
@@ -72,7 +72,7 @@ def test_a_pair_repeats_after_its_wavelength(base):
             assert here[2 * pair : 2 * pair + 2] == pytest.approx(there[2 * pair : 2 * pair + 2])
 
 
-def test_the_second_of_two_words_is_at_one_and_of_four_at_a_half():
+def test_the_fraction_is_one_for_the_second_of_two_words_and_a_half_of_four():
     assert candidate_encoding("fraction", 2, 2)[1].item() == 1.0
     assert candidate_encoding("fraction", 4, 2)[1].item() == 0.5
 
@@ -80,11 +80,11 @@ def test_the_second_of_two_words_is_at_one_and_of_four_at_a_half():
 def test_the_binary_code_is_the_binary_number():
     for position, bits in enumerate(candidate_encoding("binary", 37, 8).int().tolist()):
         assert "".join(map(str, reversed(bits))) == f"{position:08b}"
-    # wider than a number has bits
+    # more bits than an int64 has
     assert candidate_encoding("binary", 5, 128).sum(dim=1).tolist() == [0, 1, 1, 2, 1]
 
 
-def test_pairs_slow_down_by_whole_numbers():
+def test_the_divisors_of_pairs_are_integers():
     found = candidate_encoding("pairs", 30, 6)
     exact = [
         [kind(position / divisor) for divisor in (1, 2, 3) for kind in (math.sin, math.cos)]
@@ -95,20 +95,20 @@ def test_pairs_slow_down_by_whole_numbers():
     torch.testing.assert_close(candidate_encoding("sine", 30, 6), found[:, :1])
 
 
-def test_a_learned_table_is_the_models_own(small_model):
+def test_a_learned_table_is_that_of_the_model(small_model):
     state = torch.get_rng_state()
     table = candidate_encoding("learned", 300, 40, seed=3)
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(table, candidate_encoding("learned", 300, 40, seed=3))
     assert not torch.equal(table, candidate_encoding("learned", 300, 40, seed=4))
-    # the initialization of the embeddings
+    # initialized like the embeddings
     assert table.std().item() == pytest.approx(40**-0.5, rel=0.03)
     model = small_model(position_encoding="learned", max_position_embeddings=9)
     rows = model.model.encoder.positions.table.weight.detach()
     assert torch.equal(encodings.model_encoding(model, 20), rows)
 
 
-def test_what_a_model_adds_is_found_whatever_its_settings(small_model):
+def test_the_encoding_of_a_model_follows_its_settings(small_model):
     model = small_model(position_base=50.0, position_layout="halves", position_offset=2)
     expected = sinusoidal_encoding(9, 12, 50.0, "halves")[2:]
     torch.testing.assert_close(encodings.model_encoding(model, 7), expected)
@@ -124,7 +124,7 @@ def test_words_are_scaled_as_the_model_scales_them(small_model):
     torch.testing.assert_close(embedded, scaled)
 
 
-def test_likeness_of_positions_is_counted_as_by_hand():
+def test_equal_positions_are_counted_as_by_hand():
     generator = torch.Generator().manual_seed(5)
     table = torch.randn(12, 3, generator=generator)
     table[7], table[9], table[10] = table[2], table[2] + 0.01, table[4] - 0.01
@@ -149,7 +149,7 @@ def test_likeness_of_positions_is_counted_as_by_hand():
         assert similarity[early, late].item() == pytest.approx(expected)
 
 
-def test_base_1_repeats_after_seven_waves_and_the_papers_base_never():
+def test_base_1_repeats_after_seven_waves_and_the_base_of_the_paper_never():
     for base, repeat in ((1.0, (44, 0)), (100.0, None), (10000.0, None)):
         table = sinusoidal_encoding(64, 128, base)
         tolerance = 0.1 * encodings.usual_step(table)
@@ -158,7 +158,7 @@ def test_base_1_repeats_after_seven_waves_and_the_papers_base_never():
         assert encodings.collisions(table, tolerance) == (20 if repeat else 0)
 
 
-def test_similarity_falls_with_distance_and_farther_with_a_larger_base():
+def test_similarity_reaches_farther_with_a_larger_base():
     reaches = [encodings.reach(128, base) for base in (1.0, 100.0, 10000.0)]
     assert reaches == sorted(reaches)
     assert len(set(reaches)) == 3
@@ -174,7 +174,7 @@ def test_similarity_falls_with_distance_and_farther_with_a_larger_base():
 
 
 @pytest.mark.parametrize("offset", [-7, -1, 0, 1, 30])
-@pytest.mark.parametrize("base", PAPERS_BASES)
+@pytest.mark.parametrize("base", BASES)
 def test_one_matrix_moves_every_position(offset, base):
     matrix = encodings.offset_map(offset, 6, base)
     for position in (7, 8, 50):
@@ -184,7 +184,7 @@ def test_one_matrix_moves_every_position(offset, base):
         assert [row[0] for row in moved] == pytest.approx(there, abs=1e-9)
 
 
-def test_offsets_add_up_and_turn_back():
+def test_offsets_add_up_and_are_inverted_by_the_transpose():
     one, two, back = (encodings.offset_map(k, 10) for k in (1, 2, -1))
     torch.testing.assert_close(one @ one, two)
     torch.testing.assert_close(back @ one, torch.eye(10, dtype=torch.float64))
@@ -192,7 +192,7 @@ def test_offsets_add_up_and_turn_back():
     assert not torch.allclose(back, one)
 
 
-def test_the_dot_product_depends_on_the_distance_alone():
+def test_the_dot_product_depends_only_on_the_distance():
     found = encodings.dot_product_by_offset([-9, 0, 4, 9], 12, 300.0).tolist()
     assert found[0] == pytest.approx(found[3])
     assert found[1] == pytest.approx(6)
@@ -203,12 +203,12 @@ def test_the_dot_product_depends_on_the_distance_alone():
             assert sum(x * y for x, y in zip(here, there, strict=True)) == pytest.approx(dot)
 
 
-def test_a_query_that_is_turned_looks_that_many_words_on(written):
+def test_a_rotated_query_attends_k_positions_later(written):
     assert [row[:2] for row in written["direction"]["rows"]] == [[-5, 20], [0, 25], [5, 30]]
 
 
 @pytest.mark.parametrize("num_positions", [3, 4, 8, 9])
-def test_a_short_sentence_has_a_score_under_every_head(num_positions):
+def test_a_short_sentence_has_a_score_in_every_column(num_positions):
     section = positions.direction(num_positions, 16, 10000.0)
     (_, here, turned), k = section.rows, section.rows[2][0]
     assert here[1] + k == turned[1] <= num_positions - 1
@@ -216,27 +216,26 @@ def test_a_short_sentence_has_a_score_under_every_head(num_positions):
         f"score at {here[1] - k}",
         *(f"at {here[1] + j}" for j in (0, k)),
     ]
-    # turned by k, the position k on has the score that the position itself had
+    # rotated by M_k, the position k later has the score that the position itself had
     assert turned[4] == pytest.approx(here[3])
 
 
-def test_what_repeats_and_what_is_a_matter_of_distance_is_measured(monkeypatch):
+def test_repeats_and_variation_at_one_distance_are_measured(monkeypatch):
     says = positions.bases(64, 2, [10000.0, 100.0]).says
-    assert "With base 10,000 (position 44, like 0) and 100 (position 44, like 0) positions" in says
-    assert "not come back together" not in says
+    repeats = [f"{base} (position 44, same as 0)" for base in ("10,000", "100")]
+    assert f"With base {' and '.join(repeats)}, positions repeat." in says
+    assert "positions are different" not in says
     section = positions.bases(64, 16, [10000.0])
-    assert (
-        "With base 10,000 they do not come back together within these 64 positions" in section.says
-    )
+    assert "With base 10,000, all 64 positions are different." in section.says
     assert section.rows[0][-1] < 1e-6
-    # its matrix is as symmetric
+    # its similarity matrix is symmetric too
     table = candidate_encoding("learned", 64, 16)
     monkeypatch.setattr(sinusoids, "sinusoidal_encoding", lambda *sizes: table)
     assert positions.bases(64, 16, [10000.0]).rows[0][-1] > 0.5
 
 
-def test_slow_pairs_are_spoken_of_where_there_are_some():
-    assert "to the right more slowly: 47 of the 64 pairs" in positions.table(64, 128, 1e4).says
+def test_slow_pairs_are_mentioned_only_if_there_are_any():
+    assert "change slowly: 47 of the 64 pairs" in positions.table(64, 128, 1e4).says
     for num_positions, base, count in ((64, 1.0, 64), (4, 1e4, 0), (4, 1.0, 0), (4, 0.1, 51)):
         says = positions.table(num_positions, 128, base).says
         assert "slow" not in says
@@ -245,53 +244,55 @@ def test_slow_pairs_are_spoken_of_where_there_are_some():
         )
 
 
-def test_wavelengths_that_are_all_the_same_are_no_progression():
+def test_equal_wavelengths_are_not_called_a_progression():
     says = positions.waves(64, 128, 1e4).says
-    assert "from 2 pi = 6.283 to 54,410 positions. The paper's end of the progression" in says
+    assert "from 2 pi = 6.283 to 54,410 positions" in says
+    assert "= 62,832, the end of the progression in the paper, would be" in says
     says = positions.waves(64, 128, 1.0).says
     assert says == "Every pair has the wavelength 2 pi = 6.283 positions."
     says = positions.waves(64, 128, 2.0).says
-    assert "6.283 to 12.43 positions. The end of the progression, 2 * 2 pi = 12.57, is" in says
+    assert "6.283 to 12.43 positions" in says
+    assert "2 * 2 pi = 12.57 would be the wavelength of the next pair" in says
 
 
-def test_a_similarity_that_stays_has_no_distance_at_which_it_ends(monkeypatch):
+def test_a_similarity_that_stays_positive_has_no_zero(monkeypatch):
     monkeypatch.setattr(sinusoids, "FARTHEST", 2000)
-    ends = "reaches zero at distance 1,707 (base 10,000): from there on it says nothing"
-    stays = "With base 1e+06 it stays above zero up to distance 2,000."
+    ends = "reaches zero at distance 1,707 (base 10,000); beyond this distance"
+    stays = "With base 1e+06 it is positive up to distance 2,000."
     for bases, said in (([1e4], (1, 0)), ([1e6], (0, 1)), ([1e4, 1e6], (1, 1))):
         says = positions.reaches(128, bases).says
         assert (ends in says, stays in says, "reaches zero" in says) == (said[0], said[1], said[0])
 
 
-def test_only_the_papers_base_is_called_the_papers(written):
-    assert "the paper's geometric wavelengths 3 pairs." in written["pairs"]["says"]
+def test_only_the_base_of_the_paper_is_called_so(written):
+    assert "geometric wavelengths of the paper need 3 pairs." in written["pairs"]["says"]
     says = positions.more_pairs(1.0).says
-    assert says.endswith("without one, base 1's geometric wavelengths more pairs than these.")
+    assert says.endswith("the geometric wavelengths with base 1 need more than 8 pairs.")
 
 
-def test_a_dot_product_need_not_fall_to_be_the_same_to_both_sides():
+def test_a_dot_product_that_does_not_fall_is_the_same_in_both_directions():
     section = positions.dot_products(64, 16, 1.0)
     products = [row[1] for row in section.rows]
     assert products != sorted(products, reverse=True)
     assert "falls" not in section.says
-    assert "the same to both sides" in section.says
+    assert "the same in both directions" in section.says
 
 
 @pytest.mark.parametrize(
     ("d_model", "base", "said"),
     [
-        (128, 1e4, "it takes 4.8 pairs to halve the rate: there are several waves for each bit."),
-        (16, 1e4, "it takes 0.6 pairs to halve the rate."),
-        (128, 1.0, "no pair turns at half the rate of the first."),
-        (128, 1.5, "no pair turns at half the rate of the first."),
-        (128, 0.5, "no pair turns at half the rate of the first."),
+        (128, 1e4, "the frequency halves every 4.8 pairs, so each bit has several waves."),
+        (16, 1e4, "the frequency halves every 0.6 pairs."),
+        (128, 1.0, "no pair has half the frequency of the first."),
+        (128, 1.5, "no pair has half the frequency of the first."),
+        (128, 0.5, "no pair has half the frequency of the first."),
     ],
 )
-def test_there_are_several_waves_for_a_bit_only_where_there_are(d_model, base, said):
-    assert positions.binary(d_model, base).says.endswith(f"with base {base:,g} {said}")
+def test_several_waves_per_bit_are_mentioned_only_if_there_are_any(d_model, base, said):
+    assert positions.binary(d_model, base).says.endswith(f"with base {base:,g}, {said}")
 
 
-def test_the_best_matrix_is_found_where_there_is_one():
+def test_the_best_matrix_of_an_offset_is_found():
     angles = torch.arange(60)[:, None] * torch.tensor([0.3, 1.1])
     turning = torch.cat((angles.sin(), angles.cos()), dim=1)
     assert encodings.linear_map_residual(turning, 3) < 1e-5
@@ -315,12 +316,12 @@ def test_every_simple_candidate_fails_for_its_own_reason():
         width = {"pairs": 4, "binary": 16}.get(name, 64)
         found = encodings.properties(name, 256, width)
         assert list(found) == list(encodings.PROPERTIES)
-        assert {wish for wish, one in found.items() if not one.holds} == expected, name
+        assert {rule for rule, one in found.items() if not one.holds} == expected, name
 
 
-def test_the_study_says_which_candidate_has_all(written):
+def test_the_study_names_the_candidates_with_all_properties(written):
     says = written["properties"]["says"]
-    assert says.startswith("16 pairs and sinusoidal have every property in 512 positions.")
+    assert says.startswith("16 pairs and sinusoidal have all properties over 512 positions.")
     rows = {row[0]: row[1:] for row in written["properties"]["rows"]}
     assert [one[:3] for one in rows["2 pairs"]].count("no:") == 1
     fraction = written["properties"]["rows"][1]
@@ -336,29 +337,29 @@ def test_more_waves_repeat_later(written):
     assert rows[2][2] is None
     # with 6 pairs still 377
     assert [row[1] for row in rows[5:]] == [377, None, None]
-    assert "need 7 pairs for 1,024 positions" in written["pairs"]["says"]
+    assert "pos / 3) need 7 pairs, and" in written["pairs"]["says"]
 
 
 def test_bits_change_half_as_often_from_one_to_the_next():
     bits = encodings.position_bits(2**6 + 1, 7)
-    # the last step turns the highest bit on, and all others off
-    assert encodings.flip_rates(bits > 0).tolist() == [2.0**-place for place in range(7)]
-    # a sine changes its sign twice a wave
+    # the last step sets the highest bit and clears all others
+    assert encodings.flip_rates(bits > 0).tolist() == [2.0**-bit for bit in range(7)]
+    # a sine changes its sign twice per wave
     halving = encodings.flip_rates(sinusoidal_encoding(4001, 8, 2.0**4) >= 0)[::2]
-    expected = [2.0**-place / math.pi for place in range(4)]
+    expected = [2.0**-pair / math.pi for pair in range(4)]
     assert halving.tolist() == pytest.approx(expected, rel=0.01)
 
 
-def test_a_sine_that_begins_at_zero_has_not_changed_its_sign():
+def test_a_sine_of_zero_counts_as_positive():
     section = positions.binary(16, 10000.0)
     changes = [256 * row[4] for row in section.rows]
     assert changes == [math.floor(256 / math.pi / 2**pair) for pair in range(5)]
-    assert [row[2] for row in section.rows] == [2.0**-place for place in range(5)]
+    assert [row[2] for row in section.rows] == [2.0**-bit for bit in range(5)]
     (signs,) = section.figure.axes[1].images
     assert signs.get_array()[0].tolist() == [1] * 5
 
 
-def test_subspaces_at_a_known_angle_are_found_at_it():
+def test_the_angle_of_subspaces_is_measured():
     generator = torch.Generator().manual_seed(0)
     words = torch.zeros(50, 6)
     words[:, :2] = torch.randn(50, 2, generator=generator)
@@ -380,12 +381,12 @@ def test_subspaces_at_a_known_angle_are_found_at_it():
         encodings.overlap(words, words, 7)
 
 
-def test_wider_embeddings_leave_the_positions_more_room(written):
+def test_wider_embeddings_are_closer_to_orthogonal_to_the_positions(written):
     columns = written["addition"]["columns"]
     rows = [dict(zip(columns, row, strict=True)) for row in written["addition"]["rows"]]
     for row in rows:
-        assert row["words' energy on positions"] == pytest.approx(row["k / d_model"], rel=0.1)
-        # of a random direction: the mean of |cosine| is the root of 2 / (pi d), nearly
+        assert row["energy of words along positions"] == pytest.approx(row["k / d_model"], rel=0.1)
+        # for random directions the mean of |cosine| is about sqrt(2 / (pi d))
         expected = math.sqrt(2 / math.pi / row["d_model"])
         assert row["mean |cosine|"] == pytest.approx(expected, rel=0.05)
     angles = [row["mean principal angle"] for row in rows]
@@ -401,15 +402,15 @@ def test_concatenation_is_counted_as_by_hand():
         others = 12 * (d_ff + width) + (2 + 3) * 6 * 2 * width
         cost = encodings.concatenation_cost(extra)
         assert cost.parameters == matrices + others
-        # QK^T and the weighted values, of eighteen attentions
+        # Q K^T and the weighted sums of values, in eighteen attention sub-layers
         scores = 18 * 2 * tokens * tokens * inner
         assert cost.flops == 2 * (matrices * tokens + scores)
 
 
-def test_a_trained_models_words_are_compared_with_its_own_positions(small_model):
+def test_the_words_of_a_trained_model_are_compared_with_its_own_positions(small_model):
     section = positions.trained_addition(small_model(), 10, 0)
     assert [row[0] for row in section.rows] == ["trained", "random"]
-    assert "23 words" in section.says
+    assert "23 word embeddings" in section.says
     with pytest.raises(ValueError, match="got position_encoding 'none'"):
         positions.trained_addition(small_model(position_encoding="none"), 10, 0)
 
@@ -422,8 +423,8 @@ def test_without_positions_the_order_of_words_cannot_be_seen(small_model, order)
         encoder = small_model(position_encoding=name).get_encoder()
         plain, moved = encode_in_two_orders(encoder, tokens, order)
         differences[name] = (plain - moved).abs().max().item()
-        # put back where they belong: the reordered sentence by itself, word by word
-        alone = encoder(torch.tensor([[tokens[place] for place in order]])).last_hidden_state[0]
+        # the vectors of the second sentence are returned in the order of the first
+        alone = encoder(torch.tensor([[tokens[index] for index in order]])).last_hidden_state[0]
         torch.testing.assert_close(moved[order], alone, rtol=1e-5, atol=1e-6)
     assert differences["none"] < 1e-5
     assert min(differences["sinusoidal"], differences["learned"]) > 0.01
@@ -435,7 +436,7 @@ def test_the_study_shows_the_two_orders(written):
     assert min(rows["sinusoidal"]) > 0.01
 
 
-def test_a_pair_that_is_asked_for_was_never_trained_on_in_either_order():
+def test_a_test_pair_is_not_a_training_pair_in_either_order():
     trained, unseen = (set(map(tuple, part.tolist())) for part in chase_pairs(9, seed=2))
     assert not trained & unseen
     assert {pair[::-1] for pair in unseen} == unseen
@@ -445,13 +446,13 @@ def test_a_pair_that_is_asked_for_was_never_trained_on_in_either_order():
     assert target.tolist() == [[8, 4, 6]]
 
 
-def test_a_model_without_positions_tosses_a_coin():
+def test_a_model_without_positions_guesses_the_order():
     sizes = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
     assert who_chases_whom("sinusoidal", sizes=sizes, num_names=8) > 0.9
     assert who_chases_whom("none", sizes=sizes, num_names=8) <= 0.5
 
 
-def test_learned_positions_end_where_the_training_ended():
+def test_learned_positions_fail_beyond_the_trained_length():
     sizes = replace(COPYING, d_model=32, steps=150, warmup_steps=50)
     usual, longer = copying_losses("learned", 0, sizes, 4, 8, num_symbols=8)
     assert (len(usual), len(longer)) == (4, 8)
@@ -465,11 +466,11 @@ def test_the_loss_by_position_is_cross_entropy():
     before = torch.cat((torch.ones(20, 1, dtype=torch.long), target[:, :-1]), dim=1)
     with torch.no_grad():
         logits = model(input_ids=source, decoder_input_ids=before).logits
-    for place, loss in enumerate(losses_by_position(model, source, target).tolist()):
+    for position, loss in enumerate(losses_by_position(model, source, target).tolist()):
         exact = [
             -equations.log_softmax(row)[symbol]
             for row, symbol in zip(
-                logits[:, place].tolist(), target[:, place].tolist(), strict=True
+                logits[:, position].tolist(), target[:, position].tolist(), strict=True
             )
         ]
         assert loss == pytest.approx(sum(exact) / 20, rel=1e-4)
@@ -493,7 +494,7 @@ def test_a_band_shows_where_the_dot_product_depends_on_the_position():
     assert width_of_band(candidate_encoding("integer", 30, 16)) > 10
 
 
-def test_the_sections_that_train_say_what_they_found(written, monkeypatch):
+def test_the_sections_that_train_report_accuracies_and_losses(written, monkeypatch):
     assert not {"order-task", "length"} & set(written)
     monkeypatch.setattr(order, "WHO_CHASES_WHOM", replace(WHO_CHASES_WHOM, steps=1))
     monkeypatch.setattr(order, "COPYING", replace(COPYING, steps=1))
@@ -545,14 +546,14 @@ def test_a_model_without_positions_is_refused_before_anything_is_shown(
     assert not shown.out
 
 
-def test_the_narrowest_table_is_one_wave():
+def test_a_table_with_two_features_is_one_wave():
     section = positions.waves(5, 2, 10000.0)
     assert [row[0] for row in section.rows] == [0]
     (axes,) = section.figure.axes
     assert "6.3" in axes.get_title(loc="left")
 
 
-def test_an_encoding_that_cannot_be_is_refused():
+def test_an_invalid_encoding_is_refused():
     with pytest.raises(ValueError, match=r"got 'sinusoid'\. Did you mean 'sinusoidal'"):
         candidate_encoding("sinusoid", 8, 4)
     with pytest.raises(ValueError, match=r"at most 2\^4 for 4 bits, got 17"):

@@ -1,4 +1,4 @@
-"""`vanilla-transformer paper`: what every study prints and leaves, and the shorter studies."""
+"""`vanilla-transformer paper`: output of every study, and the study of the schedule."""
 
 import json
 
@@ -13,17 +13,17 @@ from vanilla_transformer.paper.study import Section, markdown_table, text_table,
 def test_the_studies_are_listed(capsys):
     assert main(["paper"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert listed[0].split() == ["name", "in", "the", "paper", "what", "it", "shows"]
+    assert listed[0].split() == ["name", "in", "the", "paper", "subject"]
     assert [line for line in listed if line.startswith("schedule ")]
 
 
 def test_an_unknown_study_is_named_with_the_closest_one(capsys):
     assert main(["paper", "schedul"]) == 1
     error = capsys.readouterr().err
-    assert "'schedul' is not a study of the paper. Did you mean 'schedule'?" in error
+    assert "a study of the paper, got 'schedul'. Did you mean 'schedule'?" in error
 
 
-def test_numbers_stand_to_the_right_and_texts_to_the_left():
+def test_numbers_are_right_aligned_and_texts_left_aligned():
     rows = [["a", 1234567, 0.123456], ["long name", 1, None]]
     assert text_table(["row", "count", "share"], rows).splitlines() == [
         "row            count   share",
@@ -38,7 +38,7 @@ def test_numbers_stand_to_the_right_and_texts_to_the_left():
     ]
 
 
-def test_a_study_is_a_page_its_numbers_and_its_pictures(tmp_path):
+def test_a_study_is_written_as_a_page_and_its_numbers(tmp_path):
     sections = [
         Section(name="one", title="First", says="It is so.", columns=["x"], rows=[[float("inf")]]),
         Section(name="two", title="Second", says="Also.", numbers={"slope": 2.5}),
@@ -52,19 +52,28 @@ def test_a_study_is_a_page_its_numbers_and_its_pictures(tmp_path):
     assert written["sections"]["one"]["rows"] == [["inf"]]
 
 
-def test_what_was_found_before_an_error_is_kept(tmp_path, capsys, monkeypatch):
-    def break_off(flags):
+def test_pictures_can_be_drawn_into_another_folder(tmp_path, capsys):
+    page, pictures = tmp_path / "page", tmp_path / "docs" / "pictures"
+    flags = ["--output_dir", str(page), "--pictures_dir", str(pictures)]
+    assert main(["paper", "schedule", *flags]) == 0
+    assert "](../docs/pictures/schedule.png)" in (page / "README.md").read_text(encoding="utf-8")
+    assert [path.name for path in pictures.iterdir()] == ["schedule.png"]
+    assert sorted(path.name for path in page.iterdir()) == ["README.md", "study.json"]
+
+
+def test_sections_before_an_error_are_kept(tmp_path, capsys, monkeypatch):
+    def fail_after_one_section(flags):
         yield Section(name="one", title="First", says="It is so.")
         raise ValueError("the second section must be there, got none.")
 
-    monkeypatch.setattr(schedule, "sections", break_off)
+    monkeypatch.setattr(schedule, "sections", fail_after_one_section)
     assert main(["paper", "schedule", "--output_dir", str(tmp_path)]) == 1
     assert "the second section must be there" in capsys.readouterr().err
     written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))
     assert list(written["sections"]) == ["one"]
 
 
-def test_a_folder_that_cannot_be_is_refused_before_anything_is_computed(tmp_path, capsys):
+def test_an_invalid_folder_is_refused_before_any_computation(tmp_path, capsys):
     (tmp_path / "file").touch()
     assert main(["paper", "schedule", "--output_dir", str(tmp_path / "file")]) == 1
     printed = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Sections 3.1 and 3.2.3: one pass over a sentence gives the losses of all its steps."""
+"""Sections 3.1 and 3.2.3: one pass over a sentence gives the losses of all steps."""
 
 import json
 
@@ -29,7 +29,7 @@ def test_one_pass_has_the_losses_of_the_equations(pair):
     model = train_toys.toy_model(pad_token_id=0, decoder_start_token_id=1, decoder_layers=1).eval()
     source, labels = pair
     weights = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-    # each position from the tokens before it alone: nothing later is there to be hidden
+    # each position is computed from the tokens before it alone, so no mask is needed
     expected = []
     for t, label in enumerate(labels[0].tolist()):
         read = [1, *labels[0].tolist()[:t]]
@@ -48,7 +48,7 @@ def test_step_by_step_gives_the_losses_of_one_pass(pair, use_cache, position_enc
     expected = losses_of_one_pass(model, *pair)
     found = losses_step_by_step(model, *pair, use_cache=use_cache)
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-    # not because all were alike
+    # the losses are not all equal
     assert expected.std() > 0.1
 
 
@@ -58,13 +58,13 @@ def test_with_the_cache_a_step_reads_one_token_and_without_it_all(model, pair):
     decoder.register_forward_pre_hook(
         lambda module, args, kwargs: read.append(kwargs["input_ids"].shape[1]), with_kwargs=True
     )
-    for work, expected in (
+    for function, expected in (
         (lambda: losses_of_one_pass(model, *pair), [5]),
         (lambda: losses_step_by_step(model, *pair, use_cache=True), [1] * 5),
         (lambda: losses_step_by_step(model, *pair, use_cache=False), [1, 2, 3, 4, 5]),
     ):
         read.clear()
-        work()
+        function()
         assert read == expected
 
 
@@ -93,6 +93,8 @@ def test_the_study_counts_passes_and_positions(tmp_path):
         (["--lengths", "0"], "lengths must be at least 1, got 0."),
     ],
 )
-def test_half_a_pair_no_word_and_no_length_are_refused(flags, sentence, tmp_path, capsys):
+def test_half_a_pair_a_text_without_a_word_and_length_0_are_refused(
+    flags, sentence, tmp_path, capsys
+):
     assert main(["paper", "teacher-forcing", "--output_dir", str(tmp_path), *flags]) == 1
     assert sentence in capsys.readouterr().err
