@@ -9,7 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -232,7 +232,7 @@ def _draw_one_hot() -> "Figure":
     for axes, sign in ((all_axes[0, 1], "×"), (all_axes[0, 2], "=")):  # noqa: RUF001
         axes.text(-0.32, 0.5, sign, transform=axes.transAxes, fontsize=18, va="center")
     for row in sorted(set(ids.tolist())):
-        box = {"fill": False, "edgecolor": "black", "linewidth": 2}
+        box: dict[str, Any] = {"fill": False, "edgecolor": "black", "linewidth": 2}
         all_axes[0, 1].add_patch(Rectangle((-0.5, row - 0.5), table.shape[1], 1, **box))
     figure.colorbar(image, ax=all_axes, label="value", shrink=0.7)
     return figure
@@ -304,8 +304,8 @@ def _draw_sizes(found: Mapping[str, EmbeddingSize]) -> "Figure":
         drawn = axes.barh([bar + shift for bar in bars], values, height=0.34, label=label)
         axes.bar_label(drawn, fmt="%.3f", padding=3, fontsize=8)
     for bar, size in enumerate(found.values()):
-        label = None if bar else "positions of the model"
-        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=label)
+        legend = None if bar else "positions of the model"
+        axes.plot([size.positions] * 2, [bar - 0.4, bar + 0.4], "k--", label=legend)
     axes.set_yticks(
         bars, [f"{name}\nd_model {size.d_model}" for name, size in found.items()], fontsize=9
     )
@@ -387,4 +387,5 @@ def _count_parameters(row: str) -> tuple[ParameterCount, ParameterCount]:
         matrix = VOCAB_SIZE * config.d_model
         layers = model.num_parameters() - num_matrices * matrix
         found.append(ParameterCount(num_matrices, layers, matrix))
-    return tuple(found)
+    one, three = found
+    return one, three

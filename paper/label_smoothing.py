@@ -53,7 +53,8 @@ def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tens
     """
     logits = torch.zeros(1, 1, vocab_size, requires_grad=True)
     smoothed_loss_sum(logits, torch.tensor([[label]]), label_smoothing).backward()
-    target = (logits.softmax(dim=-1) - logits.grad).detach()[0, 0]  # [V]
+    gradient: Any = logits.grad
+    target = (logits.softmax(dim=-1) - gradient).detach()[0, 0]  # [V]
     # the target is a difference of numbers near 1 / V, and smaller values are rounding errors
     return target.masked_fill(target.abs() < 1e-6 / vocab_size, 0.0)
 
@@ -114,7 +115,8 @@ def lowest_at(vocab_size: int, label_smoothing: float) -> float:
         middle = (low + high) / 2
         probability = torch.tensor([middle], dtype=torch.double, requires_grad=True)
         loss_at(probability, vocab_size, label_smoothing).sum().backward()
-        low, high = (middle, high) if probability.grad < 0 else (low, middle)
+        gradient: Any = probability.grad
+        low, high = (middle, high) if gradient < 0 else (low, middle)
     return high
 
 
@@ -321,8 +323,10 @@ def _target_section(smoothings: Sequence[float]) -> Section:
 
 def _loss_section(smoothings: Sequence[float]) -> Section:
     bests = [1 - value + value / BASE_VOCAB for value in smoothings]
-    ends = torch.tensor([min(UNSURE, min(bests) / 2), SURE], dtype=torch.double).logit().tolist()
-    probability = torch.linspace(*ends, NUM_POINTS, dtype=torch.double).sigmoid()  # [points]
+    least, most = (
+        torch.tensor([min(UNSURE, min(bests) / 2), SURE], dtype=torch.double).logit().tolist()
+    )
+    probability = torch.linspace(least, most, NUM_POINTS, dtype=torch.double).sigmoid()  # [points]
     figure, axes = new_figure(7.5, 4.4)
     rows = []
     for value, best in zip(smoothings, bests, strict=True):

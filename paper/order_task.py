@@ -171,7 +171,8 @@ def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
     couples = torch.combinations(names)
     order = torch.randperm(len(couples), generator=torch.Generator().manual_seed(seed))
     held_out, kept = couples[order].tensor_split([len(couples) // HELD_OUT])
-    return tuple(torch.cat((part, part.flip(1))) for part in (kept, held_out))
+    trained_on, tested_on = (torch.cat((part, part.flip(1))) for part in (kept, held_out))
+    return trained_on, tested_on
 
 
 def who_chases_whom(
@@ -241,15 +242,16 @@ def copying_losses(
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         shortest = -(-trained_length // 2)
         while True:
-            drawn = torch.randint(shortest, trained_length + 1, (), generator=generator).item()
-            yield sequences(sizes.sentences_per_step, drawn)
+            drawn = torch.randint(shortest, trained_length + 1, (), generator=generator)
+            yield sequences(sizes.sentences_per_step, int(drawn))
 
     model = small_model(position_encoding, FIRST_WORD + num_symbols, length, sizes, seed)
     train_small_model(model, batches(), sizes)
-    return tuple(
+    trained, longer = (
         losses_by_position(model, *sequences(num_sentences, tested))
         for tested in (trained_length, length)
     )
+    return trained, longer
 
 
 @torch.no_grad()

@@ -208,8 +208,8 @@ def prepare_treebank(
     wanted = SPLITS if test else SPLITS[:-1]
     counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in wanted}
     trees = {split: list(_cleaned(read[split], found)) for split, found in counts.items()}
-    for split, found in trees.items():
-        if not found:
+    for split, cleaned in trees.items():
+        if not cleaned:
             raise ValueError(f"{split} must have at least one tree, got none.")
     folder.mkdir(parents=True, exist_ok=True)
     for split, found in counts.items():

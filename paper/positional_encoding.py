@@ -396,10 +396,11 @@ def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         Three tensors for the distances 0, 1, ... N - 1, [N] each.
     """
     diagonals = [matrix.diagonal(offset) for offset in range(len(matrix))]
-    return tuple(
+    mean, least, most = (
         torch.stack([measure(values) for values in diagonals])
         for measure in (torch.mean, torch.min, torch.max)
     )
+    return mean, least, most
 
 
 def _equals_earlier(encoding: Tensor, tolerance: float) -> Tensor:
@@ -456,7 +457,7 @@ def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int 
         The distance; None if the dot product is positive at all of them.
     """
     found = (dot_product_by_offset(range(farthest + 1), d_model, base) <= 0).nonzero()
-    return found[0].item() if len(found) else None
+    return int(found[0]) if len(found) else None
 
 
 def linear_map_residual(encoding: Tensor, offset: int) -> float:
@@ -500,15 +501,15 @@ def properties(
             f"num_positions must be at least {max(SENTENCE_LENGTHS)}, got {num_positions}."
         )
 
-    def encode(length: int, seed: int = seed) -> Tensor | None:
+    def encode(length: int, seed: int = seed) -> Tensor:
         if name != "learned":
             return candidate_encoding(name, length, d_model, base)
         # a learned table has a fixed length; a shorter sentence uses its first rows
-        table = learned_encoding(num_positions, d_model, seed)
-        return table[:length] if length <= num_positions else None
+        return learned_encoding(num_positions, d_model, seed)[:length]
 
     encoding = encode(num_positions)
-    short, long = encode(num_positions // LENGTH_FACTOR), encode(num_positions * LENGTH_FACTOR)
+    short = encode(num_positions // LENGTH_FACTOR)
+    long = None if name == "learned" else encode(num_positions * LENGTH_FACTOR)
     sizes = [short.abs().max().item(), encoding.abs().max().item()]
     apart = (encoding - encode(num_positions, seed + 1)).abs().max().item()
     nearest = smallest_distance(encoding) / usual_step(encoding)

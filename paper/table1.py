@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -122,7 +122,7 @@ def _growth_section(
     other: str,
     flags: argparse.Namespace,
 ) -> Section:
-    rows = [
+    rows: list[list[Any]] = [
         [
             kind,
             KINDS[kind].complexity,
@@ -321,7 +321,7 @@ def _draw_recurrence(rows: Sequence[Sequence[float]]) -> "Figure":
 
 def _chain_section(flags: argparse.Namespace) -> Section:
     chains = [chain_lengths(n, flags.kernel, flags.neighbourhood) for n in SHORT_LENGTHS]
-    rows = []
+    rows: list[list[Any]] = []
     for kind in KINDS:
         own = [chain[kind] for chain in chains]
         added = (own[-1] - own[-2]) / (SHORT_LENGTHS[-1] - SHORT_LENGTHS[-2])

@@ -7,7 +7,7 @@ restricted attention, h heads.
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -332,7 +332,8 @@ def longest_chain(output: Tensor) -> int:
         Number of operations on the longest path back to a leaf.
     """
     depth: dict[Node, int] = {}
-    stack = [output.grad_fn]
+    last: Any = output.grad_fn
+    stack: list[Node] = [last]
     while stack:
         node = stack[-1]
         before = [other for other, _ in node.next_functions if other is not None]
@@ -343,7 +344,7 @@ def longest_chain(output: Tensor) -> int:
         # a leaf only accumulates the gradient, and is not an operation
         depth[node] = 1 + max((depth[other] for other in before), default=-1)
         stack.pop()
-    return depth[output.grad_fn]
+    return depth[last]
 
 
 def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tensor]]) -> int:
@@ -384,7 +385,8 @@ def states_to_connect(n: int) -> int:
         state = cell(x, state)
         state.register_hook(lambda gradient: passed.append(gradient.count_nonzero()))
     state.sum().backward()
-    return sum(map(bool, passed)) if inputs[0].grad.count_nonzero() else 0
+    gradient: Any = inputs[0].grad
+    return sum(map(bool, passed)) if gradient.count_nonzero() else 0
 
 
 def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int, int]]:

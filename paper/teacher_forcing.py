@@ -221,10 +221,11 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     shown = pairs[:NUM_SENTENCES]
     if flags.sentence is not None:
         shown = [(flags.sentence, flags.translation)]
-    ids = [
-        tuple(torch.tensor([tokenizer(text).input_ids], device=model.device) for text in pair)
-        for pair in shown
-    ]
+
+    def encoded(text: str) -> Tensor:
+        return torch.tensor([tokenizer(text).input_ids], device=model.device)
+
+    ids = [(encoded(source), encoded(target)) for source, target in shown]
     # warm-up, so that set-up time is not measured
     timed(model, *ids[0])
     yield _losses_section(model, tokenizer, shown, ids, is_trained=flags.model is not None)

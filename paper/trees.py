@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..train.data.text_files import lines_of, opened, read_lines
 
@@ -66,7 +66,7 @@ class Tree:
 
     def __str__(self) -> str:
         """Return the tree as bracketed text on one line."""
-        parts = []
+        parts: list[str] = []
         for kind, item in walk(self):
             if kind == ")":
                 parts[-1] += ")"
@@ -76,7 +76,7 @@ class Tree:
         return " ".join(parts)
 
 
-def walk(tree: Tree) -> Iterator[tuple[str, int | Bracket]]:
+def walk(tree: Tree) -> Iterator[tuple[str, Any]]:
     """Walk through a tree from left to right.
 
     Args:
@@ -256,7 +256,7 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
                 done = inside.pop()
                 if done.words:
                     words.append(" ".join(done.words))
-                    tags.append(done.label)
+                    tags.append(done.label or "")
                 elif done.index is None:
                     raise ValueError(
                         f"{name} line {number} must not have empty brackets, got "

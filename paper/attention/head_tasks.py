@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,7 +53,8 @@ def head_statistics(
     Returns:
         Statistics of each layer and head, [N][h].
     """
-    sums, num_queries = None, 0
+    sums: Any = 0
+    num_queries = 0
     for weights in maps:
         values = getattr(weights, kind).double()  # [N, h, Q, K]
         visible = torch.ones_like(values, dtype=torch.bool)
@@ -68,7 +70,7 @@ def head_statistics(
         distance = (values * steps.abs()).sum(dim=(-2, -1))
         shares = torch.einsum("nhqk,pqk->pnh", values, positions.double())
         found = torch.cat((entropy[None], distance[None], shares))  # [2 + positions, N, h]
-        sums = found if sums is None else sums + found
+        sums = sums + found
         num_queries += int(has_choice.sum())
     means = (sums / num_queries).permute(1, 2, 0).tolist()
     return [
@@ -135,7 +137,7 @@ def _findings(rows: Sequence[Sequence[Any]], measured_on: str) -> str:
     clauses = []
     for position in ("previous", "next", "own", "special"):
         column = 5 + POSITIONS.index(position)
-        best = max(heads, key=lambda row, column=column: row[column])
+        best = max(heads, key=itemgetter(column))
         clauses.append(
             f"{best[column]:.0%} on `{position}` (layer {best[1]}, head {best[2]} of {best[0]}; "
             f"uniform weights would give {uniform[best[0]][column]:.0%})"

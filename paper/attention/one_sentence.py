@@ -1,6 +1,7 @@
 """Attention in one sentence: all heads, one head, and one word."""
 
 import math
+from typing import Any
 
 import torch
 
@@ -70,7 +71,7 @@ def head_section(weights: AttentionWeights, layer: int | None, head: int | None)
     """
     words = weights.by_word()
     figure, all_axes = new_figure(10.5, 1.2 + 0.27 * _most_words(words), 1, len(KINDS))
-    rows = []
+    rows: list[list[Any]] = []
     for axes, (kind, (title, _, _)) in zip(all_axes[0], KINDS.items(), strict=True):
         index = (layer or len(getattr(words, kind))) - 1
         statistics = head_statistics([weights], kind)[index]

@@ -76,8 +76,8 @@ def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
     """
     import matplotlib
 
-    colors = matplotlib.colormaps["tab10" if num_heads <= 10 else "tab20"].colors
-    return [colors[head % len(colors)] for head in range(num_heads)]
+    listed: Any = matplotlib.colormaps["tab10" if num_heads <= 10 else "tab20"]
+    return [listed.colors[head % len(listed.colors)] for head in range(num_heads)]
 
 
 def draw_lines(

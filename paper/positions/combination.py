@@ -1,5 +1,7 @@
 """Addition of positions to the embeddings, compared with concatenation."""
 
+from typing import Any
+
 import torch
 
 from ... import VanillaTransformerConfig, sinusoidal_encoding
@@ -118,7 +120,7 @@ def concatenation() -> Section:
     width = VanillaTransformerConfig.from_paper("base").d_model
     costs = {extra: encodings.concatenation_cost(extra) for extra in EXTRA_WIDTHS}
     added = costs[0]
-    rows = [
+    rows: list[list[Any]] = [
         [
             f"{width} + {extra}" if extra else f"{width}, added",
             cost.parameters,

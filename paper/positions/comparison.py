@@ -1,6 +1,7 @@
 """Candidates for a positional encoding, and the properties of each candidate."""
 
 import math
+from typing import Any
 
 from ... import sinusoidal_encoding
 from .. import positional_encoding as encodings
@@ -158,7 +159,7 @@ def more_pairs(base: float) -> Section:
     """
     rows = []
     for num_pairs in NUM_PAIRS:
-        row = [num_pairs]
+        row: list[Any] = [num_pairs]
         for encoding in (
             encodings.harmonic_pairs(REPEAT_POSITIONS, num_pairs),
             sinusoidal_encoding(REPEAT_POSITIONS, 2 * num_pairs, base),
@@ -190,7 +191,7 @@ def more_pairs(base: float) -> Section:
 
 def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
     """Return name and width of each candidate, by its label."""
-    found = {}
+    found: dict[str, tuple[str, int]] = {}
     for name in encodings.CANDIDATES:
         if name == "pairs":
             # two pairs, which repeat, and as many pairs as the sinusoids have

@@ -296,7 +296,7 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
     for offset, values in scores.items():
         label = f"query rotated by M_k, k = {offset:+d}" if offset else "query not rotated"
         (line,) = axes.plot(values, ".-", linewidth=1, markersize=4, label=label)
-        best = values.argmax().item()
+        best = int(values.argmax())
         axes.plot(best, values[best], "o", color=line.get_color())
     axes.axvline(position, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"position (dotted line: position {position} of the query)")

@@ -107,10 +107,11 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
         says = f"Every pair has the wavelength 2 pi = {lengths[0]:.3f} positions."
     else:
         end = f"{base:,g} * 2 pi = {_rounded(base * 2 * math.pi)}"
+        longest = float(lengths[-1])
         of_paper = ", the end of the progression in the paper," if base == PAPER_BASE else ""
         says = (
             f"The wavelengths are a geometric progression from 2 pi = {lengths[0]:.3f} to "
-            f"{_rounded(lengths[-1])} positions: each is {base ** (2 / d_model):.4g} times the one "
+            f"{_rounded(longest)} positions: each is {base ** (2 / d_model):.4g} times the one "
             f"before. {end}{of_paper} would be the wavelength of the next pair: the exponent of "
             f"the last pair is {d_model - 2}/{d_model}, not 1."
         )

@@ -79,10 +79,10 @@ def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[rang
 
 def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Section:
     implied, rows = {}, []
-    base = _base_millions(vocab_size)
+    base, base_of_paper = _base_millions(vocab_size), PAPER["base"].parameters
     for row, parts in counts.items():
         paper = PAPER[row].parameters
-        if paper is None:
+        if paper is None or base_of_paper is None:
             continue
         config = paper_sizes(row, vocab_size)
         ours = sum(parts.values())
@@ -96,7 +96,7 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
                 ours / MILLION - paper,
                 round(tokens),
                 ours / MILLION - base,
-                paper - PAPER["base"].parameters,
+                paper - base_of_paper,
             ]
         )
     return Section(

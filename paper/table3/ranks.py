@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -50,7 +50,7 @@ def rank_correlation(left: Sequence[float], right: Sequence[float]) -> float | N
 
 
 def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespace) -> Section:
-    rows = [
+    rows: list[list[Any]] = [
         [
             row,
             sum(parameters_by_part(result.config).values()),
@@ -66,8 +66,8 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         ([row[column] for row in rows], [row[column + 1] for row in rows]) for column in (2, 4)
     )
     correlations = {
-        "PPL": rank_correlation(*perplexities),
-        "BLEU": rank_correlation(*bleus),
+        "PPL": rank_correlation(perplexities[0], perplexities[1]),
+        "BLEU": rank_correlation(bleus[0], bleus[1]),
     }
     said = ", ".join(
         f"{'none' if value is None else f'{value:.2f}'} for {name}"

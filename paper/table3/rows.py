@@ -86,7 +86,7 @@ def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Se
             [row, *sizes, sum(parts.values()) / MILLION, *paper[2:], paper.perplexity, paper.bleu]
         )
     shares = {row: parts["embedding"] / sum(parts.values()) for row, parts in counts.items()}
-    least, most = min(shares, key=shares.get), max(shares, key=shares.get)
+    least, most = (choose(shares, key=lambda row: shares[row]) for choose in (min, max))
     return Section(
         name="rows",
         title="All rows, built",

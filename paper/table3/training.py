@@ -4,7 +4,7 @@ import dataclasses
 import logging
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ... import VanillaTransformerConfig
 from ...train.config import TrainConfig
@@ -72,12 +72,12 @@ def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Ro
             raise InterruptedError(
                 f"row {row} was stopped: run the same command again to resume it."
             )
-        evaluate(config.output_dir, SPLIT)
-    return {row: _result(Path(config.output_dir)) for row, config in configs.items()}
+        evaluate(config.folder, SPLIT)
+    return {row: _result(config.folder) for row, config in configs.items()}
 
 
 def _is_finished(row: str, config: TrainConfig) -> bool:
-    folder = Path(config.output_dir)
+    folder = config.folder
     if not (folder / RECIPE_FILE).is_file():
         return False
     before = dataclasses.asdict(read_recipe(folder))
@@ -102,10 +102,11 @@ def _learn_vocabulary(config: TrainConfig, folder: Path) -> str:
 def _result(folder: Path) -> RowResult:
     losses = [line["validation_loss"] for line in read_metrics(folder) if "validation_loss" in line]
     scores = read_scores(folder)[SPLIT]
+    average: Any = read_average(folder)
     return RowResult(
         config=VanillaTransformerConfig.from_pretrained(folder),
         perplexity=perplexity(losses[-1]),
         bleu=scores["bleu"],
         signature=scores["bleu_signature"],
-        seconds=read_average(folder)["seconds"],
+        seconds=average["seconds"],
     )

@@ -31,7 +31,7 @@ def parse_treebank(
     gold: Sequence[Tree],
     *,
     constrained: bool,
-    **search: int | float | None,
+    **search: Any,
 ) -> list[Tree | str]:
     """Parse the sentences of a treebank.
 
@@ -198,7 +198,8 @@ def _tree_section(
     # prefer a typical sentence with an error
     fits = [index for index in fits if each[index] < 100] or fits
     index = min(fits, key=lambda one: abs(each[one] - whole))
-    tree, found = gold[index], parsed[index]
+    tree = gold[index]
+    found: Any = parsed[index]
     score = scores[index]
     return Section(
         name="tree",

@@ -1,7 +1,7 @@
 """Pictures of trees."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...drawing import new_figure
 from ..evalb import matches, scored_brackets
@@ -89,7 +89,7 @@ def draw_tree(axes: "Axes", tree: Tree, colors: Sequence[str]) -> None:
         colors: Color of each bracket.
     """
     # a dollar sign in a token must not start a formula
-    text = {"ha": "center", "va": "center", "fontsize": 9, "parse_math": False}
+    text: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 9, "parse_math": False}
     heights = _heights(tree)
     widths = _word_widths(tree)
     right = 0
@@ -108,7 +108,7 @@ def draw_tree(axes: "Axes", tree: Tree, colors: Sequence[str]) -> None:
             index, bracket, below = inside.pop()
             spot = ((below[0][0] + below[-1][0]) / 2, float(heights[index]))
             # draw a bar over all children and a line down to each, so that no lines cross
-            line = {"color": colors[index], "lw": 0.9}
+            line: dict[str, Any] = {"color": colors[index], "lw": 0.9}
             bar = spot[1] - 0.5
             axes.plot([below[0][0], below[-1][0]], [bar, bar], **line)
             axes.plot([spot[0]] * 2, [spot[1] - 0.25, bar], **line)
