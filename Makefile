@@ -40,9 +40,12 @@ test-all: $(READY)  ## run every test that this machine can run
 	$(BIN)/python -m pytest
 
 # without TRF057: the docstrings that the library would generate are complete for its own models only
-check: $(READY)  ## check formatting, lint, and transformers' lint of model files
+check: $(READY)  ## check formatting, lint, types, and transformers' lint of model files
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	mkdir -p $(VENV)/package
+	ln -sfn ../.. $(VENV)/package/vanilla_transformer
+	$(BIN)/mypy
 	sed '/^\[rules.TRF057\]/,/^default_enabled/s/^default_enabled = true/default_enabled = false/' \
 		$$($(BIN)/python -c 'import mlinter; print(*mlinter.__path__)')/rules.toml > $(VENV)/rules.toml
 	$(BIN)/mlinter --no-cache --no-progress --rules-toml $(VENV)/rules.toml \
@@ -67,7 +70,7 @@ wheel: $(READY)  ## build a wheel in dist/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:  ## remove environments and build files
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist site *.egg-info .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

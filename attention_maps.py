@@ -88,7 +88,9 @@ class AttentionWeights:
         }
         return replace(
             self,
-            **{name: [word.text for word in words] for name, words in sides.items()},
+            source=[word.text for word in self.source_words],
+            inputs=[word.text for word in inputs],
+            target=[word.text for word in self.target_words],
             source_words=alone["source"],
             target_words=alone["target"],
             encoder=_joined(self.encoder, indices["source"], indices["source"]),
@@ -153,14 +155,14 @@ def attention_weights(
         raise ValueError(
             f"the attention function {implementation!r} must return its weights, got None."
         )
-    source_ids, target_ids = source_ids[0].tolist(), target_ids[0].tolist()
+    own_source, own_target = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(
-        source=token_texts(tokenizer, source_ids),
+        source=token_texts(tokenizer, own_source),
         inputs=token_texts(tokenizer, inputs[0].tolist()),
-        target=token_texts(tokenizer, target_ids),
-        source_words=words_of(tokenizer, source_ids),
-        target_words=words_of(tokenizer, target_ids),
-        translation=tokenizer.decode(target_ids, skip_special_tokens=True),
+        target=token_texts(tokenizer, own_target),
+        source_words=words_of(tokenizer, own_source),
+        target_words=words_of(tokenizer, own_target),
+        translation=tokenizer.decode(own_target, skip_special_tokens=True),
         encoder=_stacked(outputs.encoder_attentions),
         decoder=_stacked(outputs.decoder_attentions),
         cross=_stacked(outputs.cross_attentions),

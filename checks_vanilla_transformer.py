@@ -5,8 +5,8 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import Tensor, nn
-from transformers import GenerationConfig
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
@@ -45,7 +45,9 @@ READ_TOKENS = (
 )
 
 
-def check_arguments(model: nn.Module, arguments: Mapping[str, Any], eager_attention: Callable):
+def check_arguments(
+    model: PreTrainedModel, arguments: Mapping[str, Any], eager_attention: Callable
+):
     """Refuse arguments that neither `forward` nor the attention function reads.
 
     Args:
@@ -129,9 +131,10 @@ def check_numbers(settings: Mapping[str, Any]):
             raise ValueError(f"{name} must be below {2**62}, got {value}.")
     for name in NUMBERS:
         value = settings.get(name)
+        if value is None:
+            continue
         # false for NaN too
-        is_number = type(value) in (int, float) and abs(value) <= sys.float_info.max
-        if value is not None and not is_number:
+        if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             raise ValueError(f"{name} must be a number, got {value!r}.")
 
 
@@ -198,7 +201,7 @@ def check_source_length(config: Any, length: int):
         )
 
 
-def check_ids(name: str, ids: Tensor, vocab_size: int):
+def check_ids(name: str, ids: Any, vocab_size: int):
     """Refuse ids that are not in the vocabulary.
 
     Args:

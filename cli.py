@@ -127,7 +127,7 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
     refuse_small_vocabulary(config.vocab_size)
     # refuse early what `train` would refuse
     config.model_config(config.vocab_size)
-    with hold_run(Path(config.output_dir)):
+    with hold_run(config.folder):
         tokenizer = prepare_tokenizer(config)
     print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 

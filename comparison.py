@@ -2,10 +2,11 @@
 
 import copy
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .engine_vanilla_transformer import deviations
 from .pipeline_vanilla_transformer import evaluating
@@ -15,6 +16,8 @@ SOURCE_LENGTHS, TARGET_LENGTH = (9, 5, 2), 6
 # allowed difference of logits or log-probabilities, in standard deviations of the logits, by the
 # type in which the weights are stored
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "int8": 0.5}
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 class Batch(NamedTuple):
@@ -43,7 +46,7 @@ class Batch(NamedTuple):
 
 @torch.no_grad()
 def batch_to_compare(
-    model: nn.Module,
+    model: PreTrainedModel,
     most_tokens: int | None = None,
     source_lengths: Sequence[int] = SOURCE_LENGTHS,
 ) -> Batch:
@@ -79,7 +82,7 @@ def batch_to_compare(
         return batch._replace(logits=model(**batch.inputs()).logits)
 
 
-def in_float32(model: nn.Module) -> nn.Module:
+def in_float32(model: Module) -> Module:
     """Return a model in float32 on the CPU, a copy if it is elsewhere.
 
     Args:

@@ -14,7 +14,7 @@
 """Sizes and options of the model; every default is the base row of Table 3."""
 
 import difflib
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from huggingface_hub.dataclasses import strict
@@ -23,7 +23,7 @@ from transformers.activations import ACT2FN
 
 # fields that differ from base in each row of Table 3; D3 and D4 differ in label smoothing only,
 # which is a training setting
-PAPER_ROWS = {
+PAPER_ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "A1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
     "A2": {"encoder_attention_heads": 4, "decoder_attention_heads": 4},

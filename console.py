@@ -266,8 +266,8 @@ def sentence_of(error: BaseException) -> str | None:
         error = error.__cause__
     # the base class of the Hub's errors belongs to its HTTP client, which depends on the version;
     # safetensors has its own error for a file that cannot be read or written
-    expected = (ValueError, OSError, FloatingPointError, MemoryError, SafetensorError)
-    expected += (HfHubHTTPError.__bases__[0], StrictDataclassError)
+    expected: tuple[type, ...] = (ValueError, OSError, FloatingPointError, MemoryError)
+    expected += (SafetensorError, HfHubHTTPError.__bases__[0], StrictDataclassError)
     return _with_file(error, str(error)) if isinstance(error, expected) else None
 
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from .identity_vanilla_transformer import (
     attention_difference,
@@ -59,7 +60,7 @@ class PackedAttention:
         reads_memory: Keys and values are computed elsewhere, for all layers at once.
     """
 
-    def __init__(self, attention: nn.Module, product: type, reads_memory: bool = False):
+    def __init__(self, attention: Any, product: type, reads_memory: bool = False):
         self.d_k, self.d_v = attention.d_k, attention.d_v
         self.num_heads = attention.q_proj.out_features // self.d_k
         self.scaling = attention.scaling
@@ -112,7 +113,7 @@ class PackedLayer:
         is_decoder: The layer is a `DecoderLayer`.
     """
 
-    def __init__(self, layer: nn.Module, product: type, is_decoder: bool):
+    def __init__(self, layer: Any, product: type, is_decoder: bool):
         self.norm_first = layer.norm_first
         self.self_attention = PackedAttention(layer.self_attention, product)
         self.self_attention_norm = layer.self_attention_norm
@@ -164,7 +165,7 @@ class SearchEngine:
         product: `FloatProduct`, `PlainProduct` or `Int8Product`.
     """
 
-    def __init__(self, model: nn.Module, product: type = FloatProduct):
+    def __init__(self, model: PreTrainedModel, product: type = FloatProduct):
         encoder, decoder = model.get_encoder(), model.get_decoder()
         self.encoder_layers = [PackedLayer(layer, product, False) for layer in encoder.layers]
         self.decoder_layers = [PackedLayer(layer, product, True) for layer in decoder.layers]
@@ -377,12 +378,12 @@ class EngineDecoding(Decoding):
 class _Stack:
     """Embedding, positions and final norm of an encoder or decoder."""
 
-    def __init__(self, stack: nn.Module):
+    def __init__(self, stack: PreTrainedModel):
         self.embedding = stack.embed_tokens
         self.encoding = stack.positions
         self.norm = stack.norm
         self.scale = math.sqrt(stack.config.d_model)
-        self.table = None
+        self.table: Tensor | None = None
 
     def embed(self, ids: Tensor) -> Tensor:
         return self.embedding(ids).mul_(self.scale)  # [rows, d_model]
@@ -432,7 +433,7 @@ class _Tokens:
         return positions.index_copy_(0, self.index, tokens)
 
 
-def obstacle(model: nn.Module, int8: bool = False) -> str | None:
+def obstacle(model: PreTrainedModel, int8: bool = False) -> str | None:
     """Return the reason why the engine cannot run a model, or None.
 
     Args:
@@ -445,7 +446,9 @@ def obstacle(model: nn.Module, int8: bool = False) -> str | None:
     return _obstacle(model, computing_modules(model), int8)
 
 
-def _obstacle(model: nn.Module, modules: list[tuple[str, Any, Any]], int8: bool) -> str | None:
+def _obstacle(
+    model: PreTrainedModel, modules: list[tuple[str, Any, Any]], int8: bool
+) -> str | None:
     difference = first_difference(modules) or attention_difference(model)
     if difference is not None:
         return difference
@@ -528,7 +531,9 @@ _engines: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionar
 _engines_lock = threading.Lock()
 
 
-def engine_for(model: nn.Module, int8: bool = False) -> tuple[SearchEngine | None, str | None]:
+def engine_for(
+    model: PreTrainedModel, int8: bool = False
+) -> tuple[SearchEngine | None, str | None]:
     """Return a model's engine; it is built if the model has changed since the last call.
 
     One engine is kept for each model: a call that switches int8 on or off builds it again.
@@ -569,7 +574,7 @@ def forget_engine(model: nn.Module):
 
 
 @torch.no_grad()
-def probe(engine: SearchEngine, model: nn.Module, int8: bool = False) -> str | None:
+def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> str | None:
     """Compare the logits of engine and modules on a small batch.
 
     The batch has padding, a second beam, beams that are swapped, and a sentence that is removed. An
@@ -678,7 +683,9 @@ def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target
     return torch.cat([part.flatten(0, 1) for part in (first, second, third)])
 
 
-def _logits_of_modules(model: nn.Module, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
+def _logits_of_modules(
+    model: PreTrainedModel, source: Tensor, mask: Tensor, target: Tensor
+) -> Tensor:
     """Score the same tokens by two forward passes of the model."""
     memory = model.get_encoder()(source, mask).last_hidden_state.repeat_interleave(2, dim=0)
     steps = []

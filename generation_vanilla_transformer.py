@@ -15,7 +15,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
 )
@@ -64,7 +65,14 @@ SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
 logger = logging.getLogger(__name__)
 
 
-class SearchMixin:
+# a type checker finds here the attributes of the model that the mixin becomes a part of
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel as _Base
+else:
+    _Base = object
+
+
+class SearchMixin(_Base):
     """The paper's search and the inference engine for a model; precedes `GenerationMixin`."""
 
     @torch.no_grad()
@@ -153,11 +161,12 @@ class SearchMixin:
             prompt_length = self._prompt_length(config, model_inputs)
             is_bounded = self._is_bounded(generation_config, kwargs)
             longest = self._longest(config, source_length, prompt_length, is_bounded)
-            if longest is not None and generation_config is None:
-                kwargs["max_length"] = longest
-            elif longest is not None:
-                generation_config = copy.deepcopy(generation_config)
-                generation_config.max_length = longest
+            if longest is not None:
+                if generation_config is None:
+                    kwargs["max_length"] = longest
+                else:
+                    generation_config = copy.deepcopy(generation_config)
+                    generation_config.max_length = longest
             if config.max_extra_tokens is not None:
                 limits = source_lengths(model_inputs) + config.max_extra_tokens
                 criteria.append(SentenceLengthCriteria(limits, prompt_length))
@@ -274,6 +283,7 @@ class SearchMixin:
                 input_ids, logits_processor, criteria, generation_config=config, **kwargs
             )
         synced_gpus = kwargs.pop("synced_gpus", False)
+        decoding: Decoding
         if chosen.engine is None:
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
@@ -326,7 +336,7 @@ def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | Non
 
 
 def decoder_cache(
-    decoder: nn.Module,
+    decoder: PreTrainedModel,
     cache: Cache | None,
     past_key_values: Cache | None,
     use_cache: bool | None,

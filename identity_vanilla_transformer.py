@@ -26,7 +26,7 @@ from typing import Any
 import torch
 import transformers
 from torch import nn
-from transformers import GenerationMixin, PreTrainedConfig
+from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -232,7 +232,7 @@ def library_difference(model: nn.Module) -> str | None:
     files: dict[ReleasedCode, str | None] = {}
     for name, module in model.named_modules():
         kind = type(module)
-        kinds = ACTIVATION
+        kinds: tuple[type | str, ...] = ACTIVATION
         if kind.__module__ != "transformers.activations":
             kinds = (*LIBRARY_CLASSES, *ACTIVATION, kind.__name__)
         difference, methods = _class_difference(kind, kinds, files)
@@ -246,7 +246,7 @@ def library_difference(model: nn.Module) -> str | None:
 
 
 def _class_difference(
-    kind: type, kinds: Any, files: dict["ReleasedCode", str | None]
+    kind: type[Any], kinds: Any, files: dict["ReleasedCode", str | None]
 ) -> tuple[str | None, frozenset[str]]:
     """Return how a class differs, and the methods that none of its instances may override."""
     where = f"is of the class {kind.__module__}.{kind.__name__}"
@@ -293,7 +293,7 @@ def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str
     return None if own.get("_compiled_call_impl") is None else "was compiled"
 
 
-def stacks_difference(model: nn.Module) -> str | None:
+def stacks_difference(model: PreTrainedModel) -> str | None:
     """Return the first difference in the code of a model outside its layers.
 
     Training computes the embeddings and the loss in one pass, and calls the layers as modules. It
@@ -345,7 +345,7 @@ def _gradient_difference(own: Mapping[str, Any]) -> str | None:
     return None
 
 
-def attention_difference(model: nn.Module) -> str | None:
+def attention_difference(model: PreTrainedModel) -> str | None:
     """Return what differs between a model's attention function and those of this release.
 
     Args:
@@ -378,8 +378,9 @@ def _is_released_function(function: Any) -> bool:
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", ""))
     code = None if module is None else _code_of(module)
-    is_here = code is not None and name in code.known and vars(module).get(name) is function
-    return is_here and code.difference() is None
+    if code is None or name not in code.known or vars(module).get(name) is not function:
+        return False
+    return code.difference() is None
 
 
 def is_of_library(function: Any) -> bool:
@@ -560,8 +561,9 @@ def released_code(kind: type) -> ReleasedCode | None:
     """
     module = sys.modules.get(kind.__module__)
     code = None if module is None else _code_of(module)
-    is_here = code is not None and vars(module).get(kind.__name__) is kind
-    return code if is_here and kind.__name__ in code.known else None
+    if code is None or vars(module).get(kind.__name__) is not kind:
+        return None
+    return code if kind.__name__ in code.known else None
 
 
 def _code_of(module: ModuleType) -> ReleasedCode | None:
@@ -667,8 +669,8 @@ def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) 
             continue
         if isinstance(node, ast.Import):
             return importlib.import_module(alias.name)
-        origin = "." * node.level + (node.module or "")
-        origin = importlib.import_module(origin, module.__package__)
+        path = "." * node.level + (node.module or "")
+        origin = importlib.import_module(path, module.__package__)
         if hasattr(origin, alias.name):
             return getattr(origin, alias.name)
         return importlib.import_module(f"{origin.__name__}.{alias.name}")
@@ -686,7 +688,8 @@ def digests_of(source: str) -> dict[str, str]:
     Returns:
         Digests of classes, functions, constants and imports, by name.
     """
-    texts, imports, used = {}, {}, set()
+    texts, imports = {}, {}
+    used: set[str] = set()
     for node in ast.parse(source).body:
         for name in _bound_names(node):
             if isinstance(node, ast.Import | ast.ImportFrom):

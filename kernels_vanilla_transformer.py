@@ -122,8 +122,8 @@ class Int8Product:
         known = torch.backends.quantized.supported_engines
         self.weights = []
         try:
-            for kernel in [name for name in INT8_KERNELS if name in known] or [before]:
-                torch.backends.quantized.engine = kernel
+            for name in [name for name in INT8_KERNELS if name in known] or [before]:
+                torch.backends.quantized.engine = name
                 self.weights.append(torch.ops.quantized.linear_prepack(levels, bias))
         finally:
             torch.backends.quantized.engine = before

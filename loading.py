@@ -93,7 +93,7 @@ WITHOUT_CODE = (
     "which needs no code."
 )
 # base class of the errors of huggingface_hub's HTTP client; its package depends on the version
-HTTP_ERROR = HfHubHTTPError.__bases__[0]
+HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 # seconds to wait until the Hub answers whether it has a model
 HUB_TIMEOUT = 10
 # start of the errors about a run
@@ -175,7 +175,8 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
             )
         return PUBLIC_CLASS
     # a run may have trained a class of the library
-    recipe, found = Path(run, "recipe.yaml"), getattr(transformers, name, None)
+    recipe = Path(run, "recipe.yaml")
+    found: Any = getattr(transformers, name, None)
     # no Auto class here: it would run the code that the folder names
     is_model = inspect.isclass(found) and issubclass(found, PreTrainedModel)
     if is_model and recipe.is_file() and f"transformers:{name}" in read_text(recipe):

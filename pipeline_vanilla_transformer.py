@@ -69,9 +69,7 @@ class TranslationPipeline(Pipeline):
         check_tokenizer(model, tokenizer)
         super().__init__(model=model, tokenizer=tokenizer, task=task, **kwargs)
 
-    def __call__(
-        self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs
-    ) -> list[dict[str, str]] | list[list[dict[str, str]]] | Iterator[list[dict[str, str]]]:
+    def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
         """Translate.
 
         Args:

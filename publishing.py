@@ -186,8 +186,8 @@ def _write_files(
     # a converted model may keep its source's tokenizer, which needs no code of this package
     if isinstance(tokenizer, VanillaTransformerTokenizer):
         custom_object_save(VanillaTransformerTokenizer, folder)
-        addresses = [auto_map_address(VanillaTransformerTokenizer), None]
-        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": addresses})
+        tokenizers = [auto_map_address(VanillaTransformerTokenizer), None]
+        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": tokenizers})
     if isinstance(run, str | Path):
         for name in RUN_FILES:
             source = Path(run, name)

@@ -253,7 +253,7 @@ class PaperBeamSearch:
         self.open = Hypotheses(ids, origins, scores)
         self.complete = Hypotheses(ids, origins, nothing)
         self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
-        self.record = {"scores": [], "logits": []}
+        self.record: dict[str, list[Tensor]] = {"scores": [], "logits": []}
 
     def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
         """Search until every sentence is finished.
@@ -287,8 +287,9 @@ class PaperBeamSearch:
         logits = logits.flatten(0, 1)  # [B * R, V]
         if self.suppression is not None and self.num_candidates <= vocab_size:
             suppressed = self.suppression.at(length, vocab_size)
-            found = likeliest(logits, self.num_candidates, suppressed)
-            return tuple(part.view(-1, rows, self.num_candidates) for part in found)
+            scores, tokens = likeliest(logits, self.num_candidates, suppressed)
+            shape = -1, rows, self.num_candidates
+            return scores.view(shape), tokens.view(shape)
         if self.config.return_dict_in_generate and self.config.output_logits:
             self.record["logits"].append(logits)
         log_probs = logits.log_softmax(dim=-1)
@@ -320,8 +321,9 @@ class PaperBeamSearch:
         candidates, beams = self._candidates(log_probs, tokens, step)
         ends = self._ends(candidates, step)  # [B, C]
 
-        ended = candidates.scores / gnmt_length_penalty(step, self.alpha)
-        ended = Hypotheses(candidates.ids, candidates.origins, ended.masked_fill(~ends, -torch.inf))
+        scores = candidates.scores / gnmt_length_penalty(step, self.alpha)
+        scores = scores.masked_fill(~ends, -torch.inf)
+        ended = Hypotheses(candidates.ids, candidates.origins, scores)
         self.complete = self.complete.joined(ended).best(self.num_beams)
 
         candidates.scores = candidates.scores.masked_fill(ends, -torch.inf)

@@ -164,13 +164,12 @@ def _weight_bytes(source: str | Path) -> int | None:
             cached_file(source, name, _raise_exceptions_for_missing_entries=False)
             for name in WEIGHT_FILES
         )
-        found = next(filter(None, files), None)
+        found = next((file for file in files if file), None)
         # the files that an index names are not downloaded yet
         if found is None or found.endswith(".json"):
             return None
         folder = Path(found).parent
-    files = [path for path in folder.iterdir() if path.suffix in WEIGHT_SUFFIXES]
-    return sum(path.stat().st_size for path in files)
+    return sum(it.stat().st_size for it in folder.iterdir() if it.suffix in WEIGHT_SUFFIXES)
 
 
 __all__ = [

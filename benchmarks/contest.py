@@ -6,7 +6,7 @@ measured one after the other does not.
 
 import gc
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -304,10 +304,11 @@ def rows_of(results: Sequence[Result], reference: str, matrix: Result | None) ->
     """
     (base,) = (result for result in results if result.name == reference)
     rows = []
+    flops = None if matrix is None else matrix.flop_rates
     for result in results:
         share = None
-        if matrix is not None and result.flop_rates is not None:
-            share = f"{np.median(result.flop_rates) / np.median(matrix.flop_rates):.0%}"
+        if flops is not None and result.flop_rates is not None:
+            share = f"{np.median(result.flop_rates) / np.median(flops):.0%}"
         rows.append(
             (
                 result.name,
@@ -334,12 +335,12 @@ def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, An
         "seconds": {result.name: result.seconds.tolist() for result in results},
         "peak_bytes": {result.name: result.peak for result in results},
     }
-    if matrix is not None:
+    if matrix is not None and matrix.flop_rates is not None:
         numbers["matrix_product_flops_per_second"] = float(np.median(matrix.flop_rates))
     return numbers
 
 
-def ratio_figure(tables: dict[str, Sequence[tuple]], reference: str) -> "Figure":
+def ratio_figure(tables: Mapping[str, Sequence[tuple]], reference: str) -> "Figure":
     """Draw the ratios as bars, one plot for each table.
 
     Args:

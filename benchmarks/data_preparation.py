@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -98,17 +99,17 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
     data = prepare_data(config, texts, tokenizer)
     table.add("counts", data.facts["cleaning"].rsplit(": ")[-1])
     collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
-    steps = make_steps(config, data, collator, num_processes=1, process_index=0)
+    steps: Any = make_steps(config, data, collator, num_processes=1, process_index=0)
     cells = filled = 0
     targets = []
     for step in range(steps.steps_per_epoch):
         block, index = steps.block_of(step)
-        groups = block.steps[index]
-        for part in split_step(groups, *block.lengths, config.tokens_per_micro_batch, 1)[0]:
-            for lengths in block.lengths:
+        groups, (source, target) = block.steps[index], block.lengths
+        for part in split_step(groups, source, target, steps.tokens_per_micro_batch, 1)[0]:
+            for lengths in (source, target):
                 cells += len(part) * int(lengths[part].max())
                 filled += int(lengths[part].sum())
-        targets.append(sum(int(block.lengths[1][group].sum()) for group in groups))
+        targets.append(sum(int(target[group].sum()) for group in groups))
     table.add("steps an epoch", f"{len(targets):,}")
     table.add("non-padding tokens", f"{filled / cells:.2%}")
     table.add("target tokens a step", f"{np.mean(targets):,.0f} +- {np.std(targets):,.0f}")
@@ -149,7 +150,7 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
             Pairs(range(count), np.load(path, mmap_mode="r")),
             collator,
             *settings,
-            config.tokens_per_micro_batch,
+            config.tokens_per_micro_batch or TOKENS_PER_MICRO_BATCH,
             config.seed,
             block_pairs=config.block_pairs,
         )
@@ -180,7 +181,7 @@ def measure_stream(config: TrainConfig, blocks: int, table: Table):
     data = prepare_data(config, texts, tokenizer)
     collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
     started = time.process_time()
-    steps = make_steps(config, data, collator, num_processes=1, process_index=0)
+    steps: Any = make_steps(config, data, collator, num_processes=1, process_index=0)
     step = 0
     while True:
         position = steps[step].position

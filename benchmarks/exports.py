@@ -4,6 +4,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import ctranslate2
 import numpy as np
@@ -191,7 +192,11 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
         greedy = engines.ours(texts, num_beams=1, length_penalty_alpha=None)
         without = engines.ours(texts, length_penalty_alpha=0.0)
         beams = {"beam_size": NUM_BEAMS, "patience": PATIENCE, "length_penalty": NEAREST_PENALTY}
-        of_marian = {"num_beams": NUM_BEAMS, "length_penalty": 0.0, "early_stopping": "never"}
+        of_marian: dict[str, Any] = {
+            "num_beams": NUM_BEAMS,
+            "length_penalty": 0.0,
+            "early_stopping": "never",
+        }
         found = [
             ("CTranslate2 float32", "ours", ours, engines.ctranslate2(texts, "float32")),
             (

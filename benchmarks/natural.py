@@ -99,7 +99,7 @@ class Translator:
             )
         if self.name.startswith(CTRANSLATE2):
             return self._by_ctranslate2(texts)
-        order = range(len(texts))
+        order = list(range(len(texts)))
         if self.name == MARIAN:
             order = sorted(order, key=lambda index: len(texts[index]))
         given = [texts[index] for index in order]

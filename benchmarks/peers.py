@@ -40,7 +40,7 @@ class Peer(NamedTuple):
     flag: str
     build: Callable[[VanillaTransformerConfig], nn.Module]
     loss_sum: Callable[[nn.Module, dict[str, Tensor], float], Tensor]
-    convert: Callable[[nn.Module], PreTrainedModel] | None
+    convert: Callable[[Any], PreTrainedModel] | None
     needs: str = "transformers"
 
     def is_installed(self) -> bool:
@@ -138,6 +138,7 @@ class TorchTransformer(nn.Module):
             if hasattr(layer, "multihead_attn"):
                 layer.multihead_attn.dropout = 0.0
         self.dropout = nn.Dropout(config.dropout)
+        self.positions: Tensor
         table = sinusoidal_encoding(config.max_position_embeddings, config.d_model)
         self.register_buffer("positions", table, persistent=False)
 
@@ -196,7 +197,7 @@ def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
 
     # JoeyNMT's vocabulary begins with these special tokens, in this order
     names = ("unk", "pad", "bos", "eos")
-    special = {f"{name}_token": f"<{name}>" for name in names}
+    special: dict[str, Any] = {f"{name}_token": f"<{name}>" for name in names}
     special |= {f"{name}_id": index for index, name in enumerate(names)}
     tokens = [str(index) for index in range(config.vocab_size - len(names))]
     vocabulary = Vocabulary(tokens, SimpleNamespace(**special, lang_tags=[], sep_token=None))
@@ -232,7 +233,7 @@ def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
     return build_model(settings, vocabulary, vocabulary)
 
 
-def _joeynmt_loss_sum(model: nn.Module, tensors: dict[str, Tensor], smoothing: float) -> Tensor:
+def _joeynmt_loss_sum(model: Any, tensors: dict[str, Tensor], smoothing: float) -> Tensor:
     if model.loss_function is None:
         model.loss_function = ("crossentropy", smoothing)
     is_label = tensors["labels"] != IGNORED

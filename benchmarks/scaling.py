@@ -149,7 +149,7 @@ def _raced(
     # peak memory never falls, so small batches come first; each batch warms up twice, because Adam
     # has no moments before its first step
     every = range(len(batches))
-    twice = np.repeat(every, 2)
+    twice = np.repeat(every, 2).tolist()
     results = race(contenders, flags.rounds, torch.device(flags.device), warm_up=twice)
     return [
         [

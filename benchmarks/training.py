@@ -244,6 +244,8 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     peer, smoothing = PEERS[name], flags.config.label_smoothing
     torch.manual_seed(flags.config.seed)
     theirs = peer.build(model_config(size, flags.model_vocab_size)).eval()
+    if peer.convert is None:
+        raise ValueError(f"{name} must have a conversion to this package, and has none.")
     ours = peer.convert(theirs)
     tensors = batch.tensors
     expected = peer.loss_sum(theirs, tensors, smoothing)

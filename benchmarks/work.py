@@ -187,7 +187,7 @@ def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], l
         ValueError: If there is no such split.
     """
     recipe = read_recipe(run)
-    sides = [recipe.source_lang, recipe.target_lang]
+    sides = recipe.source_lang, recipe.target_lang
     splits = load_translations(recipe.dataset, recipe.name, *sides, recipe.revision)
     if split not in splits:
         raise ValueError(f"split must be one of {', '.join(splits)}, got {split!r}.")

@@ -148,16 +148,15 @@ def fairseq_tokenizer(
             f"but no BPE codes ({' or '.join(CODES_FILES)})."
         )
     settings = _settings(content)
-    langs = [
-        source_lang or settings.get("source_lang"),
-        target_lang or settings.get("target_lang"),
-    ]
-    if None in langs:
+    source_lang = source_lang or settings.get("source_lang")
+    target_lang = target_lang or settings.get("target_lang")
+    if source_lang is None or target_lang is None:
         raise ValueError(
             "source_lang and target_lang must be given, for the Moses tokenizer: the checkpoint "
             "does not have them."
         )
-    return _moses_and_bpe(tokens[0], codes, langs), f"The tokenizer is that of {codes}."
+    moses = _moses_and_bpe(tokens[0], codes, [source_lang, target_lang])
+    return moses, f"The tokenizer is that of {codes}."
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:

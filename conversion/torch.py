@@ -100,9 +100,9 @@ def from_torch(
         "model.decoder.embed_tokens.weight": embedding,
         "lm_head.weight": embedding,
     }
-    for stack, parts in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
+    for stack, names in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
-        weights |= split_projections(renamed(theirs, parts))
+        weights |= split_projections(renamed(theirs, names))
     return checked_stacks(module, assembled(config, weights, "torch's nn.Transformer"))
 
 

@@ -1,7 +1,7 @@
 """Check an export: the model is the released one, so no part of it is lost."""
 
 import torch
-from torch import nn
+from transformers import PreTrainedModel
 
 from ..identity_vanilla_transformer import computing_modules, first_difference
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -10,7 +10,7 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 DIFFERS = "an export must compute what its model computes, and the scores in {} differ"
 
 
-def refuse_changed_model(model: nn.Module, engine: str):
+def refuse_changed_model(model: PreTrainedModel, engine: str):
     """Refuse a model that differs from the released code with its configuration.
 
     Args:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from ..atomic_files import whole_folder
 from ..comparison import batch_to_compare, refuse_difference
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -127,7 +128,7 @@ def _check_scores(
     if forbidden := _forbidden_tokens(model.generation_config):
         logits[:, :, forbidden] += LOWEST_BIAS
     # the engine scores the tokens after the start token, and the end token after them
-    ends = torch.full_like(batch.target[:, :1], model.config.eos_token_id)
+    ends = torch.full_like(batch.target[:, :1], _one_token(model.config, "eos_token_id"))
     scored = torch.cat((batch.target[:, 1:], ends), dim=1)
     expected = logits.log_softmax(-1).gather(2, scored[:, :, None])[:, :, 0]
     names = vocabulary(model, tokenizer)
@@ -199,10 +200,8 @@ def _specification(
         bias[forbidden] = LOWEST_BIAS
         decoder_spec.projection.bias = bias
 
-    start, end = config.decoder_start_token_id, config.eos_token_id
-    for name, token in (("decoder_start_token_id", start), ("eos_token_id", end)):
-        if not isinstance(token, int):
-            raise ValueError(f"{name} must be one token for CTranslate2, got {token}.")
+    start = _one_token(config, "decoder_start_token_id")
+    end = _one_token(config, "eos_token_id")
     if tokenizer.unk_token is None:
         raise ValueError("tokenizer must have an unknown token for CTranslate2, got none.")
     spec = transformer_spec.TransformerSpec(encoder_spec, decoder_spec)
@@ -216,6 +215,13 @@ def _specification(
     return spec
 
 
+def _one_token(config: VanillaTransformerConfig, name: str) -> int:
+    token = getattr(config, name)
+    if not isinstance(token, int):
+        raise ValueError(f"{name} must be one token for CTranslate2, got {token}.")
+    return token
+
+
 def _forbidden_tokens(search: GenerationConfig) -> list[int]:
     single = [words[0] for words in search.bad_words_ids or () if len(words) == 1]
     return [*(search.suppress_tokens or ()), *single]
@@ -225,12 +231,12 @@ def _set_stack(
     spec: transformer_spec.TransformerEncoderSpec | transformer_spec.TransformerDecoderSpec,
     embeddings: common_spec.EmbeddingsSpec,
     stack: VanillaTransformerEncoder | VanillaTransformerDecoder,
-    num_positions: int,
+    num_positions: int | None,
 ):
     embeddings.weight = _array(stack.embed_tokens.weight)
     spec.scale_embeddings = True
     spec.position_encodings.encodings = _array(position_table(stack, num_positions))
-    if stack.config.norm_first:
+    if isinstance(stack.norm, nn.LayerNorm):
         _set_norm(spec.layer_norm, stack.norm)
 
 

@@ -8,6 +8,7 @@ import copy
 import logging
 import warnings
 from pathlib import Path
+from typing import Any
 
 # imported early: torch would miss it only in the middle of an export
 import onnxruntime
@@ -73,7 +74,7 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
     mask[1:, -1] = 0
     encoder = EncoderGraph(model)
     read = {0: sentences, 1: source}
-    inputs = {"input_ids": ids, "attention_mask": mask}
+    inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     _write(
         encoder, inputs, folder / ENCODER_FILE, ["last_hidden_state"], dict.fromkeys(inputs, read)
     )
@@ -84,7 +85,7 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
         "input_ids": ids[:, : SIZES["target"]],
         "encoder_hidden_states": encoder(ids, mask),
     }
-    axes = dict.fromkeys(inputs, read) | {"input_ids": {0: sentences, 1: target}}
+    axes: dict[str, Any] = dict.fromkeys(inputs, read) | {"input_ids": {0: sentences, 1: target}}
     numbers = range(model.config.decoder_layers)
     kinds = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
     present = [f"present.{number}.{kind}" for number in numbers for kind in kinds]
@@ -218,7 +219,8 @@ class DecoderWithPastGraph(DecoderGraph):
         model: Model to export.
     """
 
-    def forward(
+    # the graph has other inputs than the one for the first tokens
+    def forward(  # type: ignore[override]
         self, encoder_attention_mask: Tensor, input_ids: Tensor, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
         """Decode one more token.
@@ -248,10 +250,10 @@ class DecoderWithPastGraph(DecoderGraph):
 
 def _write(
     graph: nn.Module,
-    inputs: dict[str, Tensor | tuple[Tensor, ...]],
+    inputs: dict[str, Any],
     path: Path,
     output_names: list[str],
-    axes: dict,
+    axes: dict[str, Any],
     input_names: list[str] | None = None,
 ):
     """Trace a graph and save it; `axes` names its dynamic sizes."""
@@ -261,7 +263,7 @@ def _write(
     logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings(action="ignore"):
-            program = torch.onnx.export(
+            program: Any = torch.onnx.export(
                 graph.eval(),
                 kwargs=inputs,
                 dynamo=True,

@@ -273,8 +273,8 @@ def find_hypotheses(
         )
     hypotheses = []
     for rows in found.split(max(1, MAX_LOGITS // (found.shape[1] * model.config.vocab_size))):
-        source = {name: value.expand(len(rows), -1) for name, value in inputs.items()}
-        logits = model(**source, decoder_input_ids=rows[:, :-1]).logits.float()
+        repeated = {name: value.expand(len(rows), -1) for name, value in inputs.items()}
+        logits = model(**repeated, decoder_input_ids=rows[:, :-1]).logits.float()
         tokens = rows[:, 1:]  # [R, T]
         # a token counts if no end token comes before it: padding follows the end token
         goes_on = tokens.ne(model.config.eos_token_id).cumprod(dim=1)
@@ -612,8 +612,8 @@ def draw_attention(
 
 def _explore_positions(name: Any, *values: Any) -> tuple[Any, ...]:
     _choose("encoding", name, list(CANDIDATES))
-    values = [setting.check(it) for setting, it in zip(POSITIONS.values(), values, strict=True)]
-    found, *pictures = _drawn_positions(name, *values)
+    checked = [setting.check(it) for setting, it in zip(POSITIONS.values(), values, strict=True)]
+    found, *pictures = _drawn_positions(name, *checked)
     return found, *map(_as_image, pictures)
 
 
@@ -637,8 +637,8 @@ def _drawn_positions(
 
 
 def _draw_schedule(*values: Any) -> Image.Image:
-    values = [setting.check(it) for setting, it in zip(SCHEDULE.values(), values, strict=True)]
-    d_model, warmup_steps, factor, max_steps = values
+    checked = [setting.check(it) for setting, it in zip(SCHEDULE.values(), values, strict=True)]
+    d_model, warmup_steps, factor, max_steps = checked
     schedule = Schedule(int(d_model), int(warmup_steps), factor, int(max_steps))
     name = f"d_model {schedule.d_model}, warm-up {schedule.warmup_steps}"
     return _as_image(_as_png(draw_schedules({name: schedule})))

@@ -47,7 +47,7 @@ class BpeDropout:
         Returns:
             Token ids; those of symbols, added tokens and the end token do not change.
         """
-        ids = []
+        ids: list[int] = []
         words = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
         for word, group in itertools.groupby(words, key=lambda part: part[0]):
             _, tokens, plain = zip(*group, strict=True)

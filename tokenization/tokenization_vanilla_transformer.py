@@ -104,7 +104,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self.symbols = list(symbols or [])
         # the library would give a missing token the next free id, outside the model's embedding;
         # with another name than the default, this is what the caller wants
-        known = self._tokenizer.get_vocab(with_added_tokens=False).keys()
+        known = set(self._tokenizer.get_vocab(with_added_tokens=False))
         known |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
         named = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
         missing = [token for token in named if token in SPECIAL_TOKENS and token not in known]

@@ -190,7 +190,7 @@ def average_held_run(
         OSError: As in `average_run`.
     """
     config = read_recipe(folder)
-    if config.has_model_file and not trust_remote_code:
+    if config.model_class and config.has_model_file and not trust_remote_code:
         refuse_code(folder / RECIPE_FILE, config.model_class)
     target = target or folder
     is_elsewhere = target.resolve() != folder.resolve()
@@ -228,7 +228,7 @@ def average_held_run(
                 raise
             logger.warning("no attention of %s is drawn: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
-    return describe_average(target)
+    return describe_average(target) or ""
 
 
 def _averaged_model(

@@ -11,6 +11,7 @@ import operator
 import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -317,8 +318,9 @@ class TrainConfig:
     )
 
     def __post_init__(self):
-        if isinstance(self.report_to, str):
-            names = self.report_to.replace(" ", "").split(",")
+        trackers: Any = self.report_to
+        if isinstance(trackers, str):
+            names = trackers.replace(" ", "").split(",")
             self.report_to = [name for name in names if name != "none"]
         for known in dataclasses.fields(self):
             setattr(self, known.name, _checked(known, getattr(self, known.name)))
@@ -416,6 +418,13 @@ class TrainConfig:
                 )
 
     @property
+    def folder(self) -> Path:
+        """Return the run folder."""
+        if self.output_dir is None:
+            raise ValueError("output_dir must be given, got None.")
+        return Path(self.output_dir)
+
+    @property
     def has_model_file(self) -> bool:
         """Return whether the class of the model is in a file of the user."""
         return (self.model_class or "").rpartition(":")[0].endswith(".py")
@@ -436,13 +445,13 @@ class TrainConfig:
                 sentence has more tokens than the model has positions.
         """
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
-        make_config = VanillaTransformerConfig.from_paper
+        build: Callable[..., PreTrainedConfig] = VanillaTransformerConfig.from_paper
         if self.model_class is not None:
             from .model_class import make_config, model_class_of
 
-            make_config = partial(make_config, model_class_of(self, Path(self.output_dir or ".")))
+            build = partial(make_config, model_class_of(self, Path(self.output_dir or ".")))
         try:
-            config = make_config(self.paper_row, **given)
+            config = build(self.paper_row, **given)
         except (ValueError, StrictDataclassError) as error:
             # the library wraps the error of the configuration
             sentence = str(error.__cause__ or error)
@@ -477,7 +486,7 @@ def _checked_corpus(entry: Any) -> dict[str, Any]:
 def _checked(known: dataclasses.Field, value: Any) -> Any:
     """Return the value of a setting in its declared type; refuse one that does not fit."""
     is_optional = isinstance(known.type, types.UnionType)
-    wanted = typing.get_args(known.type)[0] if is_optional else known.type
+    wanted: Any = typing.get_args(known.type)[0] if is_optional else known.type
     if value is None and is_optional:
         return None
     value = _converted(value, wanted)

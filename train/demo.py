@@ -47,7 +47,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     return "\n\n".join(
         [
             translation_table(folder / "hypotheses", "test", SHOWN_SENTENCES),
-            score_table(scores),
+            score_table(scores or {}),
             contents(folder),
         ]
     )

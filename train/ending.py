@@ -204,7 +204,7 @@ def ending_if_stalled(minutes: float) -> Iterator[None]:
         yield
         return
     host, timeout = os.environ["MASTER_ADDR"], timedelta(minutes=minutes)
-    port = [None]
+    port = [0]
     if state.is_main_process:
         store = TCPStore(host, 0, is_master=True, wait_for_workers=False, timeout=timeout)
         port = [store.port]

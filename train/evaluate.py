@@ -1,8 +1,10 @@
 """Translate a split and score it: `accelerate launch -m vanilla_transformer.train.evaluate RUN`."""
 
 import argparse
+import functools
 import json
 import logging
+import operator
 import re
 import sys
 import time
@@ -93,7 +95,8 @@ def _loss_sum(
     # memory for each logit: as computed, in float32, and as a log-probability
     rows = max(1, block_bytes(states.device.type) // (3 * 4 * model.config.vocab_size))
     parts = zip(states.split(rows), labels.flatten().split(rows), strict=True)
-    return sum(smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
+    losses = (smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
+    return functools.reduce(operator.add, losses)
 
 
 @dataclass(frozen=True)
@@ -125,8 +128,8 @@ class Evaluation:
     target_lang: str
     revision: str | None
     streaming: bool
-    bleu_tokenizer: str | None
-    default_tokenizer: str | None
+    bleu_tokenizer: str
+    default_tokenizer: str
 
     @property
     def data_name(self) -> list[str]:
@@ -187,12 +190,11 @@ def evaluate(
         ValueError: If model, dataset, split, COMET or the other run's translations are missing.
     """
     state = _processes()
-    run, dataset, against, output_dir = (
-        str(path) if isinstance(path, Path) else path
-        for path in (run, dataset, against, output_dir)
-    )
-    data = (dataset, name, source_lang, target_lang, revision)
-    task = in_all_processes(lambda: _resolve(run, split, *data, bleu_tokenizer, comet, output_dir))
+    corpus = None if dataset is None else str(dataset)
+    other = None if against is None else str(against)
+    folder = None if output_dir is None else str(output_dir)
+    data = (corpus, name, source_lang, target_lang, revision)
+    task = in_all_processes(lambda: _resolve(str(run), split, *data, bleu_tokenizer, comet, folder))
     # the main process prepares the data, and the others then find it in the cache
     sources, references = main_process_first(lambda: _load_split(task))
     int8 = bool(search.get("int8"))
@@ -203,9 +205,9 @@ def evaluate(
     key = _result_name(task, search, model)
     # the engine changes the speed, not the translations
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
-    if against is not None:
+    if other is not None:
         other_key, others = in_all_processes(
-            lambda: _translations_of(against, task, key, sources, references)
+            lambda: _translations_of(other, task, key, sources, references)
         )
     main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
     started = time.monotonic()
@@ -221,9 +223,9 @@ def evaluate(
     scores["processes"] = state.num_processes
     if task.recipe is not None:
         scores["average"] = average
-    if against is not None:
+    if other is not None:
         comparison = compare_translations(translations, others, references, task.bleu_tokenizer)
-        scores["against"] = {f"{other_key} of {against}": comparison}
+        scores["against"] = {f"{other_key} of {other}": comparison}
     _save_scores(task, key, scores, is_unchanged, model.num_parameters())
     return scores
 
@@ -241,7 +243,7 @@ def _resolve(
     output_dir: str | None,
 ) -> Evaluation:
     """Check the arguments of `evaluate`, and fill in the defaults from the recipe of a run."""
-    recipe = _check_arguments(run, dataset, source_lang, target_lang, output_dir, comet)
+    recipe = _check_arguments(run, dataset, output_dir, comet)
     streaming = False
     if recipe is not None:
         source_lang, target_lang = (
@@ -254,8 +256,15 @@ def _resolve(
             revision = revision or recipe.revision
             # a streamed dataset is not stored, but its evaluation splits are loaded whole
             streaming = recipe.streaming and split != "train"
-    is_of_recipe = recipe is not None and target_lang == recipe.target_lang
-    default = recipe.bleu_tokenizer if is_of_recipe else bleu_tokenizer_of(target_lang)
+    elif dataset is None or source_lang is None or target_lang is None:
+        raise ValueError(
+            "source_lang and target_lang must be given with dataset, got one or none of them."
+        )
+    if source_lang == target_lang:
+        raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
+    default = bleu_tokenizer_of(target_lang)
+    if recipe is not None and target_lang == recipe.target_lang:
+        default = recipe.bleu_tokenizer or default
     bleu_tokenizer = bleu_tokenizer or default
     # refuse a wrong tokenizer before the translation, which takes long
     score_translations(["a"], ["a"], bleu_tokenizer)
@@ -289,12 +298,7 @@ def _load_with_average(
 
 
 def _check_arguments(
-    run: str,
-    dataset: str | None,
-    source_lang: str | None,
-    target_lang: str | None,
-    output_dir: str | None,
-    comet: str | None,
+    run: str, dataset: str | None, output_dir: str | None, comet: str | None
 ) -> TrainConfig | None:
     """Refuse arguments that cannot be used; return the recipe of a run."""
     is_run = (a_folder(run, "run") / RECIPE_FILE).is_file()
@@ -304,24 +308,16 @@ def _check_arguments(
         check_local(run, "run must be a run folder")
         found = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
         raise ValueError(f"run must be a run folder, or dataset must be given, got {found}.")
-    if not is_run and None in (source_lang, target_lang):
-        raise ValueError(
-            "source_lang and target_lang must be given with dataset, got one or none of them."
-        )
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given if the model is not a folder, got {run!r}.")
     if comet is not None:
         comet_program()
-    recipe = read_recipe(Path(run)) if is_run else None
-    source_lang = source_lang or recipe.source_lang
-    if source_lang == (target_lang or recipe.target_lang):
-        raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
-    return recipe
+    return read_recipe(Path(run)) if is_run else None
 
 
 def _load_split(task: Evaluation) -> list[list[str]]:
     """Load the sources and the references."""
-    languages = [task.source_lang, task.target_lang]
+    languages = task.source_lang, task.target_lang
     splits = load_translations(
         task.dataset, task.name, *languages, revision=task.revision, streaming=task.streaming
     )

@@ -8,8 +8,8 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from pathlib import Path
-from typing import NoReturn
+from functools import partial
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from ..identity_vanilla_transformer import stacks_difference
 from .averaging import average_held_run
 from .config import TrainConfig
 from .data.batches import StepData, TrainingSteps, evaluation_batches
-from .data.pairs import format_counts
+from .data.pairs import Pairs, format_counts
 from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
@@ -91,7 +91,7 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
                     return _train(run, requests)
         except Interrupted as error:
             if is_main:
-                last = checkpointing.checkpoints(Path(config.output_dir) / "checkpoints")
+                last = checkpointing.checkpoints(config.folder / "checkpoints")
                 saved = f"{last[-1].name} is saved" if last else "no step is saved yet"
                 _say_end(error.number, saved)
             raise
@@ -101,7 +101,7 @@ def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
                 raise
             # the progress bar has not ended its line
             sys.stderr.write("\n")
-            intact, reason = intact_checkpoint(Path(config.output_dir)), str(error).strip()
+            intact, reason = intact_checkpoint(config.folder), str(error).strip()
             raise OSError(
                 f"a process that prepares batches died, {intact}: resume with --resume, and with "
                 f"fewer num_workers if it was out of memory ({reason.splitlines()[0].strip()})"
@@ -148,8 +148,9 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
             is_last = step == config.max_steps
             if step % config.log_every_steps == 0 or is_last:
                 _log(run, step, result)
-            if (step % config.eval_every_steps == 0 or is_last) and run.data.validation is not None:
-                _evaluate(run, step)
+            validation = run.data.validation
+            if (step % config.eval_every_steps == 0 or is_last) and validation is not None:
+                _evaluate(run, step, validation)
             number = requests.pending()
             is_stopped = _is_asked_to_end(run, number is not None) and not is_last
             is_due = run.is_late or step % config.save_every_steps == 0 or is_last
@@ -196,7 +197,7 @@ def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
             raise item
         run.position = item.position
         if item.position is not None and item.position["first_step"] == step - 1:
-            _log_block(run, step)
+            _log_block(run, item.position, step)
         yield item.batches
 
 
@@ -215,11 +216,11 @@ class _StepsOrErrors(torch.utils.data.Dataset):
             return kind(str(error))
 
 
-def _log_block(run: Run, step: int):
-    before, own = (Counter(run.position[name]) for name in ("counts", "block_counts"))
+def _log_block(run: Run, position: dict[str, Any], step: int):
+    before, own = Counter(position["counts"]), position["block_counts"]
     counts = {name: before[name] + own[name] for name in own}
     facts = {f"pairs_{name}": count for name, count in counts.items()}
-    run.progress.write(step=step, block=run.position["block"], **facts)
+    run.progress.write(step=step, block=position["block"], **facts)
     logger.info("pairs read so far: %s", format_counts(counts))
 
 
@@ -268,7 +269,7 @@ def _read_results(run: Run):
         logger.warning("step %d skipped: loss or gradient is not finite", step)
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
             # every process has the same loss, so all of them raise
-            distribution.in_all_processes(lambda step=step: _refuse_to_skip_more(run, step))
+            distribution.in_all_processes(partial(_refuse_to_skip_more, run, step))
     run.unread.clear()
 
 
@@ -285,7 +286,7 @@ def _log(run: Run, step: int, result: StepResult):
     run.progress.log(
         step=step,
         # the length of a stream is unknown
-        epoch=round(step / run.steps.steps_per_epoch, 4)
+        epoch=round(step / run.steps.steps_per_epoch, 4)  # type: ignore[union-attr]
         if run.position is None
         else run.position["places"][0]["pass"],
         # the scheduler already has the learning rate of the next step
@@ -295,14 +296,14 @@ def _log(run: Run, step: int, result: StepResult):
     )
 
 
-def _evaluate(run: Run, step: int):
+def _evaluate(run: Run, step: int, validation: Pairs):
     loss = validation_loss(
         run.accelerator,
         run.model,
         evaluation_batches(
-            run.data.validation,
+            validation,
             run.collator,
-            run.config.tokens_per_micro_batch,
+            run.steps.tokens_per_micro_batch,
             run.accelerator.num_processes,
             run.accelerator.process_index,
         ),

@@ -57,10 +57,10 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
     if config.model_class is None:
         return modeling.VanillaTransformerForConditionalGeneration
     source, _, name = config.model_class.rpartition(":")
-    module = transformers
+    module: ModuleType = transformers
     if source != "transformers":
         module = _module_of(Path(source), None if folder is None else folder / Path(source).name)
-    model_class = getattr(module, name, None)
+    model_class: Any = getattr(module, name, None)
     if not _is_model(model_class):
         # the library imports a class only when it is used, so its names are not filtered
         is_library = module is transformers
@@ -88,20 +88,20 @@ def _is_model(value: Any) -> bool:
 
 
 def _module_of(path: Path, kept: Path | None) -> ModuleType:
-    has_copy = kept is not None and kept.is_file()
-    if path.is_file() and has_copy and path.read_bytes() != kept.read_bytes():
+    copy = kept if kept is not None and kept.is_file() else None
+    if path.is_file() and copy is not None and path.read_bytes() != copy.read_bytes():
         raise ValueError(
-            f"model_class must be in the file that the run began with: {path} differs from {kept}. "
+            f"model_class must be in the file that the run began with: {path} differs from {copy}. "
             "Give another output_dir to train another model."
         )
-    if not path.is_file() and not has_copy:
+    if not path.is_file() and copy is None:
         raise ValueError(f"model_class must be FILE.py:CLASS, and the file {path} does not exist.")
-    path = (path if path.is_file() else kept).resolve()
+    path = (path if copy is None or path.is_file() else copy).resolve()
     known, code = sys.modules.get(path.stem), path.read_bytes()
     if known is not None:
         file = getattr(known, "__file__", None)
-        is_file = file is not None and Path(file).is_file()
-        if code == _LOADED.get(known, Path(file).read_bytes() if is_file else None):
+        own = Path(file).read_bytes() if file is not None and Path(file).is_file() else None
+        if code == _LOADED.get(known, own):
             return known
         # a file that was edited is loaded again
         if known not in _LOADED:
@@ -109,7 +109,8 @@ def _module_of(path: Path, kept: Path | None) -> ModuleType:
                 f"model_class must be in a file whose name is not that of a module, got "
                 f"{path.name}: give the file another name."
             )
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # a file with Python code always has a loader
+    spec: Any = importlib.util.spec_from_file_location(path.stem, path)
     module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
@@ -122,8 +123,9 @@ def _module_of(path: Path, kept: Path | None) -> ModuleType:
 
 def _refuse_other_kind(model_class: type[PreTrainedModel]):
     name, config_class = model_class.__name__, model_class.config_class
-    known = set()
-    for kind in model_class.__mro__:
+    known: set[str] = set()
+    kinds: tuple[Any, ...] = model_class.__mro__
+    for kind in kinds:
         if "forward" in vars(kind):
             parameters = inspect.signature(kind.forward).parameters
             known |= parameters.keys()

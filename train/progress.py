@@ -59,7 +59,7 @@ def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int
     """
     if not config.report_to:
         return
-    folder = Path(config.output_dir) / TRACKERS_FOLDER
+    folder = config.folder / TRACKERS_FOLDER
     accelerator.project_configuration.logging_dir = str(folder)
     accelerator.log_with = [LoggerType(name) for name in config.report_to]
     plain = (bool, int, float, str)

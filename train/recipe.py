@@ -177,7 +177,7 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     if isinstance(settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
         merged = {**by_field(settings["model"]), **by_field(overrides["model"])}
         overrides = {**overrides, "model": merged}
-    given = {}
+    given: dict[str, Any] = {}
     for part in (settings, overrides):
         # the name of a configuration belongs to one dataset and is not kept for another
         given |= {"name": None, **part} if "dataset" in part else part
@@ -258,20 +258,21 @@ def parse_arguments(
 
 def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):
     """Refuse to run a file that the user has not named: recipes can come from other people."""
-    path = Path(config.model_class.rpartition(":")[0])
+    model_class = config.model_class or ""
+    path = Path(model_class.rpartition(":")[0])
     if is_named and path.is_file():
         return
     if is_named:
-        copy = Path(config.output_dir, path.name)
+        copy = config.folder / path.name
         refuse_code("model_class", f"{copy}, because {path} does not exist")
-    refuse_code(recipe, config.model_class)
+    refuse_code(recipe, model_class)
 
 
 def _refuse_other_folder(recipe: Path, config: TrainConfig):
     # the recipe of a run folder that was moved or copied still names the old folder
     folder = recipe.parent
     is_of_a_run = recipe.name == RECIPE_FILE and (folder / "checkpoints").is_dir()
-    if is_of_a_run and folder.resolve() != Path(config.output_dir).resolve():
+    if is_of_a_run and folder.resolve() != config.folder.resolve():
         raise ValueError(
             f"output_dir must be given for a run that was moved: {recipe} says "
             f"{config.output_dir}, but its checkpoints are in {folder}."

@@ -13,6 +13,7 @@ from typing import Any
 import datasets
 import torch
 from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import set_seed
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler
@@ -98,7 +99,7 @@ class Run:
     model: PreTrainedModel
     wrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
-    wrapped_optimizer: torch.optim.Optimizer
+    wrapped_optimizer: AcceleratedOptimizer
     rate: Callable[[int], float]
     scheduler: LRScheduler
     moving_average: MovingAverage | None
@@ -156,7 +157,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
             accelerator.scaler.load_state_dict(saved["scaler"])
         if moving_average is not None:
             moving_average.load(distribution.own_parts(model, saved["moving_average"]))
-    folder, rate = Path(config.output_dir), rate_of(config, model.config.d_model)
+    folder, rate = config.folder, rate_of(config, model.config.d_model)
     run = Run(
         config=config,
         accelerator=accelerator,
@@ -211,7 +212,7 @@ def _open_folder(
     config: TrainConfig, resume: bool, accelerator: Accelerator, until_end: contextlib.ExitStack
 ) -> tuple[Path | None, str, PreTrainedTokenizerBase, Data]:
     """Lock the run folder; return the checkpoint, changed settings, tokenizer and data."""
-    folder = Path(config.output_dir)
+    folder = config.folder
 
     def lock():
         # two commands in one folder would overwrite each other's files

@@ -79,13 +79,18 @@ def score_translations(
     matches = sum(map(str.__eq__, translations, references))
     scores["exact_match"] = matches / len(references)
     known = NonbreakingPrefixes().available_langs.values()
-    if has_words and target_lang in known and bleu_tokenizer != ALREADY_TOKENIZED:
+    if (
+        has_words
+        and target_lang is not None
+        and target_lang in known
+        and bleu_tokenizer != ALREADY_TOKENIZED
+    ):
         score, signature = compound_bleu(translations, references, target_lang)
         scores |= {"compound_bleu": score, "compound_bleu_signature": signature}
     return scores
 
 
-def refuse_bleu_tokenizer(name: str) -> None:
+def refuse_bleu_tokenizer(name: str | None) -> None:
     """Refuse a tokenizer that sacreBLEU does not have.
 
     Args:
@@ -97,7 +102,7 @@ def refuse_bleu_tokenizer(name: str) -> None:
     if name not in BLEU.TOKENIZERS:
         raise ValueError(
             f"bleu_tokenizer must be one of {', '.join(BLEU.TOKENIZERS)}, got {name!r}."
-            + closest_name(name, list(BLEU.TOKENIZERS))
+            + closest_name(str(name), list(BLEU.TOKENIZERS))
         )
 
 
@@ -242,7 +247,8 @@ def compare_translations(
     comparison = {}
     # the test has its own names for the metrics
     for name, metric in zip(metrics, signatures, strict=True):
-        other, this = results[metric]
+        compared: Any = results[metric]
+        other, this = compared
         # the test counts only larger differences, so that equal scores would be significant
         p_value = this.p_value if this.score != other.score else 1.0
         comparison[name] = {

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator, DistributedType
+from accelerate.optimizer import AcceleratedOptimizer
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
-from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ..identity_vanilla_transformer import stacks_difference
@@ -130,7 +130,7 @@ def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:
 def training_step(
     accelerator: Accelerator,
     model: nn.Module,
-    optimizer: Optimizer,
+    optimizer: AcceleratedOptimizer,
     scheduler: LRScheduler,
     batches: Sequence[dict[str, Tensor]],
     label_smoothing: float,
@@ -158,7 +158,9 @@ def training_step(
     """
     if not batches:
         raise ValueError("a step must have at least one batch, got none.")
-    local_tokens = sum(np.count_nonzero(batch["labels"].numpy() != IGNORED) for batch in batches)
+    local_tokens = sum(
+        int(np.count_nonzero(batch["labels"].numpy() != IGNORED)) for batch in batches
+    )
     if local_tokens == 0:
         raise ValueError("a step must have at least one target token, got none.")
     device = accelerator.device
@@ -194,7 +196,10 @@ def training_step(
 
 
 def _clipped_grad_norm(
-    accelerator: Accelerator, model: nn.Module, optimizer: Optimizer, max_grad_norm: float | None
+    accelerator: Accelerator,
+    model: nn.Module,
+    optimizer: AcceleratedOptimizer,
+    max_grad_norm: float | None,
 ) -> Tensor:
     """Clip the gradient, if at all, and return its norm before clipping."""
     if max_grad_norm is None and accelerator.distributed_type in REPLICATED:

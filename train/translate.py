@@ -126,8 +126,9 @@ def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
     def arriving() -> Iterator[bytes]:
         # a bytearray grows in place: a line can arrive in thousands of parts
         unfinished = bytearray()
-        # read1 returns as soon as some bytes have arrived
-        while len(unfinished) <= MAX_LINE_BYTES and (arrived := file.read1(PIPE_BYTES)):
+        # read1 returns as soon as some bytes have arrived; IO[bytes] does not declare it
+        read = file.read1  # type: ignore[attr-defined]
+        while len(unfinished) <= MAX_LINE_BYTES and (arrived := read(PIPE_BYTES)):
             rest, *lines = arrived.split(b"\n")
             unfinished += rest
             if lines:

@@ -40,7 +40,7 @@ def prepare_tokenizer(
             learned with other settings, or differs from the one in the run folder; or if a file
             that is no file of a run would be replaced.
     """
-    folder = Path(config.output_dir)
+    folder = config.folder
     own = folder / "tokenizer"
     if not is_resumed and not own.is_dir():
         refuse_files_of_no_run(folder, config)
@@ -66,7 +66,7 @@ def prepare_tokenizer(
     if not own.is_dir():
         with whole_folder(own) as unfinished:
             save_tokenizer(tokenizer, unfinished)
-            if config.tokenizer is None and not config.streaming:
+            if texts is not None and config.tokenizer is None and not config.streaming:
                 write_whole(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
             # save the recipe with the tokenizer, so that the origin of the tokenizer is known
             save_config(config, folder / RECIPE_FILE)

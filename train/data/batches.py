@@ -12,7 +12,7 @@ processes or workers, nor on the memory of each process.
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -173,7 +173,9 @@ class Collator:
         self.decoder_start_token_id = decoder_start_token_id
         self.vocab_size = vocab_size
 
-    def __call__(self, rows: dict[str, Sequence[Sequence[int]]]) -> dict[str, Tensor]:
+    def __call__(
+        self, rows: Mapping[str, Sequence[Sequence[int] | np.ndarray]]
+    ) -> dict[str, Tensor]:
         """Make the tensors of one micro-batch.
 
         Args:
@@ -203,7 +205,9 @@ class Collator:
         }
 
 
-def _padded(sentences: Sequence[Sequence[int]], pad_token_id: int) -> tuple[Tensor, Tensor]:
+def _padded(
+    sentences: Sequence[Sequence[int] | np.ndarray], pad_token_id: int
+) -> tuple[Tensor, Tensor]:
     sizes = np.array([len(ids) for ids in sentences])
     is_token = np.arange(sizes.max()) < sizes[:, None]
     array = np.full(is_token.shape, pad_token_id, dtype=np.int64)
@@ -342,6 +346,12 @@ class TrainingSteps(torch.utils.data.Dataset):
     Raises:
         ValueError: If there is no pair, or a pair does not fit into a step.
     """
+
+    # the current block; `NO_BLOCK` before one is loaded
+    _epoch: int | None
+    _block_index: int | None
+    _order: np.ndarray
+    _block: Block
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -113,17 +114,18 @@ def _load_by_library(
     streaming: bool,
 ) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
     """Load a dataset with `datasets`; return its splits and the languages of JSON splits."""
-    source = {"path": dataset}
+    source: dict[str, Any] = {"path": dataset}
     # a single file is a training split
-    if Path(dataset).is_file():
-        kind = RECORDS.search(dataset)[1]
+    records = RECORDS.search(dataset)
+    if records and Path(dataset).is_file():
+        kind = records[1]
         file = glob.escape(str(Path(dataset).resolve()))
         reader = kind if kind in ("parquet", "arrow") else "json"
         source = {"path": reader, "data_files": {"train": file}}
     # without a network the library takes the data that was prepared last
     pair = "-".join(map(glob.escape, languages))
-    for records in _prepared_folder(dataset).glob(f"*/*/*-{pair}"):
-        os.utime(records)
+    for prepared in _prepared_folder(dataset).glob(f"*/*/*-{pair}"):
+        os.utime(prepared)
     try:
         builder = datasets.load_dataset_builder(**source, name=name, revision=revision)
         has_records = is_json(builder)
@@ -241,14 +243,14 @@ def dataset_commit(
 
 def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) -> list[str]:
     # a stream may have no features before it is read
-    column = (rows.features or next(iter(rows), {})).get("translation")
+    columns: dict[str, Any] = rows.features or next(iter(rows), {})
+    column = columns.get("translation")
     if isinstance(column, datasets.Translation):
         return sorted(column.languages)
     # the library's type Json is not plain text: it can hold numbers
-    is_text = isinstance(column, dict) and not any(
+    if isinstance(column, dict) and not any(
         type(kind).__name__ == "Json" for kind in column.values()
-    )
-    if is_text:
+    ):
         return sorted(column)
     found = f"{column}" if column else ", ".join(rows.column_names or [])
     raise ValueError(
@@ -262,19 +264,17 @@ def _text_file(prefix: str, language: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _text_files(dataset: str, *languages: str) -> dict[str, list[Path]]:
+def _text_files(dataset: str, source_lang: str, target_lang: str) -> dict[str, tuple[Path, Path]]:
     found = {}
     for split in SPLITS:
         prefixes = [str(Path(dataset, split))] + [dataset] * (split == "train")
         for prefix in prefixes:
-            paths = [_text_file(prefix, language) for language in languages]
-            if all(paths):
-                found[split] = paths
-            elif any(paths):
-                missing = languages[paths.index(None)]
-                raise ValueError(
-                    f"{prefix}.{missing} must exist beside {next(filter(None, paths))}."
-                )
+            source, target = _text_file(prefix, source_lang), _text_file(prefix, target_lang)
+            if source and target:
+                found[split] = source, target
+            elif source or target:
+                missing = target_lang if source else source_lang
+                raise ValueError(f"{prefix}.{missing} must exist beside {source or target}.")
     return found
 
 
@@ -327,7 +327,7 @@ def _read_text_files(
     if counts[0] == 0:
         raise ValueError(f"{source} must have at least one line, got none.")
     is_trained_on = split == "train"
-    arguments = {
+    arguments: dict[str, Any] = {
         "source": source,
         "target": target,
         "source_lang": source_lang,

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import islice
 from random import Random
 from string import Formatter
-from typing import Any
+from typing import Any, Literal
 
 from babel import Locale
 from babel.dates import format_date, format_skeleton, format_timedelta, get_timezone_location
@@ -24,6 +24,7 @@ from datasets import Dataset, DatasetDict, Features, Translation
 from num2words import num2words
 
 Pair = tuple[str, str]
+_Unit = Literal["hour", "day", "week", "month"]
 
 _MAX_DRAWS = 100_000
 _MIN_OCCURRENCES = 3
@@ -208,7 +209,7 @@ Weil der Flug am {date_on}, zu teuer war, nimmt {person} um {time} Uhr für {pri
 _TEMPLATES = list(zip(_LINES[::2], _LINES[1::2], strict=True))
 
 # slots that join two or three values of another slot by a CLDR list pattern
-_LISTS = {
+_LISTS: dict[str, tuple[str, Literal["standard", "or"]]] = {
     "cities": ("city", "standard"),
     "countries": ("country", "standard"),
     "countries_or": ("country", "or"),
@@ -263,7 +264,9 @@ def _pairs(render: Callable[[Any, str], str], values: Iterable[Any]) -> list[Pai
     return [(render(value, "en"), render(value, "de")) for value in values]
 
 
-def _units(unit: str, amounts: Iterable[float], length: str = "long") -> list[Pair]:
+def _units(
+    unit: str, amounts: Iterable[float], length: Literal["long", "short"] = "long"
+) -> list[Pair]:
     return _pairs(lambda amount, locale: format_unit(amount, unit, length, locale=locale), amounts)
 
 
@@ -312,14 +315,14 @@ def _date_slots() -> dict[str, list[Pair]]:
 
 
 def _relative(direction: int) -> list[Pair]:
-    spans = [
+    spans: list[tuple[_Unit, timedelta]] = [
         *(("hour", timedelta(hours=n)) for n in range(2, 24)),
         *(("day", timedelta(days=n)) for n in range(2, 15)),
         *(("week", timedelta(weeks=n)) for n in range(2, 9)),
         *(("month", timedelta(days=30 * n)) for n in range(2, 12)),
     ]
 
-    def render(span: tuple[str, timedelta], locale: str) -> str:
+    def render(span: tuple[_Unit, timedelta], locale: str) -> str:
         # a threshold that no span reaches: otherwise 23 hours become 1 day
         unit, delta = span
         return format_timedelta(direction * delta, unit, 1e9, add_direction=True, locale=locale)

@@ -135,7 +135,8 @@ def read_json(
 
 def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Return the languages of a split; stop reading when the wanted languages are found."""
-    found, fields = set(), set()
+    found: set[str] = set()
+    fields: set[str] = set()
     for name in names:
         for chunk in _chunks(name, name):
             for record in _records(chunk.decode(errors="replace"), name):

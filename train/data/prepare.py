@@ -123,7 +123,7 @@ def load_texts(config: TrainConfig) -> Texts:
     corpora = [main | {"weight": config.weight}, *config.mix]
     texts = Texts([], [], None, None, [], (config.source_lang, config.target_lang))
     for corpus in corpora:
-        source = [corpus[name] for name in ("dataset", "name", "revision")]
+        source = corpus["dataset"], corpus["name"], corpus["revision"]
         splits = _load(corpus, config)
         if "train" not in splits:
             raise ValueError(
@@ -287,7 +287,7 @@ def make_steps(
     Raises:
         ValueError: If the pairs cannot be trained on, or a stream has changed.
     """
-    shared = {
+    shared: dict[str, Any] = {
         "collator": collator,
         "tokens_per_step": config.tokens_per_step,
         "length_groups_per_step": config.length_groups_per_step,
@@ -299,8 +299,8 @@ def make_steps(
         "weights": data.texts.weights,
     }
     if data.pairs is not None:
-        spellings = {"num_spellings": len(_spellings(config)) or 1}
-        return TrainingSteps(data.pairs, sizes=data.sizes, **spellings, **shared)
+        num_spellings = len(_spellings(config)) or 1
+        return TrainingSteps(data.pairs, sizes=data.sizes, num_spellings=num_spellings, **shared)
     return StreamedSteps(
         data.texts.train,
         tokenizer=data.tokenizer,

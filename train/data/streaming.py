@@ -126,6 +126,11 @@ class StreamedSteps(torch.utils.data.Dataset):
         ValueError: If there is no text, or the text at the position has changed.
     """
 
+    _block: Block | None
+    _tables: list[Iterator[pa.Table | None]] | None
+    _parts: list[list[pa.Table]]
+    _positions: list[dict[str, Any]]
+
     def __init__(
         self,
         corpora: Sequence[datasets.IterableDataset],
@@ -206,7 +211,7 @@ class StreamedSteps(torch.utils.data.Dataset):
             )
         if self._block is None or steps_done < self._position["first_step"]:
             self._load_first_block()
-        while steps_done >= self._following["first_step"]:
+        while self._block is None or steps_done >= self._following["first_step"]:
             self._read(1.0)
             self._plan()
         index = steps_done - self._position["first_step"]

@@ -5,10 +5,10 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 # first bytes of a gzip file
 GZIP = b"\x1f\x8b"
@@ -103,7 +103,8 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         ValueError: If the file cannot be read to its end.
     """
-    opener = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, Path.open)
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
+    opener = openers.get(path.suffix, Path.open)
     try:
         with opener(path, "rb") as file:
             yield file

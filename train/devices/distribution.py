@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 
 import torch
 from accelerate import Accelerator, DistributedType, PartialState
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
@@ -163,11 +164,12 @@ def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepare
     state = PartialState()
     if state.num_processes == 1:
         return prepare()
-    prepared = refusal = None
+    prepared: list[Prepared] = []
+    refusal: Exception | None = None
     for is_turn in turns:
         if is_turn:
             try:
-                prepared = prepare()
+                prepared.append(prepare())
             except Exception as error:
                 refusal = error
         refused = gather_object([refusal is not None])
@@ -175,8 +177,10 @@ def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepare
             # at exit, after the error is printed
             atexit.register(leave_processes)
             # only one process prints the error
-            raise refusal if refused.index(True) == state.process_index else SystemExit(1)
-    return prepared
+            if refusal is not None and refused.index(True) == state.process_index:
+                raise refusal
+            raise SystemExit(1)
+    return prepared[-1]
 
 
 def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
@@ -281,7 +285,7 @@ def _warn_of_idle_cores(accelerator: Accelerator):
 
 def prepare(
     accelerator: Accelerator, model: PreTrainedModel, config: TrainConfig
-) -> tuple[nn.Module, Optimizer, Optimizer]:
+) -> tuple[nn.Module, Optimizer, AcceleratedOptimizer]:
     """Make the optimizer, and distribute model and optimizer over the processes. Section 5.3.
 
     Args:
@@ -408,7 +412,7 @@ def load_optimizer_state(
     accelerator: Accelerator,
     model: PreTrainedModel,
     optimizer: Optimizer,
-    wrapped_optimizer: Optimizer,
+    wrapped_optimizer: AcceleratedOptimizer,
     state: Mapping[str, Any],
 ) -> None:
     """Restore the state of an optimizer, on each process its part. Its settings stay.

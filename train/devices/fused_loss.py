@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from transformers import PreTrainedModel
 
-from ... import VanillaTransformerForConditionalGeneration
 from ...kernels_vanilla_transformer import exp_
 from .cpu_kernels import is_for_onednn, product
 
@@ -156,7 +156,7 @@ def _loss_and_gradients(
             grad_scaled += product(powers, part.T)
             columns_here = slice(index * columns, (index + 1) * columns)
             _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
-            if bias is not None:
+            if grad_bias is not None:
                 grad_bias[columns_here] += (1 / divisor).T[0] @ powers.float()
             # otherwise they would stay in memory while the next block is made
             del powers
@@ -246,7 +246,7 @@ class Lookup(torch.autograd.Function):
 
 
 def fused_loss_sum(
-    model: VanillaTransformerForConditionalGeneration,
+    model: PreTrainedModel,
     input_ids: Tensor,
     decoder_input_ids: Tensor,
     labels: Tensor,

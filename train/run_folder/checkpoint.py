@@ -443,14 +443,14 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
                 f"entry with the index {index!r:.40}."
             )
         name, weight = parameters[index]
-        wanted = {"step": ((), torch.float32)}
+        wanted: dict[str, tuple[tuple[int, ...], torch.dtype]] = {"step": ((), torch.float32)}
         wanted |= dict.fromkeys(ADAM_MOMENTS, (weight.shape, weight.dtype))
         _refuse_other_names(path, f"the state of {name}", _mapping(path, name, slots), wanted)
         for slot, (shape, dtype) in wanted.items():
             _check_tensor(path, f"{slot} of {name}", slots[slot], shape, dtype)
         # copied, because the file is removed when a later checkpoint is saved
         state[index] = {slot: slots[slot].clone() for slot in wanted}
-    before = {"optimizer": {"state": dict(sorted(state.items()))}}
+    before: dict[str, Any] = {"optimizer": {"state": dict(sorted(state.items()))}}
     if "scaler" in content:
         before["scaler"] = _mapping(path, "scaler", content["scaler"])
         _refuse_other_names(path, "the gradient scaler", before["scaler"], SCALER_STATE)

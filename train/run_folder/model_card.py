@@ -285,8 +285,12 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     width = getattr(model, "hidden_size", None) or model.d_model
     metrics = read_metrics(folder)
     # steps that were all skipped have no loss
-    last = next((line for line in reversed(metrics) if line.get("loss") is not None), {})
-    checked = next((line for line in reversed(metrics) if "validation_loss" in line), {})
+    last: dict[str, Any] = next(
+        (line for line in reversed(metrics) if line.get("loss") is not None), {}
+    )
+    checked: dict[str, Any] = next(
+        (line for line in reversed(metrics) if "validation_loss" in line), {}
+    )
     cooldown = f", linear cooldown of {config.cooldown_steps:,} steps"
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
