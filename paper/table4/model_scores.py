@@ -114,7 +114,10 @@ def _result_sections(
     }
     scores = {name: score_treebank(gold, found) for name, found in parsed.items()}
     yield _scores_section(run, parsed, scores)
-    yield _tree_section(gold, parsed["among trees only"], scores["among trees only"])
+    constrained = parsed["among trees only"]
+    # within the length limit of the search, a model may not find a single tree
+    if not all(isinstance(found, str) for found in constrained):
+        yield _tree_section(gold, constrained, scores["among trees only"])
     yield _length_section(gold, scores)
 
 
@@ -187,14 +190,11 @@ def _tree_section(
 ) -> Section:
     whole = score_corpus(scores).f1
     each = [score_corpus([score]).f1 for score in scores]
-    fits = [
-        index
-        for index, (tree, score) in enumerate(zip(gold, scores, strict=True))
-        if SHOWN_WORDS[0] <= len(tree.words) <= SHOWN_WORDS[1] and score.status == "valid"
-    ]
-    if not fits:
-        # a sentence of punctuation only has no score
-        fits = [index for index, score in enumerate(scores) if score.status == "valid"] or [0]
+    trees = [index for index, found in enumerate(parsed) if not isinstance(found, str)]
+    valid = [index for index in trees if scores[index].status == "valid"]
+    fits = [index for index in valid if SHOWN_WORDS[0] <= len(gold[index].words) <= SHOWN_WORDS[1]]
+    # a sentence of punctuation only has a tree, but no score
+    fits = fits or valid or trees
     # prefer a typical sentence with an error
     fits = [index for index in fits if each[index] < 100] or fits
     index = min(fits, key=lambda one: abs(each[one] - whole))

@@ -19,6 +19,7 @@ from train_toys import toy_model, toy_settings
 from vanilla_transformer.cli import main
 from vanilla_transformer.paper.evalb import score_corpus, score_sentence
 from vanilla_transformer.paper.parsing import TreeConstraint, parse, prepare_treebank
+from vanilla_transformer.paper.table4 import model_scores
 from vanilla_transformer.paper.trees import (
     FEW,
     MANY,
@@ -455,6 +456,18 @@ def test_a_treebank_becomes_text_in_which_every_bracket_is_a_token(tmp_path):
     tokenizer = prepare_tokenizer(config)
     assert tokenizer.symbols == ["(NP", "(S", "(VP", ")NP", ")S", ")VP", "XX"]
     assert len(tokenizer.tokenize(tokens[0])) == len(tokens[0].split())
+
+
+@pytest.mark.parametrize(
+    ("num_trees", "names"), [(0, ["scores", "lengths"]), (1, ["scores", "tree", "lengths"])]
+)
+def test_a_predicted_tree_is_shown_if_there_is_one(tmp_path, monkeypatch, num_trees, names):
+    gold = [clean(tree) for tree in read_trees([write_treebank(tmp_path / "all.mrg", 3, 0)])]
+    predicted = [*["unclosed bracket"] * (3 - num_trees), *gold[3 - num_trees :]]
+    monkeypatch.setattr(model_scores, "parse_treebank", lambda *_, **__: predicted)
+    sections = [*model_scores._result_sections("run", None, None, gold, {})]
+    assert [section.name for section in sections] == names
+    assert all(section.numbers["predicted"] == str(gold[2]) for section in sections[1:-1])
 
 
 def test_no_tree_to_train_on_is_refused(tmp_path):
