@@ -587,7 +587,10 @@ def file_difference(path: str | Path) -> str | None:
     """
     module = sys.modules[f"{__package__}.{Path(path).stem}"]
     running = digests_of(inspect.getsource(module))
-    found = digests_of(Path(path).read_text(encoding="utf-8"))
+    try:
+        found = digests_of(Path(path).read_text(encoding="utf-8"))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return "it cannot be parsed"
     for name in sorted({*running, *found}):
         if found.get(name) != running.get(name):
             return f"{name} differs"

@@ -137,6 +137,24 @@ def test_a_model_card_with_bad_metadata_is_named(run, metadata, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("content", [b"\xff", b"\0", b"class", b"(" * 9999, b"-" * 99_999 + b"1"])
+def test_published_code_that_cannot_be_parsed_is_not_trusted(run, content, tmp_path):
+    folder = tmp_path / "out"
+    export_for_hub(run, folder)
+    (folder / "modeling_vanilla_transformer.py").write_bytes(content)
+    with pytest.raises(ValueError, match=r"modeling_vanilla_transformer\.py .*cannot be parsed"):
+        load_run(folder)
+
+
+def test_an_environment_that_is_no_text_is_named_when_a_run_is_resumed(corpus, tmp_path):
+    config = train_toys.toy_config(corpus, tmp_path / "run", max_steps=2)
+    train(config)
+    (tmp_path / "run" / "environment.txt").write_bytes(b"\xe1")
+    later = train_toys.toy_config(corpus, tmp_path / "run", max_steps=3)
+    with pytest.raises(ValueError, match=r"environment\.txt must be UTF-8"):
+        train(later, resume=True)
+
+
 def test_saved_translations_that_are_no_text_are_named(run, capsys):
     path = run / "hypotheses" / "test.source.txt"
     path.write_bytes(b"\xff\n")

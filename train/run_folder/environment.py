@@ -62,7 +62,7 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
     """
     lines = {**environment_facts(), **facts}
     path = folder / ENVIRONMENT_FILE
-    before = path.read_text(encoding="utf-8") if path.is_file() else ""
+    before = read_text(path) if path.exists() else ""
     block = "".join(f"{name}: {value}\n" for name, value in lines.items())
     write_whole(path, f"{before}{block}\n")
 
