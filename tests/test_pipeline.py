@@ -258,10 +258,10 @@ def test_sinusoids_translate_a_text_of_any_length(translate, model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"pad_token_id": 5}, "pad_token_id is 0, the model's 5"),
-        ({"eos_token_id": 7}, "eos_token_id is 2, the model's 7"),
-        ({"eos_token_id": [7, 9]}, r"eos_token_id is 2, the model's \[7, 9\]"),
-        ({"vocab_size": 100}, r"ids go up to \d+, the model's only to 99"),
+        ({"pad_token_id": 5}, "pad_token_id of the tokenizer is 0, of the model 5"),
+        ({"eos_token_id": 7}, "eos_token_id of the tokenizer is 2, of the model 7"),
+        ({"eos_token_id": [7, 9]}, r"eos_token_id of the tokenizer is 2, of the model \[7, 9\]"),
+        ({"vocab_size": 100}, r"ids of the tokenizer go up to \d+, those of the model to 99"),
     ],
 )
 def test_the_tokenizer_of_another_model_is_refused(tokenizer, options, message):
