@@ -228,7 +228,9 @@ def average_held_run(
                 raise
             logger.warning("no attention of %s is drawn: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
-    return describe_average(target) or ""
+    # the model is complete now
+    description: Any = describe_average(target)
+    return description
 
 
 def _averaged_model(

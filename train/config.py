@@ -419,7 +419,11 @@ class TrainConfig:
 
     @property
     def folder(self) -> Path:
-        """Return the run folder."""
+        """Run folder, the path of `output_dir`.
+
+        Raises:
+            ValueError: If `output_dir` is not set.
+        """
         if self.output_dir is None:
             raise ValueError("output_dir must be given, got None.")
         return Path(self.output_dir)

@@ -1,10 +1,8 @@
 """Translate a split and score it: `accelerate launch -m vanilla_transformer.train.evaluate RUN`."""
 
 import argparse
-import functools
 import json
 import logging
-import operator
 import re
 import sys
 import time
@@ -96,7 +94,7 @@ def _loss_sum(
     rows = max(1, block_bytes(states.device.type) // (3 * 4 * model.config.vocab_size))
     parts = zip(states.split(rows), labels.flatten().split(rows), strict=True)
     losses = (smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
-    return functools.reduce(operator.add, losses)
+    return sum(losses, start=torch.zeros((), device=states.device))
 
 
 @dataclass(frozen=True)
