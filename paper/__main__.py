@@ -107,7 +107,9 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
     flags.output_dir = a_folder(flags.output_dir, "output_dir")
-    pictures = flags.pictures_dir and a_folder(flags.pictures_dir, "pictures_dir")
+    pictures = flags.pictures_dir
+    if pictures is not None:
+        pictures = a_folder(pictures, "pictures_dir")
     title = f"{study.title}, {study.section}"
     show_study(module.sections(flags), title, flags.output_dir, pictures)
 

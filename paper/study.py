@@ -179,14 +179,15 @@ def show_study(
         pictures: Folder for the pictures; by default that of the page.
 
     Raises:
-        ValueError: If `folder` or one of its parents is a file.
+        ValueError: If a folder or one of its parents is a file.
     """
     from ..train.run_folder.environment import environment_facts
 
-    # check the folder before the first computation
-    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    if not nearest.is_dir():
-        raise ValueError(f"output_dir must be a folder, got the file {nearest}.")
+    # check the folders before the first computation
+    for name, chosen in (("output_dir", folder), ("pictures_dir", pictures or folder)):
+        nearest = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
+        if not nearest.is_dir():
+            raise ValueError(f"{name} must be a folder, got the file {nearest}.")
     done = []
     with held(folder):
         try:

@@ -61,6 +61,19 @@ def test_pictures_can_be_drawn_into_another_folder(tmp_path, capsys):
     assert sorted(path.name for path in page.iterdir()) == ["README.md", "study.json"]
 
 
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [("file", "pictures_dir must be a folder, got the file"), ("", "pictures_dir must be ")],
+)
+def test_a_folder_for_pictures_is_checked_before_the_study(tmp_path, given, message, capsys):
+    (tmp_path / "file").write_text("not a folder")
+    pictures = str(tmp_path / given) if given else given
+    flags = ["--output_dir", str(tmp_path / "page"), "--pictures_dir", pictures]
+    assert main(["paper", "schedule", *flags]) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "page").exists()
+
+
 def test_sections_before_an_error_are_kept(tmp_path, capsys, monkeypatch):
     def fail_after_one_section(flags):
         yield Section(name="one", title="First", says="It is so.")
