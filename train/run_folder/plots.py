@@ -86,7 +86,8 @@ def draw_attention(
     image = axes.imshow(
         weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
     )
-    figure.colorbar(image, ax=axes, label="attention weight, mean over the heads of the last layer")
+    # a longer label would be cut beside a translation of a few tokens
+    figure.colorbar(image, ax=axes, label="mean weight, last layer")
     label_places(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
