@@ -29,7 +29,7 @@ from .data.batches import Collator, TrainingSteps
 from .data.prepare import Data, load_texts, make_steps, prepare_data
 from .data.streaming import StreamedSteps
 from .devices import distribution
-from .devices.memory import refuse_too_large, tokens_that_fit
+from .devices.memory import LAUNCH_TOKENS, refuse_too_large, tokens_that_fit
 from .model_class import keep_file, make_model, set_search, try_model
 from .progress import Progress, open_trackers, refuse_trackers
 from .recipe import RECIPE_FILE, save_config
@@ -143,9 +143,19 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         moving_average = MovingAverage(model, config.ema_decay)
     given = config
     config = _with_micro_batch(config, accelerator, model, state)
-    processes = (accelerator.num_processes, accelerator.process_index)
+    launch_tokens = LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0
     steps, saved = distribution.in_all_processes(
-        lambda: _make_steps(config, model, data, collator, processes, checkpoint, state)
+        lambda: _make_steps(
+            config,
+            model,
+            data,
+            collator,
+            checkpoint,
+            state,
+            num_processes=accelerator.num_processes,
+            process_index=accelerator.process_index,
+            launch_tokens=launch_tokens,
+        )
     )
     if isinstance(steps, StreamedSteps):
         distribution.refuse_disagreement({"text": steps.text_sha256}, SHARED_FOLDER)
@@ -302,12 +312,12 @@ def _make_steps(
     model: PreTrainedModel,
     data: Data,
     collator: Collator,
-    processes: tuple[int, int],
     checkpoint: Path | None,
     state: dict[str, Any],
+    **share: int,
 ) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
     """Return the steps, and the saved state of optimizer, gradient scaler and moving average."""
-    steps = make_steps(config, data, collator, *processes, state["position"])
+    steps = make_steps(config, data, collator, position=state["position"], **share)
     if checkpoint is None:
         return steps, {}
     _refuse_other_data(data_identity(data, steps), state["data"])

@@ -270,6 +270,7 @@ def make_steps(
     num_processes: int,
     process_index: int,
     position: dict[str, Any] | None = None,
+    launch_tokens: int = 0,
 ) -> TrainingSteps | StreamedSteps:
     """Plan the steps of one process.
 
@@ -280,6 +281,7 @@ def make_steps(
         num_processes: Number of processes.
         process_index: Index of this process.
         position: Position of the last step in the streams, if a streamed run resumes.
+        launch_tokens: Argument of `batches.split_step`.
 
     Returns:
         Steps of this process.
@@ -296,6 +298,7 @@ def make_steps(
         "seed": config.seed,
         "num_processes": num_processes,
         "process_index": process_index,
+        "launch_tokens": launch_tokens,
         "weights": data.texts.weights,
     }
     if data.pairs is not None:

@@ -121,6 +121,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         num_processes: Argument of `split_step`.
         process_index: Index of this process.
         position: Position of an earlier step to resume from; by default the beginning.
+        launch_tokens: Argument of `split_step`.
 
     Raises:
         ValueError: If there is no text, or the text at the position has changed.
@@ -147,6 +148,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         num_processes: int = 1,
         process_index: int = 0,
         position: dict[str, Any] | None = None,
+        launch_tokens: int = 0,
     ):
         self.corpora = corpora
         self.tokenizer = tokenizer
@@ -161,6 +163,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         self.seed = seed
         self.num_processes = num_processes
         self.process_index = process_index
+        self.launch_tokens = launch_tokens
         self._start = position or {
             "block": 0,
             "first_step": 0,
@@ -223,6 +226,7 @@ class StreamedSteps(torch.utils.data.Dataset):
             self.tokens_per_micro_batch,
             self.num_processes,
             self.process_index,
+            self.launch_tokens,
         )
         return StepData(batches, self._position)
 

@@ -25,6 +25,12 @@ USABLE = 0.9
 LIBRARY_BYTES = 2**26
 # larger micro-batches are not faster on a CPU
 CPU_TOKENS = 4096
+# source and target tokens that take a GPU about as long as its host needs to launch a micro-batch:
+# an H200 trained the base model in bf16 on 700 of them in a millisecond, and its host, a slow one,
+# needed 70 ms for a micro-batch
+LAUNCH_TOKENS = 8192
+# a micro-batch on a GPU may hold all tokens of a step, and as much padding
+PADDED_SHARE = 2
 CGROUP = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
@@ -199,7 +205,7 @@ def tokens_that_fit(
         is_whole: Whether each process has all weights.
 
     Returns:
-        Source or target tokens, padding included; at most the share of a process in a step.
+        Source or target tokens, padding included; at most twice the share of a process in a step.
 
     Raises:
         ValueError: If the longest sentence does not fit.
@@ -218,7 +224,7 @@ def tokens_that_fit(
             f"sentence of max_length {config.max_length}, got {free / 1e9:.1f} GB."
         )
     share = -(-config.tokens_per_step // num_processes)
-    most = share if device.type == "cuda" else min(CPU_TOKENS, share)
+    most = PADDED_SHARE * share if device.type == "cuda" else min(CPU_TOKENS, share)
     return min(fitting, max(most, config.max_length))
 
 

@@ -91,6 +91,54 @@ def non_padding(sizes, tokens_per_step, tokens_per_micro_batch):
     return real / padded
 
 
+def time_of(sizes, parts, launch_tokens):
+    return sum(
+        launch_tokens + len(part) * sum(int(side[part].max()) for side in sizes) for part in parts
+    )
+
+
+def partitions(parts):
+    """All ways to put parts, in their order, into groups."""
+    if not parts:
+        yield []
+        return
+    for size in range(1, len(parts) + 1):
+        for rest in partitions(parts[size:]):
+            yield [np.concatenate(parts[:size]), *rest]
+
+
+@pytest.mark.parametrize("cap", [3000, 8000, 20_000])
+@pytest.mark.parametrize("launch_tokens", [100, 3000, 10**6])
+def test_groups_share_a_micro_batch_where_padding_costs_less_than_a_launch(
+    sizes, cap, launch_tokens
+):
+    for groups in planned(sizes)[:10]:
+        apart = split_step(groups, *sizes, cap, 1)[0]
+        shared = split_step(groups, *sizes, cap, 1, launch_tokens)[0]
+        assert sorted(np.concatenate(shared)) == sorted(np.concatenate(groups))
+        apart.sort(key=lambda part: max(side[part].max() for side in sizes))
+        allowed = [
+            parts
+            for parts in partitions(apart)
+            if all(len(p) * max(side[p].max() for side in sizes) <= cap for p in parts)
+        ]
+        fastest = min(time_of(sizes, parts, launch_tokens) for parts in allowed)
+        assert time_of(sizes, shared, launch_tokens) == fastest
+        if launch_tokens == 10**6:
+            assert len(shared) == min(map(len, allowed))
+
+
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 8])
+def test_processes_get_equally_many_shared_micro_batches(sizes, num_processes):
+    for groups in planned(sizes)[:20]:
+        shares = split_step(groups, *sizes, 16_000, num_processes, 8192)
+        assert len({len(share) for share in shares}) == 1
+        seen = np.concatenate([part for share in shares for part in share])
+        assert sorted(seen) == sorted(np.concatenate(groups))
+        # without a launch time they would be eight groups
+        assert num_processes * len(shares[0]) < 8 or num_processes == 8
+
+
 def test_at_least_97_of_100_positions_are_tokens():
     assert non_padding(spread(200_000), 25_000, 4096) > 0.97
     assert non_padding(spread(200_000), 25_000, 25_000) > 0.97

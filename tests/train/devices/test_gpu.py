@@ -80,8 +80,8 @@ def test_a_checkpoint_of_a_cpu_resumes_on_a_gpu(corpus, cpu_run, tmp_path):
 def test_micro_batches_are_as_large_as_the_memory_of_the_gpu_allows(corpus, tmp_path):
     step = {"tokens_per_step": 100_000, "tokens_per_micro_batch": None}
     assert train(train_toys.toy_config(corpus, tmp_path, max_steps=2, **step))
-    # all of a step, where a CPU has at most 4,096
-    assert read_environment(tmp_path)[0]["tokens_per_micro_batch"] == "100000"
+    # all of a step and as much padding, where a CPU has at most 4,096
+    assert read_environment(tmp_path)[0]["tokens_per_micro_batch"] == "200000"
 
 
 def test_a_gpu_translates_as_a_cpu_does(cpu_run):
