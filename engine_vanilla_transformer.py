@@ -26,13 +26,16 @@ from .identity_vanilla_transformer import (
     computing_modules,
     first_difference,
 )
-from .kernels_vanilla_transformer import FloatProduct, Int8Product, PlainProduct
+from .kernels_vanilla_transformer import FloatProduct, Int8Product, PlainProduct, recorded
 from .search_vanilla_transformer import Decoding
 
 # number of scores of attention in memory at a time
 MOST_SCORES = 2**25
-# number of slots that the self-attention cache begins with
-FIRST_SLOTS = 64
+# number of slots that the self-attention cache begins with; a recorded step reads all of them, and
+# more slots are recorded anew
+FIRST_SLOTS, FIRST_RECORDED_SLOTS = 64, 256
+# devices on which a step is recorded once and replayed, because the host is slower than the device
+RECORDING_DEVICES = ("cuda",)
 
 # packed products on a CPU exist in float32 only
 CPU_DTYPES = (torch.float32,)
@@ -175,6 +178,7 @@ class SearchEngine:
             [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
         )
         self.vocabulary = product([model.lm_head])
+        self.num_tokens = model.lm_head.out_features
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
         """Compute the memory of a batch, for tokens only.
@@ -231,7 +235,9 @@ class SearchEngine:
         parts = [part.unflatten(-1, (heads, -1)) for part in padded.split(widths, dim=-1)]
         keys = [part.permute(0, 2, 3, 1).contiguous() for part in parts[::2]]  # [B, h, d_k, S]
         values = [part.transpose(1, 2).contiguous() for part in parts[1::2]]  # [B, h, S, d_v]
-        return EngineDecoding(self, keys, values, tokens.bias(heads, memory.dtype))
+        is_recorded = memory.device.type in RECORDING_DEVICES
+        decoding = RecordedDecoding if is_recorded else EngineDecoding
+        return decoding(self, keys, values, tokens.bias(heads, memory.dtype))
 
 
 class EngineDecoding(Decoding):
@@ -247,6 +253,8 @@ class EngineDecoding(Decoding):
         memory_values: Values of the memory in each layer, [B, h, S, d_v].
         memory_bias: 0 for a source token, -inf for padding, [B * h, 1, S]; None without padding.
     """
+
+    first_slots = FIRST_SLOTS
 
     def __init__(
         self,
@@ -266,9 +274,9 @@ class EngineDecoding(Decoding):
         for layer, memory in zip(self.layers, memory_keys, strict=True):
             sizes = self.num_sentences, self.num_heads
             attention = layer.self_attention
-            self.keys.append(memory.new_empty(*sizes, attention.d_k, FIRST_SLOTS))
-            self.values.append(memory.new_empty(*sizes, FIRST_SLOTS, attention.d_v))
-        shape = self.num_sentences, 1, FIRST_SLOTS
+            self.keys.append(memory.new_zeros(*sizes, attention.d_k, self.first_slots))
+            self.values.append(memory.new_zeros(*sizes, self.first_slots, attention.d_v))
+        shape = self.num_sentences, 1, self.first_slots
         # slots that the next token of each row may attend to
         self.is_past = torch.zeros(shape, dtype=torch.bool, device=memory_keys[0].device)
 
@@ -294,16 +302,47 @@ class EngineDecoding(Decoding):
         if self.num_used + num_rows > self.is_past.shape[2]:
             self._make_room(num_rows)
         new = slice(self.num_used, self.num_used + num_rows)
-        self.is_past[:, :, new] = torch.eye(num_rows, dtype=torch.bool, device=self.is_past.device)
+        self.is_past[:, :, new] = self._own_slots(num_rows)
         self.num_used = new.stop
         self.length += 1
-        bias = self._self_attention_bias()
+        positions = self.engine.stacks["decoder"].positions(self.length)
+        return self._states(
+            tokens,
+            None if positions is None else positions[-1],
+            new,
+            slice(self.num_used),
+            self._self_attention_bias(),
+        )
 
-        stack = self.engine.stacks["decoder"]
+    def _own_slots(self, num_rows: int) -> Tensor:
+        """Return which of the new slots each row may attend to, [R, R]."""
+        return torch.eye(num_rows, dtype=torch.bool, device=self.is_past.device)
+
+    def _states(
+        self,
+        tokens: Tensor,
+        position: Tensor | None,
+        new: slice | Tensor,
+        used: slice,
+        bias: Tensor | None,
+    ) -> Tensor:
+        """Compute the states of one token of each row.
+
+        Args:
+            tokens: Tokens, [B, R].
+            position: Positional encoding of the tokens, [d_model], or None.
+            new: Slots that their keys and values are written to, R of them.
+            used: Slots that attention reads.
+            bias: 0 for a slot that a row may attend to, -inf otherwise, [B * h, R, used]; None if
+                every row may attend to all of them.
+
+        Returns:
+            States, [B * R, d_model].
+        """
+        stack, num_rows = self.engine.stacks["decoder"], tokens.shape[1]
         x = stack.embed(tokens.flatten())  # [B * R, d_model]
-        positions = stack.positions(self.length)
-        if positions is not None:
-            x += positions[-1]
+        if position is not None:
+            x += position
         for index, layer in enumerate(self.layers):
 
             def attend_to_target(x: Tensor, index=index, attention=layer.self_attention) -> Tensor:
@@ -311,8 +350,7 @@ class EngineDecoding(Decoding):
                 shape = self.num_sentences, num_rows, self.num_heads, -1
                 self.keys[index][..., new] = key.view(shape).permute(0, 2, 3, 1)
                 self.values[index][:, :, new] = value.view(shape).transpose(1, 2)
-                keys = self.keys[index][..., : self.num_used]
-                values = self.values[index][:, :, : self.num_used]
+                keys, values = self.keys[index][..., used], self.values[index][:, :, used]
                 return attention.out(attention(query, keys, values, bias))
 
             def attend_to_memory(x: Tensor, index=index, attention=layer.cross_attention) -> Tensor:
@@ -347,9 +385,12 @@ class EngineDecoding(Decoding):
         self.is_past = self.is_past.gather(1, wide)
 
     def _self_attention_bias(self) -> Tensor | None:
-        is_past = self.is_past[:, :, : self.num_used]  # [B, R, W]
+        # one row that never left its sentence may attend to all that was read
         if self.num_used == self.length:
             return None
+        return self._bias_of(self.is_past[:, :, : self.num_used])
+
+    def _bias_of(self, is_past: Tensor) -> Tensor:
         bias = is_past.new_zeros(is_past.shape, dtype=self.keys[0].dtype)
         bias.masked_fill_(~is_past, -torch.inf)
         return bias[:, None].expand(-1, self.num_heads, -1, -1).flatten(0, 1)  # [B * h, R, W]
@@ -359,20 +400,103 @@ class EngineDecoding(Decoding):
         num_alive = int(is_alive.sum(dim=1).max())
         # slots in use come first, in their order
         order = is_alive.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :num_alive]
-        num_slots = max(FIRST_SLOTS, 2 * (num_alive + num_rows))
+        num_slots = max(self.first_slots, 2 * (num_alive + num_rows))
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             sizes = keys.shape[:3]
-            self.keys[index] = keys.new_empty(*sizes, num_slots)
+            self.keys[index] = keys.new_zeros(*sizes, num_slots)
             kept = keys.gather(3, order[:, None, None].expand(*sizes, -1))
             self.keys[index][..., :num_alive] = kept
             sizes, width = values.shape[:2], values.shape[3]
-            self.values[index] = values.new_empty(*sizes, num_slots, width)
+            self.values[index] = values.new_zeros(*sizes, num_slots, width)
             kept = values.gather(2, order[:, None, :, None].expand(*sizes, -1, width))
             self.values[index][:, :, :num_alive] = kept
         is_past = self.is_past.new_zeros(*self.is_past.shape[:2], num_slots)
         wide = order[:, None].expand(-1, is_past.shape[1], -1)
         is_past[:, :, :num_alive] = self.is_past.gather(2, wide)
         self.is_past, self.num_used = is_past, num_alive
+
+
+class RecordedDecoding(EngineDecoding):
+    """Decoder of the engine whose steps are recorded as one graph of the device, and replayed.
+
+    A graph has the addresses of its tensors, so a step reads and writes the same ones each time. It
+    is recorded anew when their sizes change: when the cache is full, or sentences leave the batch.
+
+    Args:
+        engine: Argument of `EngineDecoding`.
+        memory_keys: Argument of `EngineDecoding`.
+        memory_values: Argument of `EngineDecoding`.
+        memory_bias: Argument of `EngineDecoding`.
+    """
+
+    first_slots = FIRST_RECORDED_SLOTS
+    # a batch of half the size is worth another recording
+    share_to_remove = 0.5
+    _replay: Callable[[], None] | None = None
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Read the tokens that were added since the last call, and score the next token.
+
+        Args:
+            ids: Argument of `EngineDecoding.step`.
+
+        Returns:
+            Result of `EngineDecoding.step`; the next call overwrites it.
+        """
+        # the first step has only one row of each sentence, and maybe a prompt
+        if not self.length:
+            return super().step(ids)
+        num_rows = ids.shape[1]
+        if self.num_used + num_rows > self.is_past.shape[2]:
+            self._make_room(num_rows)
+            self._replay = None
+        is_new = self._replay is None
+        if is_new:
+            self._make_buffers(num_rows)
+        self.tokens.copy_(ids[:, :, -1])
+        torch.add(self.rows, self.num_used, out=self.new)
+        self.num_used += num_rows
+        self.length += 1
+        positions = self.engine.stacks["decoder"].positions(self.length)
+        if positions is not None:
+            self.position.copy_(positions[-1])
+        if is_new:
+            # this computes the step too
+            self._replay = recorded(self._read_into_buffers, self.is_past.device)
+        else:
+            self._replay()
+        return self.logits.view(*ids.shape[:2], -1)
+
+    def _make_buffers(self, num_rows: int):
+        device = self.is_past.device
+        self.rows = torch.arange(num_rows, device=device)
+        self.new = torch.empty_like(self.rows)
+        self.own_slots = self._own_slots(num_rows)
+        self.tokens = self.rows.new_empty(self.num_sentences, num_rows)
+        states = self.keys[0].new_empty(0)
+        self.position = states.new_zeros(self.engine.stacks["decoder"].embedding.embedding_dim)
+        size = self.num_sentences * num_rows, self.engine.num_tokens
+        self.logits = torch.empty(size, dtype=torch.float32, device=device)
+
+    def _read_into_buffers(self):
+        self.is_past.index_copy_(2, self.new, self.own_slots.expand(self.num_sentences, -1, -1))
+        bias = self._bias_of(self.is_past)
+        states = self._states(self.tokens, self.position, self.new, slice(None), bias)
+        self.logits.copy_(self.engine.vocabulary(states))
+
+    def follow(self, parents: Tensor, stays: Tensor | None = None):
+        """Reorder the hypotheses after a step, and remove finished sentences.
+
+        Args:
+            parents: Argument of `EngineDecoding.follow`.
+            stays: Argument of `EngineDecoding.follow`.
+        """
+        buffer = self.is_past
+        super().follow(parents, stays)
+        if stays is None and buffer.shape == self.is_past.shape:
+            self.is_past = buffer.copy_(self.is_past)
+        else:
+            self._replay = None
 
 
 class _Stack:
@@ -589,7 +713,7 @@ def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> s
     Returns:
         A clause that says how far they are apart, or None if they agree.
     """
-    config, num_steps = model.config, 3
+    config, num_steps = model.config, 4
     longest = max(PROBE_LENGTHS)
     if config.position_encoding == "learned":
         longest = min(longest, config.max_position_embeddings)
@@ -671,16 +795,20 @@ def deviations(
 
 
 def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-    """Score the beams of the probe [B, 2, 3] as a search does: [rows, V] of all steps."""
+    """Score the beams of the probe [B, 2, 4] as a search does: [rows, V] of all steps."""
     decoding = engine.begin(engine.encode(source, mask), mask)
     first = decoding.step(target[:, :, :1])  # [B, 1, V]
     decoding.follow(torch.zeros_like(target[:, :, 0]))
-    second = decoding.step(target[:, :, :2])  # [B, 2, V]
+    # the next step may overwrite the logits
+    second = decoding.step(target[:, :, :2]).clone()  # [B, 2, V]
     # swap the beams, continue each with the tokens of the other, and remove the last sentence
     stays = torch.arange(len(target) - 1, device=target.device)
     decoding.follow(torch.tensor([1, 0], device=target.device).expand(len(stays), -1), stays)
-    third = decoding.step(_changed(target)[:-1])  # [B - 1, 2, V]
-    return torch.cat([part.flatten(0, 1) for part in (first, second, third)])
+    changed = _changed(target)[:-1]
+    third = decoding.step(changed[:, :, :3]).clone()  # [B - 1, 2, V]
+    decoding.follow(torch.tensor([0, 1], device=target.device).expand(len(stays), -1))
+    fourth = decoding.step(changed)  # [B - 1, 2, V]
+    return torch.cat([part.flatten(0, 1) for part in (first, second, third, fourth)])
 
 
 def _logits_of_modules(
@@ -697,7 +825,7 @@ def _logits_of_modules(
             use_cache=False,
         ).logits
         steps.append(logits.unflatten(0, (len(target), 2)).float())  # [B, 2, T, V]
-    parts = steps[0][:, :1, 0], steps[0][:, :, 1], steps[1][:-1, :, 2]
+    parts = steps[0][:, :1, 0], steps[0][:, :, 1], steps[1][:-1, :, 2], steps[1][:-1, :, 3]
     return torch.cat([part.flatten(0, 1) for part in parts])
 
 
@@ -758,6 +886,7 @@ def _random_vector(device: torch.device) -> Tensor:
 
 __all__ = [
     "EngineDecoding",
+    "RecordedDecoding",
     "SearchEngine",
     "cache_obstacle",
     "deviations",

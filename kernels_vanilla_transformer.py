@@ -1,4 +1,4 @@
-"""Numerical kernels of the inference engine: packed products, int8 products and top-k.
+"""Numerical kernels of the inference engine: products, top-k, and graphs of a GPU.
 
 The functions here know tensors and linear layers, and nothing of the Transformer.
 """
@@ -6,8 +6,9 @@ The functions here know tensors and linear layers, and nothing of the Transforme
 import functools
 import math
 import platform
+import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -343,4 +344,65 @@ def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
     return logits.logsumexp(dim=1, keepdim=True)
 
 
-__all__ = ["FloatProduct", "Int8Product", "PlainProduct", "exp_", "is_intel", "likeliest"]
+class _Recorders(threading.local):
+    """Stream of this thread to record on, and memory that its graphs share, by device.
+
+    Graphs of a thread replay one after another, and keep their results in tensors that were made
+    before. So they can share the memory for everything in between.
+    """
+
+    def __init__(self):
+        self.by_device: dict[torch.device, tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]] = {}
+
+    def __call__(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]:
+        if device not in self.by_device:
+            # a first graph, which stays, keeps the shared memory
+            stream, first = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+            with torch.cuda.stream(stream):
+                first.capture_begin(capture_error_mode="thread_local")
+                torch.zeros(1, device=device)
+                first.capture_end()
+            self.by_device[device] = stream, first
+        return self.by_device[device]
+
+
+_recorders = _Recorders()
+
+
+def recorded(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Compute once on a GPU, and record the work as a graph.
+
+    Args:
+        compute: Function that reads and writes tensors made before, always the same ones, and never
+            waits for the GPU.
+        device: GPU of the tensors.
+
+    Returns:
+        Function that repeats the work of the GPU, without its Python code.
+    """
+    stream, first = _recorders(device)
+    current = torch.cuda.current_stream(device)
+    stream.wait_stream(current)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        # libraries prepare themselves in the first call, which cannot be recorded
+        compute()
+        # other threads may use the GPU meanwhile
+        graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
+        try:
+            compute()
+        finally:
+            graph.capture_end()
+    current.wait_stream(stream)
+    return graph.replay
+
+
+__all__ = [
+    "FloatProduct",
+    "Int8Product",
+    "PlainProduct",
+    "exp_",
+    "is_intel",
+    "likeliest",
+    "recorded",
+]

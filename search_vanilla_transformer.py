@@ -29,9 +29,6 @@ from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
 
 from .kernels_vanilla_transformer import likeliest
 
-# share of finished sentences from which on they are removed from the batch
-SHARE_TO_REMOVE = 0.1
-
 
 class Decoding:
     """Target side of a model during one search: the hypotheses of B sentences with R rows each.
@@ -40,9 +37,11 @@ class Decoding:
 
     Attributes:
         is_fixed: Every sentence must stay in the batch until the search ends.
+        share_to_remove: Share of finished sentences from which on they are removed from the batch.
     """
 
     is_fixed = False
+    share_to_remove = 0.1
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -52,8 +51,8 @@ class Decoding:
                 are equal.
 
         Returns:
-            Logits in float32, which the caller may overwrite, [B, R, V]. The first call may
-            return one row for each sentence, [B, 1, V].
+            Logits in float32, which caller and next call may overwrite, [B, R, V]. The first call
+            may return one row for each sentence, [B, 1, V].
         """
         raise NotImplementedError
 
@@ -398,7 +397,7 @@ class PaperBeamSearch:
         if is_finished:
             return
         kept = None
-        if not self.decoding.is_fixed and is_worth_shrinking(done):
+        if is_worth_shrinking(self.decoding, done):
             stays = [row for row, is_done in enumerate(done) if not is_done]
             kept = self.sentences.new_tensor(stays)
             self.open = self.open.of_sentences(kept)
@@ -485,7 +484,7 @@ def greedy_search(
         is_done |= stopping_criteria(ids[:, :length], None)
         done = is_done[sentences].tolist()
         stays = None
-        if not all(done) and is_worth_shrinking(done):
+        if not all(done) and is_worth_shrinking(decoding, done):
             stays = sentences.new_tensor([row for row, it in enumerate(done) if not it])
             sentences, done = sentences[stays], [False] * len(stays)
         decoding.follow(torch.zeros_like(sentences)[:, None], stays)
@@ -493,13 +492,14 @@ def greedy_search(
     return ids[:, :length]
 
 
-def is_worth_shrinking(done: Sequence[bool]) -> bool:
+def is_worth_shrinking(decoding: Decoding, done: Sequence[bool]) -> bool:
     """Return whether enough sentences are finished to remove them from the batch.
 
     Args:
+        decoding: Decoder of the batch.
         done: Whether each sentence of the batch is finished.
     """
-    return sum(done) >= max(1, SHARE_TO_REMOVE * len(done))
+    return not decoding.is_fixed and sum(done) >= max(1, decoding.share_to_remove * len(done))
 
 
 class Suppression:

@@ -47,6 +47,7 @@ PARTS = {
         "cost against length, vocabulary, batch, processes", "scaling", is_default=False
     ),
     "startup": Part("imports and the first translation", "startup"),
+    "device": Part("whether a GPU computes what a CPU computes", "device", is_default=False),
 }
 
 
@@ -71,7 +72,10 @@ def parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     made.add_argument(
-        "parts", nargs="*", metavar="PART", help="parts to run (default: all but scaling)"
+        "parts",
+        nargs="*",
+        metavar="PART",
+        help="parts to run (default: all but scaling and device)",
     )
     made.add_argument(
         "--recipe",

@@ -8,6 +8,7 @@ import pytest
 import torch
 from accelerate import cpu_offload
 from peft import LoraConfig, get_peft_model
+from replayed_operators import Recordings
 
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
@@ -54,6 +55,23 @@ def searched(monkeypatch):
 
 
 @pytest.fixture
+def recordings(monkeypatch):
+    """Count of the recorded steps; a search on the CPU records and replays as one on a GPU."""
+    recordings = Recordings()
+    monkeypatch.setattr(engine, "RECORDING_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine, "recorded", recordings)
+    return recordings
+
+
+@pytest.fixture(params=["step by step", "recorded"])
+def either_way(request):
+    """Whether the engine computes each step in Python, or replays a recorded one."""
+    if request.param == "recorded":
+        request.getfixturevalue("recordings")
+    return request.param
+
+
+@pytest.fixture
 def scores(monkeypatch):
     """The scores of each beam search, in order."""
     found = []
@@ -95,7 +113,7 @@ SEARCHES = [
 
 @pytest.mark.parametrize("fields", MODELS, ids=str)
 def test_engine_and_modules_find_the_same_in_every_model(
-    lively_model, source, searched, scores, fields
+    lively_model, source, searched, scores, either_way, fields
 ):
     model = lively_model(**fields)
     for search in SEARCHES:
@@ -111,7 +129,10 @@ def test_engine_and_modules_find_the_same_in_every_model(
 
 
 @pytest.mark.parametrize("search", [GREEDY, PAPER, {**PAPER, "num_beams": 9}])
-def test_long_translations_outgrow_the_first_slots(lively_model, source, searched, scores, search):
+def test_long_translations_outgrow_the_first_slots(
+    lively_model, source, searched, scores, either_way, monkeypatch, search
+):
+    monkeypatch.setattr(engine.RecordedDecoding, "first_slots", engine.FIRST_SLOTS)
     model = lively_model()
     search = {**search, "max_extra_tokens": 90, "min_new_tokens": 75}
     expected = model.generate(**source, **search, engine="off")
@@ -123,7 +144,7 @@ def test_long_translations_outgrow_the_first_slots(lively_model, source, searche
 
 
 @pytest.mark.parametrize("search", [GREEDY, PAPER])
-def test_many_sentences_of_many_lengths_in_any_order(lively_model, searched, search):
+def test_many_sentences_of_many_lengths_in_any_order(lively_model, searched, either_way, search):
     model = lively_model(norm_first=True)
     lengths = torch.randint(2, 12, (40,))
     mask = (torch.arange(12) < lengths[:, None]).long()
@@ -160,6 +181,26 @@ def test_finished_sentences_leave_the_engine(lively_model, source, monkeypatch, 
     assert rows[1] == 4 * search["num_beams"]
     assert rows[1:] == sorted(rows[1:], reverse=True)
     assert rows[-1] < rows[1]
+
+
+@pytest.mark.parametrize("search", [GREEDY, PAPER])
+def test_a_recorded_step_is_replayed_until_its_sizes_change(
+    lively_model, source, recordings, search
+):
+    model = lively_model()
+    # the probe replays a step too, before the engine searches
+    model.generate(**source, **search)
+    assert recordings.replayed >= 1
+    recordings.recorded = recordings.replayed = 0
+    search = {**search, "min_new_tokens": 6, "max_new_tokens": 6, "max_extra_tokens": None}
+    model.generate(**source, **search)
+    assert (recordings.recorded, recordings.replayed) == (1, 4)
+    # sentences that end early leave when half of them have ended
+    recordings.recorded = recordings.replayed = 0
+    many = {name: tensor.repeat(8, 1) for name, tensor in source.items()}
+    steps = model.generate(**many, **{**search, "min_new_tokens": 0, "max_new_tokens": 40})
+    assert recordings.recorded <= 4
+    assert recordings.replayed >= steps.shape[1] - 7
 
 
 def test_given_encoder_outputs_are_used(lively_model, source, searched):

@@ -127,6 +127,25 @@ def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:
     return others if mask.numpy().all() else {**others, "attention_mask": mask[:, None, None, :]}
 
 
+def on_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Copy a batch to the device, without waiting for it.
+
+    Args:
+        batch: Tensors in host memory.
+        device: Device of the model.
+
+    Returns:
+        The same tensors on the device.
+    """
+    if device.type == "cuda":
+        # the host would wait for a copy from other memory
+        batch = {
+            name: tensor if tensor.is_pinned() else tensor.pin_memory()
+            for name, tensor in batch.items()
+        }
+    return {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
+
+
 def training_step(
     accelerator: Accelerator,
     model: nn.Module,
@@ -172,8 +191,7 @@ def training_step(
         accelerator.sync_gradients = is_last
         with nullcontext() if is_last else accelerator.no_sync(model):
             places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
-            inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in batch.items()}
-            inputs["places"] = torch.from_numpy(places).to(device, non_blocking=True)
+            inputs = on_device({**batch, "places": torch.from_numpy(places)}, device)
             loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
             # data-parallel training averages gradients over processes; undo it to get a sum
             accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)

@@ -82,6 +82,18 @@ SMALLEST = ("--sizes", "toy", "--batches", 1, "--rounds", 1)
 
 
 @pytest.mark.slow
+def test_a_device_is_checked_against_the_cpu(flags, tmp_path, capsys):
+    measured(capsys, "device", *flags, "--sizes", "toy", "--model_vocab_size", 300)
+    study = json.loads((tmp_path / "out/study.json").read_text(encoding="utf-8"))["sections"]
+    assert list(study) == ["device-arithmetic", "device-runs", "device-search"]
+    runs = {row[0]: row for row in study["device-runs"]["rows"]}
+    # the CPU is compared with itself
+    assert runs["cpu: fp32, resumed"][1:4] == [runs["cpu: fp32"][1], 0.0, 2e-3]
+    assert 0 < runs["cpu: bf16"][2]
+    assert [row[1] for row in study["device-search"]["rows"]] == [1.0, 1.0]
+
+
+@pytest.mark.slow
 def test_training_and_translation_are_measured_beside_the_same_function_of_a_peer(
     flags, tmp_path, capsys
 ):

@@ -11,7 +11,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from vanilla_transformer.train import step
 from vanilla_transformer.train.data.batches import IGNORED
-from vanilla_transformer.train.step import mask_for_sdpa, smoothed_loss_sum, training_step
+from vanilla_transformer.train.step import (
+    mask_for_sdpa,
+    on_device,
+    smoothed_loss_sum,
+    training_step,
+)
 
 
 def plain_smoothed_loss(logits, labels, smoothing):
@@ -170,3 +175,28 @@ def test_the_form_of_the_mask_does_not_matter(model, batch):
     assert not torch.allclose(other["lm_head.weight"], expected["lm_head.weight"])
     _, after = updated(model, [mask_for_sdpa(batch)])
     torch.testing.assert_close(after, other, rtol=1e-5, atol=1e-6)
+
+
+class HostTensor:
+    """Tensor in host memory that notes how it is copied."""
+
+    def __init__(self, pinned, copies):
+        self.pinned, self.copies = pinned, copies
+
+    def is_pinned(self):
+        return self.pinned
+
+    def pin_memory(self):
+        return HostTensor(True, self.copies)
+
+    def to(self, device, non_blocking=False):
+        self.copies.append((device.type, self.pinned, non_blocking))
+        return self
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cuda", [True, True]), ("cpu", [False, True])])
+def test_a_gpu_gets_copies_from_pinned_memory(device, expected):
+    copies = []
+    batch = {"places": HostTensor(False, copies), "input_ids": HostTensor(True, copies)}
+    assert list(on_device(batch, torch.device(device))) == ["places", "input_ids"]
+    assert copies == [(device, pinned, True) for pinned in expected]

@@ -35,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 # the other processes wait while the main process learns a vocabulary and tokenizes the corpus
 LONGEST_WAIT = timedelta(hours=6)
+# compute capability of the first GPUs whose tensor cores take bf16
+FIRST_WITH_BF16 = (8, 0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Prepared = TypeVar("Prepared")
 
@@ -93,6 +95,7 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
     _warn_of_idle_cores(accelerator)
+    _warn_of_idle_tensor_cores(config.precision, accelerator)
     return accelerator
 
 
@@ -280,6 +283,19 @@ def _warn_of_idle_cores(accelerator: Accelerator):
             threads,
             cores,
             cores // accelerator.num_processes,
+        )
+
+
+def _warn_of_idle_tensor_cores(precision: str, accelerator: Accelerator):
+    if (
+        accelerator.device.type == "cuda"
+        and precision == "fp32"
+        and torch.get_float32_matmul_precision() == "highest"
+        and torch.cuda.get_device_capability() >= FIRST_WITH_BF16
+    ):
+        logger.warning(
+            "precision fp32 leaves the tensor cores of the GPU idle: --precision bf16 computes "
+            "several times as fast."
         )
 
 

@@ -553,3 +553,22 @@ def test_the_script_for_slurm_starts_one_launcher_a_machine(tmp_path):
         "--main_process_ip node-a -m vanilla_transformer.train paper-big --model {d_k: 64} --resume"
         for rank in (0, 1)
     ]
+
+
+@pytest.mark.parametrize(
+    ("precision", "capability", "matmul", "is_said"),
+    [
+        ("fp32", (9, 0), "highest", True),
+        ("fp32", (9, 0), "high", False),
+        ("bf16", (9, 0), "highest", False),
+        ("fp32", (7, 5), "highest", False),
+    ],
+)
+def test_idle_tensor_cores_are_mentioned(
+    monkeypatch, caplog, precision, capability, matmul, is_said
+):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
+    accelerator = SimpleNamespace(device=torch.device("cuda"))
+    distribution._warn_of_idle_tensor_cores(precision, accelerator)
+    assert ("--precision bf16 computes several times as fast" in caplog.text) == is_said

@@ -1,10 +1,16 @@
 """Training on a GPU."""
 
+from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import patch
+
 import pytest
 import torch
 import train_toys
+from torch.profiler import ProfilerActivity, profile
 
+from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer.loading import load_run
+from vanilla_transformer.train import loop
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints
 from vanilla_transformer.train.run_folder.environment import read_environment
@@ -90,3 +96,81 @@ def test_a_gpu_translates_as_a_cpu_does(cpu_run):
     model, tokenizer = load_model(str(cpu_run))
     assert model.device.type == "cuda"
     assert list(translate_lines(model, tokenizer, lines)) == expected
+
+
+def test_a_step_neither_waits_nor_copies_from_memory_that_is_not_pinned(corpus, tmp_path):
+    steps = []
+    step = loop.training_step
+
+    def profiled(*arguments):
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as trace:
+            result = step(*arguments)
+        steps.append([event.name for event in trace.events()])
+        return result
+
+    with patch.object(loop, "training_step", profiled):
+        assert train(train_toys.toy_config(corpus, tmp_path, max_steps=3))
+    # the first step prepares libraries
+    names = [name for events in steps[1:] for name in events]
+    assert any("Pinned" in name for name in names)
+    assert not [name for name in names if "Pageable" in name]
+    assert not [name for name in names if name.startswith("cudaStreamSync")]
+
+
+GREEDY = {"num_beams": 1, "max_extra_tokens": 12}
+BEAM = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 12}
+
+
+@pytest.fixture
+def models():
+    """A model whose translations differ, on the CPU and on the GPU."""
+    pair = []
+    for device in ("cpu", "cuda"):
+        torch.manual_seed(0)
+        model = train_toys.toy_model(dropout=0.0).eval()
+        for name, parameter in model.named_parameters():
+            if "_proj.weight" in name or "embed_tokens" in name:
+                parameter.data.normal_(std=0.3)
+        pair.append(model.to(device))
+    return pair
+
+
+def sources(model, count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, model.config.vocab_size, (count, 9), generator=generator)
+    lengths = torch.randint(2, 10, (count, 1), generator=generator)
+    mask = (torch.arange(9) < lengths).long()
+    return {"input_ids": ids * mask, "attention_mask": mask}
+
+
+@pytest.mark.parametrize("search", [GREEDY, BEAM, {**BEAM, "num_beams": 7, "min_new_tokens": 9}])
+def test_recorded_steps_find_what_a_cpu_finds(models, search):
+    on_cpu, on_gpu = models
+    inputs = sources(on_cpu, 40, seed=1)
+    expected = on_cpu.generate(**inputs, **search, engine="off")
+    moved = {name: tensor.to("cuda") for name, tensor in inputs.items()}
+    assert on_gpu.generate(**moved, **search).tolist() == expected.tolist()
+    assert engine.engine_for(on_gpu)[1] is None
+
+
+def test_threads_record_and_replay_at_the_same_time(models):
+    on_cpu, on_gpu = models
+    batches = [sources(on_cpu, 5 + number, seed=number) for number in range(12)]
+    expected = [on_cpu.generate(**batch, **BEAM).tolist() for batch in batches]
+
+    def translate(batch):
+        moved = {name: tensor.to("cuda") for name, tensor in batch.items()}
+        return on_gpu.generate(**moved, **BEAM).tolist()
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(translate, batches)) == expected
+
+
+def test_searches_share_the_memory_of_their_graphs(models):
+    _, on_gpu = models
+    moved = {name: tensor.to("cuda") for name, tensor in sources(on_gpu, 40, seed=1).items()}
+    taken = []
+    for _ in range(6):
+        on_gpu.generate(**moved, **BEAM)
+        taken.append(torch.cuda.memory_reserved())
+    assert taken[-1] == taken[1]

@@ -1,0 +1,307 @@
+"""Check that training and search compute on a GPU what they compute on a CPU.
+
+`python -m vanilla_transformer.benchmarks device` runs the checks. On a machine without a GPU they
+compare the CPU with itself.
+"""
+
+import argparse
+import dataclasses
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from .. import VanillaTransformerForConditionalGeneration
+from ..engine_vanilla_transformer import engine_for
+from ..loading import load_run
+from ..paper.study import Section
+from ..train.data.batches import Collator
+from ..train.devices import distribution, memory
+from ..train.devices.fused_loss import fused_loss_sum
+from ..train.recipe import save_config
+from ..train.run_folder.files import read_metrics
+from ..train.step import mask_for_sdpa, training_step
+from .work import Batch, bucketed_batches, model_config, read_corpus
+
+# largest difference of loss and gradient from float64, relative to their norm
+ALLOWED = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+# mean relative difference of the loss of a step from that on the CPU; smallest share of equal
+# tokens in translations, where two near scores may change places
+ALLOWED_OF_RUN = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 3e-2}
+FEWEST_EQUAL = {torch.float32: 0.98, torch.bfloat16: 0.8}
+STEPS, LINES = 40, 64
+SEARCHES = {
+    "greedy": {"num_beams": 1, "max_extra_tokens": 20},
+    "beam 4": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 20},
+}
+# memory of a small card, and sentences of this length fill it
+SMALL_CARD = 8e9
+SENTENCE = 100
+RUNS = ("device and run", "last loss", "difference", "allowed", "agrees", "tokens/s")
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Check arithmetic, runs, search and memory.
+
+    Args:
+        flags: Flags of the command line.
+
+    Yields:
+        Sections.
+    """
+    device = torch.device(flags.device)
+    corpus = read_corpus(flags.config, flags.model_vocab_size)
+    batch = bucketed_batches(corpus, 300, 1, flags.config.seed)[0]
+    yield _arithmetic(flags, batch, device)
+    with tempfile.TemporaryDirectory() as folder:
+        yield _runs(flags, Path(folder), device)
+        lines = corpus.texts[: 2 * LINES : 2]
+        yield _search(Path(folder, "cpu"), lines, device)
+    if device.type == "cuda":
+        yield _memory(flags, device)
+
+
+def _section(name: str, title: str, says: str, columns: Sequence[str], rows: list) -> Section:
+    place = columns.index("agrees")
+    failed = [f"{row[0]}" for row in rows if row[place] == "no"]
+    result = f"Not as they should be: {', '.join(failed)}." if failed else "All agree."
+    return Section(
+        name=f"device-{name}",
+        title=title,
+        says=f"{says} {result}",
+        columns=columns,
+        rows=rows,
+        numbers={"failed": failed},
+    )
+
+
+def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -> Section:
+    config = model_config(flags.sizes[-1], flags.model_vocab_size, dropout=0.0)
+    torch.manual_seed(flags.config.seed)
+    model = VanillaTransformerForConditionalGeneration(config).train()
+    expected = _loss_and_gradient(model.double(), batch, torch.float64)
+    rows = []
+    for precision, allowed in ALLOWED.items():
+        if device.type == "cpu" and precision == "fp16":
+            continue
+        # the model of a run keeps its weights in float32
+        moved = model.float().to(device)
+        dtype = distribution.DTYPES.get(precision, torch.float32)
+        found = _loss_and_gradient(moved, batch, dtype)
+        loss, gradient = (
+            float((ours.double().cpu() - theirs.cpu()).norm() / theirs.norm().cpu())
+            for ours, theirs in zip(found, expected, strict=True)
+        )
+        rows.append((precision, loss, gradient, allowed, _yes(max(loss, gradient) <= allowed)))
+    return _section(
+        "arithmetic",
+        "Loss and gradient",
+        f"The {flags.sizes[-1]} model with random weights on one batch, compared with float64 on "
+        "the CPU: norm of the difference over the norm.",
+        (f"precision on {device.type}", "loss", "gradient", "allowed", "agrees"),
+        rows,
+    )
+
+
+def _loss_and_gradient(
+    model: PreTrainedModel, batch: Batch, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    device, tensors = model.device, batch.tensors
+    places = (tensors["labels"].flatten() >= 0).nonzero()[:, 0]
+    inputs = {name: it.to(device) for name, it in mask_for_sdpa(tensors).items()}
+    model.zero_grad()
+    is_half = dtype in distribution.DTYPES.values()
+    with torch.autocast(device.type, dtype if is_half else None, enabled=is_half):
+        loss = fused_loss_sum(model, **inputs, places=places.to(device), label_smoothing=0.1)
+    loss.backward()
+    gradient = [weight.grad.flatten() for weight in model.parameters() if weight.grad is not None]
+    return loss.detach(), torch.cat(gradient)
+
+
+def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Section:
+    """Train on the CPU, and in several ways on the device; the run on the CPU stays in "cpu"."""
+
+    # draws of dropout differ from device to device
+    model = {**flags.config.model, "dropout": 0.0}
+    shared = {"model": model, "max_steps": STEPS, "log_every_steps": 1, "precision": "fp32"}
+
+    def losses(name: str, on_cpu: bool = False, **settings: Any) -> list[float]:
+        config = dataclasses.replace(
+            flags.config, output_dir=str(folder / name), **{**shared, **settings}
+        )
+        recipe = folder / f"{name}.yaml"
+        save_config(config, recipe)
+        _train([str(recipe), *(["--resume"] if (folder / name).exists() else [])], on_cpu)
+        return [line["loss"] for line in read_metrics(folder / name) if "loss" in line]
+
+    expected = losses("cpu", on_cpu=True)
+    ways: dict[str, list[dict[str, Any]]] = {
+        "fp32": [{}],
+        "bf16": [{"precision": "bf16"}],
+        "bf16, compiled": [{"precision": "bf16", "compile": True}],
+        "fp32, resumed": [{"max_steps": STEPS // 2}, {}],
+    }
+    rows = [("cpu: fp32", expected[-1], 0.0, 0.0, "yes", _tokens_a_second(folder / "cpu"))]
+    for name, parts in ways.items():
+        for settings in parts:
+            found = losses(name, **settings)
+        # rounding grows from step to step, and a single loss may be far off
+        apart = statistics.mean(
+            abs(ours / own - 1) for ours, own in zip(found, expected, strict=True)
+        )
+        allowed = ALLOWED_OF_RUN[name[:4]]
+        row = (f"{device.type}: {name}", found[-1], apart, allowed, _yes(apart <= allowed))
+        rows.append((*row, _tokens_a_second(folder / name)))
+    return _section(
+        "runs",
+        "Runs",
+        f"{STEPS} steps of {flags.recipe} without dropout: mean relative difference of the loss of "
+        "a step from that of the same step on the CPU, and the median rate of target tokens.",
+        RUNS,
+        rows,
+    )
+
+
+def _train(arguments: list[str], on_cpu: bool) -> None:
+    environment = dict(os.environ)
+    if on_cpu:
+        environment["CUDA_VISIBLE_DEVICES"] = ""
+    result = subprocess.run(
+        [sys.executable, "-m", "vanilla_transformer.train", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if result.returncode:
+        raise RuntimeError(f"train {arguments[0]} ended with an error:\n{result.stderr[-2000:]}")
+
+
+def _tokens_a_second(folder: Path) -> float:
+    rates = [line["tokens_per_second"] for line in read_metrics(folder) if "loss" in line]
+    return statistics.median(rates)
+
+
+def _search(run: Path, lines: list[str], device: torch.device) -> Section:
+    rows = []
+    for name, settings in SEARCHES.items():
+        model, tokenizer = load_run(str(run))
+        inputs = tokenizer(lines, return_tensors="pt", padding=True)
+        expected, _ = _translations(model, inputs, **settings, engine="off")
+        for dtype, fewest in FEWEST_EQUAL.items():
+            if device.type == "cpu" and dtype != torch.float32:
+                continue
+            moved = model.to(device, dtype)
+            _, reason = engine_for(moved)
+            if reason is not None:
+                rows.append((f"{name}, {dtype}: {reason}", None, fewest, "no", None, None))
+                continue
+            found, seconds = _translations(moved, inputs, **settings)
+            _, seconds_of_modules = _translations(moved, inputs, **settings, engine="off")
+            equal = _share_of_equal(found, expected)
+            title = f"{name}, {str(dtype).removeprefix('torch.')}"
+            times = seconds, seconds_of_modules
+            rows.append((title, equal, fewest, _yes(equal >= fewest), *times))
+    return _section(
+        "search",
+        "Search",
+        f"{len(lines)} sentences with the trained model: share of tokens that are those of the "
+        "model's own modules in float32 on the CPU, and the time of all sentences.",
+        (f"search on {device.type}", "equal", "at least", "agrees", "seconds", "of the modules"),
+        rows,
+    )
+
+
+def _translations(model: PreTrainedModel, inputs: Any, **settings: Any) -> tuple[list, float]:
+    inputs = inputs.to(model.device)
+    with torch.no_grad():
+        model.generate(**inputs, **settings)
+        _wait(model.device)
+        started = time.perf_counter()
+        ids = model.generate(**inputs, **settings)
+        _wait(model.device)
+    return ids.tolist(), time.perf_counter() - started
+
+
+def _share_of_equal(found: list[list[int]], expected: list[list[int]]) -> float:
+    width = max(len(found[0]), len(expected[0]))
+    pairs = [
+        (ours, theirs)
+        for row, other in zip(found, expected, strict=True)
+        for ours, theirs in zip(_filled(row, width), _filled(other, width), strict=True)
+        if ours or theirs
+    ]
+    return sum(ours == theirs for ours, theirs in pairs) / len(pairs)
+
+
+def _filled(row: list[int], width: int) -> list[int]:
+    return row + [0] * (width - len(row))
+
+
+def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
+    """Take steps of the largest micro-batch for a small card, with no more memory than it has."""
+    total = torch.cuda.get_device_properties(device).total_memory
+    rows = []
+    for precision in ("fp32", "bf16"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.set_per_process_memory_fraction(SMALL_CARD / total)
+        try:
+            tokens = _step_of_largest_batch(flags, precision)
+            peak, agrees = torch.cuda.max_memory_allocated(), "yes"
+        except torch.cuda.OutOfMemoryError as error:
+            tokens, peak, agrees = 0, 0, f"no: {error}"
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0)
+        rows.append((precision, tokens, SMALL_CARD / 1e9, peak / 1e9, agrees))
+    return _section(
+        "memory",
+        "Memory",
+        f"Training steps of the {flags.sizes[-1]} model with the micro-batch that a card of "
+        f"{SMALL_CARD / 1e9:.0f} GB gets; torch may not take more than that.",
+        ("precision", "tokens of a micro-batch", "GB of the card", "GB at most", "agrees"),
+        rows,
+    )
+
+
+def _step_of_largest_batch(flags: argparse.Namespace, precision: str) -> int:
+    from accelerate.state import AcceleratorState
+
+    # a process has one accelerator, with one precision
+    AcceleratorState._reset_state(reset_partial_state=True)
+    settings = flags.config.__class__(precision=precision, tokens_per_step=10**6)
+    accelerator = distribution.open_accelerator(settings)
+    config = model_config(flags.sizes[-1], flags.model_vocab_size)
+    model = VanillaTransformerForConditionalGeneration(config).to(accelerator.device).train()
+    wrapped, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, settings)
+    free = SMALL_CARD - torch.cuda.memory_reserved()
+    with patch.object(memory, "free_bytes", lambda *_: free):
+        tokens = memory.tokens_that_fit(
+            settings, config, model.num_parameters(), accelerator.device, 1
+        )
+    ids = torch.randint(4, flags.model_vocab_size, (tokens // SENTENCE, SENTENCE)).tolist()
+    collator = Collator(config.pad_token_id, config.pad_token_id, flags.model_vocab_size)
+    batch = mask_for_sdpa(collator({"input_ids": ids, "labels": ids}))
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)
+    for _ in range(3):
+        training_step(accelerator, wrapped, wrapped_optimizer, schedule, [batch], 0.1)
+    return tokens
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _yes(is_right: bool) -> str:
+    return "yes" if is_right else "no"
