@@ -450,8 +450,8 @@ class RecordedDecoding(EngineDecoding):
         if self.num_used + num_rows > self.is_past.shape[2]:
             self._make_room(num_rows)
             self._replay = None
-        is_new = self._replay is None
-        if is_new:
+        replay = self._replay
+        if replay is None:
             self._make_buffers(num_rows)
         self.tokens.copy_(ids[:, :, -1])
         torch.add(self.rows, self.num_used, out=self.new)
@@ -460,11 +460,11 @@ class RecordedDecoding(EngineDecoding):
         positions = self.engine.stacks["decoder"].positions(self.length)
         if positions is not None:
             self.position.copy_(positions[-1])
-        if is_new:
+        if replay is None:
             # this computes the step too
             self._replay = recorded(self._read_into_buffers, self.is_past.device)
         else:
-            self._replay()
+            replay()
         return self.logits.view(*ids.shape[:2], -1)
 
     def _make_buffers(self, num_rows: int):

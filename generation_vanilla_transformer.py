@@ -96,7 +96,7 @@ class SearchMixin(_Base):
             logits_processor: Further processors of the scores.
             stopping_criteria: Further criteria that end a translation.
             prefix_allowed_tokens_fn: Function that restricts the next token.
-            synced_gpus: Take as many steps as the longest search of all processes.
+            synced_gpus: Whether to take as many steps as the longest search of all processes.
             assistant_model: Model that proposes tokens in assisted decoding.
             streamer: Receives tokens as they are written.
             kwargs: Settings of the search and inputs of the model, as in the library. Settings of
@@ -138,7 +138,7 @@ class SearchMixin(_Base):
         kwargs.pop("labels", None)
         # the library compares these numbers before it checks their types
         check_numbers(kwargs)
-        config, model_inputs = self._resolved(generation_config, kwargs)
+        config, model_inputs = self._resolve_settings(generation_config, kwargs)
         check_search_settings(config)
         check_search_tokens(config, self.config.vocab_size)
         check_inputs(self.config, model_inputs)
@@ -160,7 +160,7 @@ class SearchMixin(_Base):
         if source_length:
             prompt_length = self._prompt_length(config, model_inputs)
             is_bounded = self._is_bounded(generation_config, kwargs)
-            longest = self._longest(config, source_length, prompt_length, is_bounded)
+            longest = self._default_max_length(config, source_length, prompt_length, is_bounded)
             if longest is not None:
                 if generation_config is None:
                     kwargs["max_length"] = longest
@@ -170,12 +170,12 @@ class SearchMixin(_Base):
             if config.max_extra_tokens is not None:
                 limits = source_lengths(model_inputs) + config.max_extra_tokens
                 criteria.append(SentenceLengthCriteria(limits, prompt_length))
-        only_modules_can = needs_modules(config, mode, model_inputs)
+        modules_reason = reason_for_modules(config, mode, model_inputs)
         if streamer is not None:
-            only_modules_can = only_modules_can or "a streamer is given"
+            modules_reason = modules_reason or "a streamer is given"
         if synced_gpus:
-            only_modules_can = only_modules_can or "synced_gpus is set"
-        engine = self._engine(config, only_modules_can)
+            modules_reason = modules_reason or "synced_gpus is set"
+        engine = self._engine(config, modules_reason)
         criteria.append(ChosenSearch(config.length_penalty_alpha, engine))
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
@@ -189,7 +189,7 @@ class SearchMixin(_Base):
         if cache is not None:
             kwargs[CACHE_NAME] = cache
 
-    def _resolved(
+    def _resolve_settings(
         self, given: GenerationConfig | None, kwargs: dict[str, Any]
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Return the settings of the search and the inputs of the model, as the library does."""
@@ -220,10 +220,10 @@ class SearchMixin(_Base):
         # the library adds the start token if no sentence begins with it
         return prompt.shape[1] + int((prompt[:, 0] != start).all())
 
-    def _longest(
+    def _default_max_length(
         self, config: GenerationConfig, source_length: int, prompt_length: int, is_bounded: bool
     ) -> int | None:
-        """Return the maximum length by the longest source, or None if the user has set another."""
+        """Return the maximum length that follows from the longest source, or None if one is set."""
         learned = self.config.position_encoding == "learned"
         # the decoder does not read the last token, which needs no position
         most = self.config.max_position_embeddings + 1 if learned else math.inf
@@ -233,21 +233,22 @@ class SearchMixin(_Base):
         if config.max_new_tokens is not None:
             length = prompt_length + config.max_new_tokens
         if length is not None and length > most:
+            name = "max_length"
+            if config.max_new_tokens is not None:
+                name = "the prompt and max_new_tokens together"
             raise ValueError(
-                f"max_length must be at most {most}, one more than the number of learned "
-                f"positions, got {length}."
+                f"{name} must be at most {most}, one more than the number of learned positions, "
+                f"got {length}."
             )
         return None
 
-    def _engine(
-        self, config: GenerationConfig, only_modules_can: str | None
-    ) -> SearchEngine | None:
+    def _engine(self, config: GenerationConfig, modules_reason: str | None) -> SearchEngine | None:
         """Return the engine that computes this search, or None if the modules do."""
         if config.engine == "off":
             if config.int8:
                 raise ValueError("int8 needs the inference engine, got engine='off'.")
             return None
-        engine, reason = None, only_modules_can
+        engine, reason = None, modules_reason
         if reason is None:
             reason = generation_difference()
         if reason is None:
@@ -259,7 +260,7 @@ class SearchMixin(_Base):
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
-        if only_modules_can is None:
+        if modules_reason is None:
             warn_once(type(self).__name__, reason)
         return None
 
@@ -428,7 +429,7 @@ def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int)
     Args:
         engine: Inference engine.
         model_kwargs: Encoder outputs and source mask, once for each beam.
-        num_beams: K.
+        num_beams: Beam size, K.
 
     Returns:
         A decoder with one row for each sentence.
@@ -477,7 +478,7 @@ class ModuleDecoding(Decoding):
         model: A model with `GenerationMixin`.
         config: Generation configuration, as `generate` has prepared it.
         model_kwargs: Encoder outputs, mask and cache, once for each beam.
-        synced_gpus: Take as many steps as the longest search of all processes.
+        synced_gpus: Whether to take as many steps as the longest search of all processes.
     """
 
     def __init__(
@@ -493,7 +494,7 @@ class ModuleDecoding(Decoding):
         self.synced_gpus = synced_gpus
         self.is_first = True
         self.inputs: dict[str, Any] = {}
-        self.recorded: list[Any] = []
+        self.step_outputs: list[Any] = []
         cache = model_kwargs.get(CACHE_NAME)
         # a cache of fixed size, outputs of every step and collective steps need all rows
         self.is_fixed = (
@@ -532,7 +533,7 @@ class ModuleDecoding(Decoding):
             outputs, self.model_kwargs, is_encoder_decoder=True
         )
         if self.config.return_dict_in_generate:
-            self.recorded.append(outputs)
+            self.step_outputs.append(outputs)
         logits = outputs.logits[:, -1].to(ids.device, torch.float32)  # [B * K, V]
         return logits.view(*ids.shape[:2], -1)
 
@@ -575,7 +576,7 @@ class ModuleDecoding(Decoding):
             self._forward()
 
     def outputs(self) -> dict[str, Any]:
-        """Return what the library's output holds of the model: attentions, states and cache."""
+        """Return the model's part of the library's output: attentions, states and cache."""
         encoder_outputs = self.model_kwargs["encoder_outputs"]
         found = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
         kinds = {
@@ -586,11 +587,11 @@ class ModuleDecoding(Decoding):
             if getattr(self.config, setting):
                 found[f"encoder_{encoder_name}"] = encoder_outputs.get(encoder_name)
                 for name in decoder_names:
-                    found[name] = tuple(getattr(step, name) for step in self.recorded) or None
+                    found[name] = tuple(getattr(step, name) for step in self.step_outputs) or None
         return found
 
 
-def needs_modules(
+def reason_for_modules(
     config: GenerationConfig, mode: GenerationMode, inputs: Mapping[str, Any]
 ) -> str | None:
     """Return why a search needs the model's own modules.

@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 # methods that compute nothing once a model exists: an edit of them changes no translation
 NOT_COMPUTING = ("_init_weights",)
-# attributes that the library adds to a class while it is created
+# attributes that transformers adds to a class while it is created
 ADDED_BY_LIBRARY = {"config_class", "_auto_class", "forward"}
 # decorators of the library around a released `forward`, which leave its result as it is
 LIBRARY_WRAPPERS = {
@@ -48,10 +48,10 @@ LIBRARY_WRAPPERS = {
     "merge_with_config_defaults.<locals>.wrapper",
 }
 LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
-# modules with hooks that change no result: those that record outputs, and those that let gradients
-# begin at the embeddings
+# modules whose hooks change no result: hooks that record outputs, and hooks that make the output of
+# the embeddings require gradients
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
-# activations of torch that act on each number alone
+# elementwise activations of torch
 POINTWISE = (
     nn.CELU,
     nn.ELU,
@@ -74,7 +74,7 @@ POINTWISE = (
 LINEAR, EMBEDDING = (nn.Linear, "OneDnnLinear"), (nn.Embedding,)
 DROPOUT, NORM = (nn.Dropout, nn.Identity, "CheapDropout"), (nn.LayerNorm, nn.Identity)
 MODULE_LIST, HEAD = (nn.ModuleList,), ("VanillaTransformerForConditionalGeneration",)
-# and every activation of the library
+# allowed activations; every class of transformers.activations is allowed too
 ACTIVATION = (*POINTWISE, nn.Identity)
 # classes of torch that models of the libraries are made of
 LIBRARY_CLASSES = (
@@ -99,7 +99,7 @@ ENCODER_LAYER = {
     "dropout": DROPOUT,
 }
 STACK = {"embed_tokens": EMBEDDING, "positions": ("PositionalEncoding",), "dropout": DROPOUT}
-# kinds of the submodules that each released class computes with; a name is that of a released class
+# classes that each submodule of a released class may have: of torch, or names of released classes
 SUBMODULES: dict[str, dict[str, Any]] = {
     "VanillaTransformerForConditionalGeneration": {
         "model": ("VanillaTransformerModel",),
@@ -172,7 +172,7 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         return difference
     # a model has many modules of few classes, most of them of one file
     classes: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
-    files: dict[ReleasedCode, str | None] = {}
+    files: dict[CodeComparison, str | None] = {}
     model = modules[0][1]
     for name, module, kinds in modules:
         key = type(module), id(kinds)
@@ -190,7 +190,7 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
         for name, value in vars(model).items()
         if callable(value) and callable(getattr(type(model), name, None))
     ]
-    return f"{type(model).__name__} has a {replaced[0]} of its own" if replaced else None
+    return f"{type(model).__name__} has its own {replaced[0]}" if replaced else None
 
 
 def _torch_difference() -> str | None:
@@ -206,7 +206,7 @@ def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str 
     own = vars(module)
     if own.get("max_norm") is not None:
         return "has max_norm, which changes its weights as they are read"
-    # attention kernels read it only without padding, and the engine's probe has padding
+    # attention kernels read is_causal only without padding, and the engine's probe has padding
     if (is_causal := own.get("is_causal")) is not None and is_causal != _is_causal(name):
         return f"has is_causal {is_causal}"
     config = own.get("config", model.config)
@@ -229,7 +229,7 @@ def library_difference(model: nn.Module) -> str | None:
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
-    files: dict[ReleasedCode, str | None] = {}
+    files: dict[CodeComparison, str | None] = {}
     for name, module in model.named_modules():
         kind = type(module)
         kinds: tuple[type | str, ...] = ACTIVATION
@@ -246,7 +246,7 @@ def library_difference(model: nn.Module) -> str | None:
 
 
 def _class_difference(
-    kind: type[Any], kinds: Any, files: dict["ReleasedCode", str | None]
+    kind: type[Any], kinds: Any, files: dict["CodeComparison", str | None]
 ) -> tuple[str | None, frozenset[str]]:
     """Return how a class differs, and the methods that none of its instances may override."""
     where = f"is of the class {kind.__module__}.{kind.__name__}"
@@ -266,7 +266,7 @@ def _class_difference(
         if not is_of_library(kind.forward):
             return f"{where}, whose forward was replaced", frozenset()
         return None, frozenset(("forward",))
-    code = released_code(kind)
+    code = comparison_for_class(kind)
     if code is None or kind.__name__ not in kinds:
         return f"{where}, which is not one of this release", frozenset()
     if code not in files:
@@ -293,11 +293,11 @@ def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str
     return None if own.get("_compiled_call_impl") is None else "was compiled"
 
 
-def stacks_difference(model: PreTrainedModel) -> str | None:
+def difference_outside_layers(model: PreTrainedModel) -> str | None:
     """Return the first difference in the code of a model outside its layers.
 
-    Training computes the embeddings and the loss in one pass, and calls the layers as modules. It
-    may do so only if head, encoder and decoder are released, whatever the layers are.
+    Training computes the embeddings and the loss in one pass, and calls the layers as modules. This
+    is correct only if head, encoder and decoder have the released code; the layers may be changed.
 
     Args:
         model: Any model.
@@ -307,7 +307,7 @@ def stacks_difference(model: PreTrainedModel) -> str | None:
     """
     if (difference := _torch_difference()) is not None:
         return difference
-    files: dict[ReleasedCode, str | None] = {}
+    files: dict[CodeComparison, str | None] = {}
     weights = []
     for name, module, kinds in computing_modules(model):
         if ".layers" in name or name.endswith("dropout"):
@@ -328,7 +328,8 @@ def stacks_difference(model: PreTrainedModel) -> str | None:
     is_tied = weights[0] is weights[1] is weights[2]
     if is_tied != model.config.tie_word_embeddings:
         found = "tied" if is_tied else "not tied"
-        return f"tie_word_embeddings is {model.config.tie_word_embeddings}, but they are {found}"
+        set_to = model.config.tie_word_embeddings
+        return f"tie_word_embeddings is {set_to}, but the embeddings are {found}"
     return None
 
 
@@ -377,7 +378,7 @@ def attention_difference(model: PreTrainedModel) -> str | None:
 def _is_released_function(function: Any) -> bool:
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", ""))
-    code = None if module is None else _code_of(module)
+    code = None if module is None else _comparison_of(module)
     if code is None or name not in code.known or vars(module).get(name) is not function:
         return False
     return code.difference() is None
@@ -389,7 +390,7 @@ def is_of_library(function: Any) -> bool:
     Args:
         function: A function, perhaps in wrappers of `functools`.
     """
-    codes = list(codes_of(function))
+    codes = list(code_objects_of(function))
     return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
 
 
@@ -428,13 +429,13 @@ def generation_difference() -> str | None:
     for name, method in vars(GenerationMixin).items():
         # one method is a context manager, made by contextlib
         files = (*LIBRARY_FOLDERS, contextlib.__file__)
-        if not all(code.co_filename.startswith(files) for code in codes_of(method)):
+        if not all(code.co_filename.startswith(files) for code in code_objects_of(method)):
             return f"transformers.GenerationMixin.{name} was replaced"
     _methods[:] = methods
     return None
 
 
-def codes_of(function: Any) -> Iterator[CodeType]:
+def code_objects_of(function: Any) -> Iterator[CodeType]:
     """Yield the code of a function and of the functions that it wraps, outermost first.
 
     Args:
@@ -449,7 +450,7 @@ def codes_of(function: Any) -> Iterator[CodeType]:
         function = getattr(function, "__wrapped__", None)
 
 
-class ReleasedCode:
+class CodeComparison:
     """Comparison of the code in one Python module with the code of this release.
 
     Args:
@@ -494,7 +495,7 @@ class ReleasedCode:
             for part in vars(value).values() if isinstance(value, type) else (value,):
                 objects.append(part)
                 if isinstance(part, FunctionType | staticmethod | classmethod | property):
-                    objects.extend(codes_of(part))
+                    objects.extend(code_objects_of(part))
         return objects
 
     def _compare(self) -> str | None:
@@ -547,10 +548,10 @@ def _is_same(before: Any, now: Any) -> bool:
     return before is now
 
 
-_codes: dict[str, ReleasedCode] = {}
+_comparisons: dict[str, CodeComparison] = {}
 
 
-def released_code(kind: type) -> ReleasedCode | None:
+def comparison_for_class(kind: type) -> CodeComparison | None:
     """Return the comparison for the module that defines a class.
 
     Args:
@@ -560,19 +561,19 @@ def released_code(kind: type) -> ReleasedCode | None:
         The comparison, or None if this release has no such class.
     """
     module = sys.modules.get(kind.__module__)
-    code = None if module is None else _code_of(module)
+    code = None if module is None else _comparison_of(module)
     if code is None or vars(module).get(kind.__name__) is not kind:
         return None
     return code if kind.__name__ in code.known else None
 
 
-def _code_of(module: ModuleType) -> ReleasedCode | None:
-    code = _codes.get(module.__name__)
+def _comparison_of(module: ModuleType) -> CodeComparison | None:
+    code = _comparisons.get(module.__name__)
     if code is None or code.module is not module:
         known = RELEASED.get(module.__name__.rsplit(".", 1)[-1])
         if known is None:
             return None
-        code = _codes[module.__name__] = ReleasedCode(module, known)
+        code = _comparisons[module.__name__] = CodeComparison(module, known)
     return code
 
 
@@ -623,7 +624,7 @@ def warn_of_other_code(source: str | PathLike, config: PreTrainedConfig, name: s
 
 
 def _has_code(function: Any, compiled: CodeType) -> bool:
-    codes = list(codes_of(function))
+    codes = list(code_objects_of(function))
     if not codes or not _is_same_code(codes[-1], compiled):
         return False
     return all(
@@ -798,11 +799,11 @@ RELEASED: dict[str, dict[str, str]] = {
 __all__ = [
     "attention_difference",
     "computing_modules",
+    "difference_outside_layers",
     "file_difference",
     "first_difference",
     "generation_difference",
     "is_of_library",
     "library_difference",
-    "stacks_difference",
     "warn_of_other_code",
 ]

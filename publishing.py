@@ -63,7 +63,7 @@ def push_to_hub(
 ) -> CommitInfo:
     """Publish weights, configurations, tokenizer, model card and code, as one commit.
 
-    All files are written and checked before the first request. Nobody can see a part of them.
+    All files are written and checked before the first request, and published in one commit.
 
     Args:
         run: Run folder, model folder, Hub name, or a pipeline with its model and tokenizer.
@@ -119,7 +119,7 @@ def export_for_hub(
 ):
     """Write the files that `push_to_hub` publishes to a local folder.
 
-    Where this package is not installed, the folder loads with `trust_remote_code=True`.
+    Without this package, the folder loads with `trust_remote_code=True`.
 
     Args:
         run: Run folder, model folder, Hub name, or a pipeline with its model and tokenizer.
@@ -136,9 +136,8 @@ def export_for_hub(
     is_ours = type(model) is PUBLIC_CLASS
     if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
         raise ValueError(
-            f"to publish {type(model).__name__}, its configuration class must have another "
-            f"model_type than {model.config.model_type!r}, by which the Auto classes load the "
-            "released model."
+            f"the configuration of {type(model).__name__} must have another model_type than "
+            f"{model.config.model_type!r}, for which the Auto classes load the released model."
         )
     if isinstance(run, str | Path):
         _refuse_foreign_links(Path(run))
@@ -147,7 +146,7 @@ def export_for_hub(
 
 
 def _refuse_foreign_links(run: Path):
-    """Refuse links that lead out of a folder that is published."""
+    """Refuse symbolic links that point outside of a folder that is published."""
     home = run.resolve()
     # the Hub's cache stores the files of a snapshot in a folder next to the snapshots
     homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
@@ -170,8 +169,9 @@ def _write_files(
 ):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # custom_object_save copies the code with its relative imports, flat. Registering the classes
-    # would do the same, but for every later save of the process: its users then had to trust code
+    # custom_object_save copies the code and its relative imports into one folder. Registered
+    # classes would be copied in every later save of this process too, and their users would have to
+    # trust the code
     addresses = {}
     if type(model) is PUBLIC_CLASS:
         custom_object_save(PUBLIC_CLASS, folder)

@@ -70,7 +70,7 @@ class Decoding:
         """Take part in the steps of other processes until all of them have finished."""
 
     def outputs(self) -> dict[str, Any]:
-        """Return what the library's output holds of the model: attentions, states and cache."""
+        """Return the model's part of the library's output: attentions, states and cache."""
         return {}
 
 

@@ -40,7 +40,7 @@ ALLOWED = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
 ALLOWED_OF_RUN = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 3e-2}
 FEWEST_EQUAL = {torch.float32: 0.98, torch.bfloat16: 0.8}
 STEPS, LINES = 40, 64
-SEARCHES = {
+SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1, "max_extra_tokens": 20},
     "beam 4": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 20},
 }
@@ -133,7 +133,12 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
 
     # draws of dropout differ from device to device
     model = {**flags.config.model, "dropout": 0.0}
-    shared = {"model": model, "max_steps": STEPS, "log_every_steps": 1, "precision": "fp32"}
+    shared: dict[str, Any] = {
+        "model": model,
+        "max_steps": STEPS,
+        "log_every_steps": 1,
+        "precision": "fp32",
+    }
 
     def losses(name: str, on_cpu: bool = False, **settings: Any) -> list[float]:
         config = dataclasses.replace(
@@ -193,7 +198,7 @@ def _tokens_a_second(folder: Path) -> float:
 
 
 def _search(run: Path, lines: list[str], device: torch.device) -> Section:
-    rows = []
+    rows: list[tuple[Any, ...]] = []
     for name, settings in SEARCHES.items():
         model, tokenizer = load_run(str(run))
         inputs = tokenizer(lines, return_tensors="pt", padding=True)
@@ -286,11 +291,11 @@ def _step_of_largest_batch(flags: argparse.Namespace, precision: str) -> int:
     wrapped, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, settings)
     free = SMALL_CARD - torch.cuda.memory_reserved()
     with patch.object(memory, "free_bytes", lambda *_: free):
-        tokens = memory.tokens_that_fit(
+        tokens = memory.max_micro_batch_tokens(
             settings, config, model.num_parameters(), accelerator.device, 1
         )
     ids = torch.randint(4, flags.model_vocab_size, (tokens // SENTENCE, SENTENCE)).tolist()
-    collator = Collator(config.pad_token_id, config.pad_token_id, flags.model_vocab_size)
+    collator = Collator(0, 0, flags.model_vocab_size)
     batch = mask_for_sdpa(collator({"input_ids": ids, "labels": ids}))
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)
     for _ in range(3):

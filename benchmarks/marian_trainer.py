@@ -193,18 +193,18 @@ def main(argv: list[str] | None = None) -> int:
     seconds = train_marian(recipe, model, tokenizer, folder / "checkpoints", sampling)
 
     languages = (recipe.source_lang, recipe.target_lang)
-    texts = load_main_corpus(recipe)
-    steps = sorted(
+    corpus = load_main_corpus(recipe)
+    checkpoints = sorted(
         (folder / "checkpoints").glob("checkpoint-*"), key=lambda path: int(path.name[11:])
     )
     scores = {"parameters": model.num_parameters(), "seconds_of_last_start": seconds}
-    for name, averaged in (("last", steps[-1:]), ("averaged", steps)):
+    for name, chosen in (("last", checkpoints[-1:]), ("averaged", checkpoints)):
         # the file has tied weights once, and no tables of positions
-        _, unexpected = model.load_state_dict(average_weights(averaged), strict=False)
+        _, unexpected = model.load_state_dict(average_weights(chosen), strict=False)
         assert not unexpected
         model.tie_weights()
         for split in arguments.splits.split(","):
-            table = texts[split].with_format("arrow")[:]
+            table = corpus[split].with_format("arrow")[:]
             sources, references = texts_of(table, languages, split)
             translations = translate(model, tokenizer, sources, num_beams=recipe.num_beams)
             key = f"{split}-{name}"

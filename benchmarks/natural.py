@@ -34,7 +34,7 @@ from .translation import (
     OURS_INT8,
     ctranslate2_names,
     load_ctranslate2,
-    refuse_others,
+    refuse_other_translations,
 )
 from .work import add_device, open_device, run_parser, texts_of_run
 
@@ -150,25 +150,30 @@ def sections(
     names = [OURS, *int8, MARIAN, MARIAN_UNSORTED, *peers]
     pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
     amounts = [len(piece) for piece in pieces]
-    search = flags.run, flags.num_beams, flags.max_new_tokens, flags.device, dtype
-    contenders = [Contender(name, Translator, (name, *search), pieces, amounts) for name in names]
-    said: dict[str, list[str]] = {}
-    equal: dict[str, int] = {}
+    arguments = flags.run, flags.num_beams, flags.max_new_tokens, flags.device, dtype
+    contenders = [
+        Contender(name, Translator, (name, *arguments), pieces, amounts) for name in names
+    ]
+    translations: dict[str, list[str]] = {}
+    num_equal: dict[str, int] = {}
 
-    def keep(found: dict[str, list[list[str]]]):
-        said.update({name: list(chain(*found[name])) for name in names})
-        equal.update({name: sum(map(str.__eq__, said[name], said[MARIAN])) for name in names})
+    def check(found: dict[str, list[list[str]]]):
+        translations.update({name: list(chain(*found[name])) for name in names})
+        expected = translations[MARIAN]
+        num_equal.update(
+            {name: sum(map(str.__eq__, translations[name], expected)) for name in names}
+        )
         # in half precision, rounding changes translations
         if dtype == torch.float32:
-            refuse_others(equal[OURS] / len(texts))
+            refuse_other_translations(num_equal[OURS] / len(texts))
 
-    results = race(contenders, flags.rounds, device, keep, range(len(pieces)))
+    results = race(contenders, flags.rounds, device, check, range(len(pieces)))
     tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer
-    scores = {name: score_translations(said[name], references, tokenizer) for name in names}
+    scores = {name: score_translations(translations[name], references, tokenizer) for name in names}
     bleu = {name: score["bleu"] for name, score in scores.items()}
     signature = scores[OURS]["bleu_signature"]
     rows = [
-        (name, *ratio, rate, f"{bleu[name]:.2f}", equal[name], peak)
+        (name, *ratio, rate, f"{bleu[name]:.2f}", num_equal[name], peak)
         for name, *ratio, rate, _, peak in rows_of(results, MARIAN, None)
     ]
     yield Section(
@@ -185,7 +190,7 @@ def sections(
         columns=("contender", "ratio", "from", "to", "sentences/s", "BLEU", "equal", "peak MB"),
         rows=rows,
         figure=ratio_figure({f"{flags.num_beams} beams": rows}, MARIAN),
-        numbers={**numbers_of(results, None), "bleu": bleu, "equal": equal},
+        numbers={**numbers_of(results, None), "bleu": bleu, "equal": num_equal},
     )
 
 

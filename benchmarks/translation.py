@@ -312,12 +312,12 @@ def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str,
         same = sum(sum(map(lambda a, b: a == b, *pair)) for pair in pairs)
         share = same / sum(len(theirs) for _, theirs in pairs)
         if name == OURS and must_be_same:
-            refuse_others(share)
+            refuse_other_translations(share)
         shares[name] = f"{share:.0%}"
     return shares
 
 
-def refuse_others(share: float) -> None:
+def refuse_other_translations(share: float) -> None:
     """Refuse to time a search that finds other translations than Marian.
 
     Args:

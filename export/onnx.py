@@ -10,8 +10,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-# imported early: torch would miss it only in the middle of an export
 import onnxruntime
+
+# imported here so that a missing onnxscript is an error before the export starts
 import onnxscript  # noqa: F401
 import torch
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ from .check import DIFFERS
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
 DECODER_WITH_PAST_FILE = "decoder_with_past_model.onnx"
-# sizes of the traced batch: all different and none 1, so that the tracer takes none as fixed
+# sizes of the traced batch: all differ and none is 1, so that the tracer treats each as dynamic
 SIZES = {"sentences": 2, "source": 5, "target": 3}
 
 
@@ -41,7 +42,7 @@ def to_onnx(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
 ):
-    """Write three graphs, with configuration and tokenizer.
+    """Export a model as three ONNX graphs, with its configuration and tokenizer.
 
     `encoder_model.onnx` takes `input_ids` and `attention_mask`, and returns `last_hidden_state`.
     `decoder_model.onnx` takes `input_ids` [B, T], `encoder_hidden_states` and
@@ -73,10 +74,14 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
     mask = torch.ones_like(ids)
     mask[1:, -1] = 0
     encoder = EncoderGraph(model)
-    read = {0: sentences, 1: source}
+    source_axes = {0: sentences, 1: source}
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     _write(
-        encoder, inputs, folder / ENCODER_FILE, ["last_hidden_state"], dict.fromkeys(inputs, read)
+        encoder,
+        inputs,
+        folder / ENCODER_FILE,
+        ["last_hidden_state"],
+        dict.fromkeys(inputs, source_axes),
     )
 
     decoder = DecoderGraph(model)
@@ -85,27 +90,31 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
         "input_ids": ids[:, : SIZES["target"]],
         "encoder_hidden_states": encoder(ids, mask),
     }
-    axes: dict[str, Any] = dict.fromkeys(inputs, read) | {"input_ids": {0: sentences, 1: target}}
+    axes: dict[str, Any] = dict.fromkeys(inputs, source_axes) | {
+        "input_ids": {0: sentences, 1: target}
+    }
     numbers = range(model.config.decoder_layers)
     kinds = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
     present = [f"present.{number}.{kind}" for number in numbers for kind in kinds]
     _write(decoder, inputs, folder / DECODER_FILE, ["logits", *present], axes)
 
-    _, *kept = decoder(**inputs)
+    _, *cache = decoder(**inputs)
     names = [name.replace("present", "past_key_values") for name in present]
-    longer = {0: sentences, 2: Dim("past")}
-    inputs = {"encoder_attention_mask": mask, "input_ids": ids[:, :1], "past": tuple(kept)}
+    past_axes = {0: sentences, 2: Dim("past")}
+    inputs = {"encoder_attention_mask": mask, "input_ids": ids[:, :1], "past": tuple(cache)}
     axes = {
-        "encoder_attention_mask": read,
+        "encoder_attention_mask": source_axes,
         "input_ids": {0: sentences},
-        "past": tuple(longer if "decoder" in name else {0: sentences, 2: source} for name in names),
+        "past": tuple(
+            past_axes if "decoder" in name else {0: sentences, 2: source} for name in names
+        ),
     }
-    grown = [name for name in present if "decoder" in name]
+    target_names = [name for name in present if "decoder" in name]
     _write(
         DecoderWithPastGraph(model),
         inputs,
         folder / DECODER_WITH_PAST_FILE,
-        ["logits", *grown],
+        ["logits", *target_names],
         axes,
         ["encoder_attention_mask", "input_ids", *names],
     )
@@ -123,11 +132,11 @@ def _check_logits(model: VanillaTransformerForConditionalGeneration, folder: Pat
         batch = batch_to_compare(model, source_lengths=lengths)
         mask, target = batch.mask.numpy(), batch.target.numpy()
         (memory,) = encoder.run(None, {"input_ids": batch.source.numpy(), "attention_mask": mask})
-        begun = {"encoder_attention_mask": mask, "input_ids": target[:, :-1]}
-        logits, *present = decoder.run(None, {**begun, "encoder_hidden_states": memory})
+        first_inputs = {"encoder_attention_mask": mask, "input_ids": target[:, :-1]}
+        logits, *present = decoder.run(None, {**first_inputs, "encoder_hidden_states": memory})
         past = dict(zip(names, present, strict=True))
-        last = {"encoder_attention_mask": mask, "input_ids": target[:, -1:]}
-        next_logits, *_ = decoder_with_past.run(None, {**last, **past})
+        next_inputs = {"encoder_attention_mask": mask, "input_ids": target[:, -1:]}
+        next_logits, *_ = decoder_with_past.run(None, {**next_inputs, **past})
         found = torch.cat((torch.from_numpy(logits), torch.from_numpy(next_logits)), dim=1)
         refuse_difference(found, batch.logits, batch.logits, DIFFERS.format("ONNX Runtime"))
 
@@ -228,23 +237,24 @@ class DecoderWithPastGraph(DecoderGraph):
         Args:
             encoder_attention_mask: 1 for a token, 0 for padding, [B, S].
             input_ids: Last token, [B, 1].
-            past: For each layer, keys and values of the target, then those of the source.
+            past: For each layer, keys [B, h, P, d_k] and values [B, h, P, d_v] of the target, then
+                keys [B, h, S, d_k] and values [B, h, S, d_v] of the source.
 
         Returns:
             Logits [B, 1, V]; for each layer, keys [B, h, P + 1, d_k] and values
             [B, h, P + 1, d_v] of the target.
         """
-        written, read = DynamicCache(), DynamicCache()
+        self_cache, cross_cache = DynamicCache(), DynamicCache()
         for number in range(len(past) // 4):
             keys, values, memory_keys, memory_values = past[4 * number : 4 * number + 4]
-            written.update(keys, values, number)
-            read.update(memory_keys, memory_values, number)
+            self_cache.update(keys, values, number)
+            cross_cache.update(memory_keys, memory_values, number)
         # the cache has keys and values of the memory, so only the size of the memory matters
         memory = past[2].new_zeros(*encoder_attention_mask.shape, self.model.config.d_model)
-        cache = EncoderDecoderCache(written, read)
+        cache = EncoderDecoderCache(self_cache, cross_cache)
         logits = self.logits(encoder_attention_mask, input_ids, memory, cache)
         return logits, *[
-            tensor for layer in written.layers for tensor in (layer.keys, layer.values)
+            tensor for layer in self_cache.layers for tensor in (layer.keys, layer.values)
         ]
 
 

@@ -7,8 +7,8 @@ import weakref
 import pytest
 import torch
 from accelerate import cpu_offload
+from fake_graphs import FakeGraphs
 from peft import LoraConfig, get_peft_model
-from replayed_operators import Recordings
 
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
@@ -55,19 +55,19 @@ def searched(monkeypatch):
 
 
 @pytest.fixture
-def recordings(monkeypatch):
+def graphs(monkeypatch):
     """Count of the recorded steps; a search on the CPU records and replays as one on a GPU."""
-    recordings = Recordings()
+    fake = FakeGraphs()
     monkeypatch.setattr(engine, "RECORDING_DEVICES", ("cpu",))
-    monkeypatch.setattr(engine, "recorded", recordings)
-    return recordings
+    monkeypatch.setattr(engine, "recorded", fake)
+    return fake
 
 
 @pytest.fixture(params=["step by step", "recorded"])
 def either_way(request):
     """Whether the engine computes each step in Python, or replays a recorded one."""
     if request.param == "recorded":
-        request.getfixturevalue("recordings")
+        request.getfixturevalue("graphs")
     return request.param
 
 
@@ -184,23 +184,21 @@ def test_finished_sentences_leave_the_engine(lively_model, source, monkeypatch, 
 
 
 @pytest.mark.parametrize("search", [GREEDY, PAPER])
-def test_a_recorded_step_is_replayed_until_its_sizes_change(
-    lively_model, source, recordings, search
-):
+def test_a_recorded_step_is_replayed_until_its_sizes_change(lively_model, source, graphs, search):
     model = lively_model()
     # the probe replays a step too, before the engine searches
     model.generate(**source, **search)
-    assert recordings.replayed >= 1
-    recordings.recorded = recordings.replayed = 0
+    assert graphs.num_replays >= 1
+    graphs.num_graphs = graphs.num_replays = 0
     search = {**search, "min_new_tokens": 6, "max_new_tokens": 6, "max_extra_tokens": None}
     model.generate(**source, **search)
-    assert (recordings.recorded, recordings.replayed) == (1, 4)
+    assert (graphs.num_graphs, graphs.num_replays) == (1, 4)
     # sentences that end early leave when half of them have ended
-    recordings.recorded = recordings.replayed = 0
+    graphs.num_graphs = graphs.num_replays = 0
     many = {name: tensor.repeat(8, 1) for name, tensor in source.items()}
     steps = model.generate(**many, **{**search, "min_new_tokens": 0, "max_new_tokens": 40})
-    assert recordings.recorded <= 4
-    assert recordings.replayed >= steps.shape[1] - 7
+    assert graphs.num_graphs <= 4
+    assert graphs.num_replays >= steps.shape[1] - 7
 
 
 def test_given_encoder_outputs_are_used(lively_model, source, searched):

@@ -12,7 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
-from .devices.memory import CPU_TOKENS, batchless_bytes, bytes_per_token, state_bytes
+from .devices.memory import CPU_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
 from .recipe import read_recipe_file, recipe_comment
@@ -78,7 +78,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
 def _memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     parts = state_bytes(config, model.num_parameters())
-    parts["loss and buffers"] = batchless_bytes(model.config, config.precision, device)
+    parts["loss and buffers"] = fixed_step_bytes(model.config, config.precision, device)
     each = bytes_per_token(model.config, config.precision, config.max_length, device)
     sizes = [min(config.tokens_per_micro_batch or CPU_TOKENS, config.tokens_per_step)]
     if config.tokens_per_micro_batch is None:

@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from ..atomic_files import write_whole
 from ..configuration_vanilla_transformer import closest_name
 from ..console import a_folder, add_trust_flag, run_command
-from ..identity_vanilla_transformer import stacks_difference
+from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local
 from ..pipeline_vanilla_transformer import evaluating
 from ..records import read_text
@@ -62,7 +62,7 @@ def validation_loss(
 
     Args:
         accelerator: Accelerator with the processes and the precision.
-        model: The model, not wrapped; it is in training mode again afterwards.
+        model: Model, not wrapped; the mode of each module is restored afterwards.
         batches: Batches of the split on this process.
 
     Returns:
@@ -85,7 +85,10 @@ def validation_loss(
 def _loss_sum(
     accelerator: Accelerator, model: PreTrainedModel, inputs: dict[str, Tensor], labels: Tensor
 ) -> Tensor:
-    if accelerator.distributed_type not in REPLICATED or stacks_difference(model) is not None:
+    if (
+        accelerator.distributed_type not in REPLICATED
+        or difference_outside_layers(model) is not None
+    ):
         # a sharded weight is whole only inside the forward of its module, and an edited model must
         # run its own forward
         return smoothed_loss_sum(model(**inputs, use_cache=False).logits, labels, 0.0)
@@ -130,7 +133,7 @@ class Evaluation:
     default_tokenizer: str
 
     @property
-    def data_name(self) -> list[str]:
+    def data_name_parts(self) -> list[str]:
         """Parts of the name of the data: only the split, for the dataset of the run."""
         names = ("dataset", "name", "source_lang", "target_lang", "revision")
         recipe = self.recipe
@@ -205,7 +208,7 @@ def evaluate(
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
     if other is not None:
         other_key, others = in_all_processes(
-            lambda: _translations_of(other, task, key, sources, references)
+            lambda: _translations_to_compare(other, task, key, sources, references)
         )
     main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
     started = time.monotonic()
@@ -336,18 +339,18 @@ def _result_name(task: Evaluation, search: Mapping[str, Any], model: PreTrainedM
     ]
     if task.bleu_tokenizer != task.default_tokenizer:
         settings.append(f"bleu_tokenizer-{task.bleu_tokenizer}")
-    return _file_name(task.data_name + settings)
+    return _file_name(task.data_name_parts + settings)
 
 
-def _translations_of(
+def _translations_to_compare(
     against: str, task: Evaluation, key: str, sources: list[str], references: list[str]
 ) -> tuple[str, list[str]]:
     """Return the saved translations to compare with, and the name that they are saved under."""
     other = Path(against)
     # a comparison of a run with itself is one with its default search
     is_itself = other.resolve() in (Path(task.run).resolve(), task.folder.resolve())
-    keys = [_file_name(task.data_name)] if is_itself else [key, task.split]
-    return _kept_translations(other, keys, sources, references)
+    keys = [_file_name(task.data_name_parts)] if is_itself else [key, task.split]
+    return _saved_translations(other, keys, sources, references)
 
 
 def _save_translations(
@@ -357,7 +360,7 @@ def _save_translations(
     texts = {
         path: "".join(f"{line}\n" for line in map(one_line, lines))
         for path, lines in zip(
-            _kept_files(folder, key), (sources, references, translations), strict=True
+            _saved_files(folder, key), (sources, references, translations), strict=True
         )
     }
     with hold_run(folder, SECONDS_TO_WAIT):
@@ -444,12 +447,12 @@ def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None
         scores |= {name: before[name] for name in ("comet", "comet_signature")}
 
 
-def _kept_translations(
+def _saved_translations(
     folder: Path, keys: Iterable[str], sources: list[str], references: list[str]
 ) -> tuple[str, list[str]]:
     """Return the first key with saved translations of the same sources, and the translations."""
     for key in keys:
-        sides = _kept_files(folder, key)
+        sides = _saved_files(folder, key)
         if all(path.is_file() for path in sides):
             kept = [[one_line(line) for line in read_text(path).split("\n")[:-1]] for path in sides]
             if kept[:2] == [list(map(one_line, side)) for side in (sources, references)]:
@@ -502,7 +505,7 @@ def score_table(scores: Mapping[str, Any]) -> str:
     return table
 
 
-def _kept_files(folder: Path, key: str) -> list[Path]:
+def _saved_files(folder: Path, key: str) -> list[Path]:
     """Return the paths of saved sources, references and translations, in this order."""
     sides = ("source", "reference", "translation")
     return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
@@ -518,7 +521,7 @@ def _refuse_unwritable(state: PartialState, folder: Path, key: str):
                 pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
         # fails if the name is too long for the file system
-        _kept_files(folder, key)[0].stat()
+        _saved_files(folder, key)[0].stat()
     except FileNotFoundError:
         pass
     except OSError as error:

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader
 from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..console import Interrupted
-from ..identity_vanilla_transformer import stacks_difference
+from ..identity_vanilla_transformer import difference_outside_layers
 from .averaging import average_held_run
 from .config import TrainConfig
 from .data.batches import StepData, TrainingSteps, evaluation_batches
@@ -231,7 +231,7 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     cells = count_cells(batches)
     # an edited model may read the mask itself
     is_sdpa = run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION)
-    if is_sdpa and stacks_difference(run.model) is None:
+    if is_sdpa and difference_outside_layers(run.model) is None:
         batches = [mask_for_sdpa(batch) for batch in batches]
     try:
         result = training_step(

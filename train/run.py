@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..atomic_files import DISK_FULL, free_space, make_folder
-from ..identity_vanilla_transformer import stacks_difference
+from ..identity_vanilla_transformer import difference_outside_layers
 from ..records import check
 from ..tokenization.learning import refuse_small_vocabulary, tokenizer_hash
 from .averaging import MovingAverage
@@ -29,7 +29,7 @@ from .data.batches import Collator, TrainingSteps
 from .data.prepare import Data, load_texts, make_steps, prepare_data
 from .data.streaming import StreamedSteps
 from .devices import distribution
-from .devices.memory import LAUNCH_TOKENS, refuse_too_large, tokens_that_fit
+from .devices.memory import LAUNCH_TOKENS, max_micro_batch_tokens, refuse_too_large
 from .model_class import keep_file, make_model, set_search, try_model
 from .progress import Progress, open_trackers, refuse_trackers
 from .recipe import RECIPE_FILE, save_config
@@ -421,14 +421,14 @@ def _with_micro_batch(
     if before is not None and state["num_processes"] == accelerator.num_processes:
         return dataclasses.replace(config, tokens_per_micro_batch=before)
     fitting = distribution.in_all_processes(
-        lambda: tokens_that_fit(
+        lambda: max_micro_batch_tokens(
             config,
             model.config,
             model.num_parameters(),
             accelerator.device,
             accelerator.num_processes,
             # an edited model keeps all logits
-            accelerator.distributed_type in REPLICATED and stacks_difference(model) is None,
+            accelerator.distributed_type in REPLICATED and difference_outside_layers(model) is None,
         )
     )
     fitting = accelerator.gather(torch.full((1,), fitting, device=accelerator.device)).min()

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim.lr_scheduler import LRScheduler
 
-from ..identity_vanilla_transformer import stacks_difference
+from ..identity_vanilla_transformer import difference_outside_layers
 from .data.batches import IGNORED
 from .devices.fused_loss import fused_loss_sum
 
@@ -78,7 +78,7 @@ def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
         if not isinstance(model, DistributedDataParallel):
             return False
         model = model.module
-    return stacks_difference(model) is None
+    return difference_outside_layers(model) is None
 
 
 def batch_loss_sum(

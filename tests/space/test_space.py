@@ -210,7 +210,7 @@ def address(run_folder):
     gradio.close_all(verbose=False)
 
 
-def test_the_page_is_for_this_machine_alone_where_no_address_is_given(address):
+def test_the_page_listens_only_on_this_machine_by_default(address):
     assert urlsplit(address).hostname == "127.0.0.1"
 
 
@@ -289,7 +289,7 @@ def test_a_text_that_is_too_long_is_refused_whoever_sends_it(client, run_folder)
         client.predict(str(run_folder), "x" * (2 << 20), 4, 0.6, "cross", api_name="/_translate")
 
 
-def test_the_page_tells_nothing_of_the_paths_of_the_machine(client, tmp_path, run_folder):
+def test_the_page_does_not_reveal_paths_of_the_machine(client, tmp_path, run_folder):
     (tmp_path / "empty").mkdir()
     (tmp_path / "config.json").write_text('{"model_type": "secret"}')
     names = ["/etc", "/etc/passwd", "/no/such", "../../x", "~root", ".", "", "\0", "a\0b", None, 5]

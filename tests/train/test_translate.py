@@ -144,7 +144,7 @@ def test_time_grows_with_the_length_of_a_line_not_with_its_square(size):
     assert seconds[1] < 40 * seconds[0] + 0.5
 
 
-def test_of_a_stream_without_a_line_feed_no_more_is_read_than_a_line_may_have():
+def test_a_stream_without_line_feeds_is_read_up_to_the_maximum_line_length():
     pipe = Drops(b"one\n" + b"x" * (8 << 20), 65536)
     windows = arriving_lines(pipe, "stdin")
     assert next(windows) == ["one"]

@@ -4,8 +4,9 @@ An epoch is a shuffled order of all pairs, cut into blocks. A block is cut into 
 similar length on both sides. A step consists of groups that are drawn at random from the block.
 
 Four things are random: which pairs share a block, which pairs of similar length share a group,
-which groups share a step, and the order of the steps in a block. An epoch contains every pair once,
-or with weights the share of each corpus.
+which groups share a step, and the order of the steps in a block. Without
+weights, an epoch contains every pair once. With weights, it contains the given share of each
+corpus.
 
 The pairs of a step depend only on corpus, seed and batch size. They do not depend on the number of
 processes or workers, nor on the memory of each process.
@@ -23,7 +24,8 @@ from .pairs import CHUNK, Pairs
 
 # label of a position without a target token
 IGNORED = -100
-# more pairs can share a group, at the cost of a little padding
+# largest random noise, in tokens, that is added to a length before sorting: pairs of slightly
+# different lengths can then share a group, which costs a little padding
 LENGTH_NOISE = 1.0
 # attributes of the current block before one is loaded
 NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
@@ -47,12 +49,13 @@ def plan_steps(
         random: Generator that decides the order.
 
     Returns:
-        Groups of each step, each an array of sentence indices.
+        Groups of each step; each group is an array of sentence indices, [sentences of the group].
     """
     sentences = len(source_lengths)
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step
-    # the longer side limits a micro-batch; equal shares leave no small last step
+    # the longer side determines the padded size of a micro-batch; an equal number of tokens in each
+    # group avoids a small last step
     tokens = np.maximum(source_lengths, target_lengths)
     noisy = [
         side + LENGTH_NOISE * random.random(sentences) for side in (source_lengths, target_lengths)
@@ -119,8 +122,9 @@ def split_step(
 ) -> list[list[np.ndarray]]:
     """Cut a step into micro-batches that fit into memory, equally many for each process.
 
-    A GPU needs a fixed time to be told what to compute, so few micro-batches with more padding can
-    be faster than many. Groups share a micro-batch where that costs less than its launch.
+    Each micro-batch has a fixed launch overhead on a GPU, so few micro-batches with more padding
+    can be faster than many. Groups share a micro-batch if the extra padding costs less time than
+    a launch.
 
     Args:
         groups: Sentence indices of the step, in groups of similar length.
@@ -139,28 +143,32 @@ def split_step(
         ValueError: If there are fewer sentences than processes.
     """
 
-    def longest(part: np.ndarray) -> list[int]:
+    def longest_sides(part: np.ndarray) -> tuple[int, int]:
         # only this part: a block has hundreds of times as many sentences as a step
-        return [int(side[part].max()) for side in (source_lengths, target_lengths)]
+        return int(source_lengths[part].max()), int(target_lengths[part].max())
 
-    def padded(part: np.ndarray) -> int:
-        return len(part) * max(longest(part))
+    def padded_tokens(part: np.ndarray) -> int:
+        return len(part) * max(longest_sides(part))
 
     parts = []
     for group in groups:
-        pieces = max(1, -(-padded(group) // tokens_per_micro_batch) - 1)
-        while any(padded(part) > tokens_per_micro_batch for part in np.array_split(group, pieces)):
+        pieces = max(1, -(-padded_tokens(group) // tokens_per_micro_batch) - 1)
+        while any(
+            padded_tokens(part) > tokens_per_micro_batch for part in np.array_split(group, pieces)
+        ):
             pieces += 1
         parts += np.array_split(group, pieces)
     if launch_tokens:
-        sizes = [(len(part), *longest(part)) for part in parts]
+        sizes = [(len(part), *longest_sides(part)) for part in parts]
         parts = [
             np.concatenate([parts[index] for index in indices])
-            for indices in _merged(sizes, tokens_per_micro_batch, launch_tokens)
+            for indices in _choose_shared_parts(sizes, tokens_per_micro_batch, launch_tokens)
         ]
     while len(parts) % num_processes:
         largest = max(
-            (part for part in parts if len(part) > 1), key=padded, default=np.empty(0, dtype=int)
+            (part for part in parts if len(part) > 1),
+            key=padded_tokens,
+            default=np.empty(0, dtype=int),
         )
         if len(largest) == 0:
             raise ValueError(
@@ -170,11 +178,11 @@ def split_step(
         index = next(index for index, part in enumerate(parts) if part is largest)
         parts[index : index + 1] = np.array_split(largest, 2)
     # micro-batches that run at the same time on all processes have similar sizes
-    parts.sort(key=padded, reverse=True)
+    parts.sort(key=padded_tokens, reverse=True)
     return [parts[process::num_processes] for process in range(num_processes)]
 
 
-def _merged(
+def _choose_shared_parts(
     sizes: Sequence[tuple[int, int, int]], tokens_per_micro_batch: int, launch_tokens: int
 ) -> list[list[int]]:
     """Return which parts of a step share a micro-batch, so that all of them take the least time.
@@ -219,7 +227,7 @@ class Collator:
         """Make the tensors of one micro-batch.
 
         Args:
-            rows: Columns "input_ids" and "labels" of the pairs.
+            rows: Columns "input_ids" and "labels", each a list of B sequences of token ids.
 
         Returns:
             `input_ids` and `attention_mask`, [B, S]; `labels`, with `IGNORED` as padding, and
@@ -230,8 +238,8 @@ class Collator:
         """
         if len(rows["input_ids"]) == 0:
             raise ValueError("a batch must have at least one sentence, got none.")
-        input_ids, attention_mask = _padded(rows["input_ids"], self.pad_token_id)
-        labels, is_label = _padded(rows["labels"], self.pad_token_id)
+        input_ids, attention_mask = _pad(rows["input_ids"], self.pad_token_id)
+        labels, is_label = _pad(rows["labels"], self.pad_token_id)
         for name, ids in (("input_ids", input_ids), ("labels", labels)):
             if ids.min() < 0 or ids.max() >= self.vocab_size:
                 wrong = int(ids.min() if ids.min() < 0 else ids.max())
@@ -245,7 +253,7 @@ class Collator:
         }
 
 
-def _padded(
+def _pad(
     sentences: Sequence[Sequence[int] | np.ndarray], pad_token_id: int
 ) -> tuple[Tensor, Tensor]:
     sizes = np.array([len(ids) for ids in sentences])
@@ -427,7 +435,7 @@ class TrainingSteps(torch.utils.data.Dataset):
             for spelling in range(num_spellings)
         ]
         self._shares = shares_of([total["pairs"] for total in parts[0]], weights)
-        totals = [_joined(totals) for totals in zip(*parts, strict=True)]
+        totals = [_add_totals(totals) for totals in zip(*parts, strict=True)]
         refuse_longest(max(total["longest"] for total in totals), tokens_per_step)
         expected = [
             total["larger_tokens"] * share / total["pairs"]
@@ -532,7 +540,7 @@ def _totals(pairs: Pairs, numbers: np.ndarray) -> dict[str, int]:
     return {"pairs": len(numbers), **totals}
 
 
-def _joined(totals: Sequence[dict[str, int]]) -> dict[str, int]:
+def _add_totals(totals: Sequence[dict[str, int]]) -> dict[str, int]:
     return {
         name: (max if name == "longest" else sum)(total[name] for total in totals)
         for name in totals[0]

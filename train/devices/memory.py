@@ -25,18 +25,18 @@ USABLE = 0.9
 LIBRARY_BYTES = 2**26
 # larger micro-batches are not faster on a CPU
 CPU_TOKENS = 4096
-# source and target tokens that take a GPU about as long as its host needs to launch a micro-batch:
-# an H200 trained the base model in bf16 on 700 of them in a millisecond, and its host, a slow one,
-# needed 70 ms for a micro-batch
+# source and target tokens that cost a GPU as much time as the launch of a micro-batch costs its
+# host. An H200 trained the base model in bf16 on 700 tokens a millisecond. Its host, a slow one,
+# needed 70 ms for a micro-batch, so 49,000 tokens; this value assumes a host that needs 12 ms
 LAUNCH_TOKENS = 8192
-# a micro-batch on a GPU may hold all tokens of a step, and as much padding
-PADDED_SHARE = 2
+# a micro-batch on a GPU may have this many positions for each token of a step
+PADDING_FACTOR = 2
 CGROUP = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 # largest size that the C library keeps; the second value is for older versions of glibc
-LARGEST_KEPT = (2**30, 2**25)
-MOST_KEPT = 2**31 - 1
+MMAP_THRESHOLDS = (2**30, 2**25)
+TRIM_THRESHOLD = 2**31 - 1
 # environment variables for the number of kernels that oneDNN, and torch's layer above it, keep; a
 # step uses about thirty for each shape of a micro-batch
 KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
@@ -87,7 +87,7 @@ def refuse_too_large(
     refuse_beyond_memory(processes_here * needed, "the training of this model")
 
 
-def batchless_bytes(config: PreTrainedConfig, precision: str, device: str) -> int:
+def fixed_step_bytes(config: PreTrainedConfig, precision: str, device: str) -> int:
     """Return the temporary memory of a step that does not depend on the size of the batch.
 
     Args:
@@ -125,30 +125,31 @@ def bytes_per_token(
     Returns:
         Bytes, rounded up generously.
     """
-    # products use half precision, sums and norms do not; the output of a norm is kept in both
-    half = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES // 2
-    kept_norm = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + half
+    # matrix products use half precision, sums and norms do not; the output of a norm is kept in
+    # both
+    product_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES // 2
+    norm_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + product_bytes
     d_model = config.d_model
     # mask of dropout, sum, and output of the norm
-    add_and_norm = d_model * (half + FLOAT32_BYTES + kept_norm)
+    add_and_norm = d_model * (product_bytes + FLOAT32_BYTES + norm_bytes)
 
     def attention(num_heads: int) -> int:
         # models of other classes have no d_k and d_v
         d_k = getattr(config, "d_k", None) or d_model // num_heads
         d_v = getattr(config, "d_v", None) or d_model // num_heads
         # query, key, value, and the context twice: per head and concatenated
-        widths = num_heads * (2 * d_k + 3 * d_v) * half
+        widths = num_heads * (2 * d_k + 3 * d_v) * product_bytes
         has_dropout = size_of(config, "attention_dropout") > 0
         is_fused = d_k == d_v and (device != "cpu" or not has_dropout)
         # eager attention keeps its weights
         is_fused &= config._attn_implementation != "eager"
         copies = SCORE_COPIES_WITH_DROPOUT if has_dropout else SCORE_COPIES
-        scores = 0 if is_fused else copies * num_heads * max_length * half
+        scores = 0 if is_fused else copies * num_heads * max_length * product_bytes
         return widths + scores + add_and_norm
 
     def feed_forward(d_ff: int) -> int:
         copies = 3 if size_of(config, "activation_dropout") else 1
-        return copies * d_ff * half + add_and_norm
+        return copies * d_ff * product_bytes + add_and_norm
 
     encoder, decoder = (
         [size_of(config, f"{stack}_{name}") for name in ("layers", "attention_heads", "ffn_dim")]
@@ -180,13 +181,13 @@ def free_bytes(device: torch.device, processes: int) -> int:
     # a container may have less than the machine
     limit, used = CGROUP / "memory.max", CGROUP / "memory.stat"
     if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        # the first line counts the memory that cannot be reclaimed
+        # the first line is "anon", memory that the kernel cannot reclaim
         taken = int(used.read_text().split()[1])
         available = min(available, int(limit.read_text()) - taken)
     return available // processes
 
 
-def tokens_that_fit(
+def max_micro_batch_tokens(
     config: TrainConfig,
     model_config: PreTrainedConfig,
     num_parameters: int,
@@ -194,7 +195,9 @@ def tokens_that_fit(
     num_processes: int,
     is_whole: bool = True,
 ) -> int:
-    """Return the largest micro-batch, when only the weights are in memory yet.
+    """Return the largest micro-batch that fits into the free memory.
+
+    Call it when the weights are in memory, but not yet gradients and optimizer state.
 
     Args:
         config: Settings of the run.
@@ -205,14 +208,15 @@ def tokens_that_fit(
         is_whole: Whether each process has all weights.
 
     Returns:
-        Source or target tokens, padding included; at most twice the share of a process in a step.
+        Maximum number of source tokens, and of target tokens, padding included; at least
+        `max_length`.
 
     Raises:
         ValueError: If the longest sentence does not fit.
     """
     parts = state_bytes(config, num_parameters)
     not_yet = sum(parts.values()) - parts["weights"]
-    not_yet += batchless_bytes(model_config, config.precision, device.type)
+    not_yet += fixed_step_bytes(model_config, config.precision, device.type)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     free = free_bytes(device, processes_here)
     each = bytes_per_token(model_config, config.precision, config.max_length, device.type, is_whole)
@@ -224,7 +228,7 @@ def tokens_that_fit(
             f"sentence of max_length {config.max_length}, got {free / 1e9:.1f} GB."
         )
     share = -(-config.tokens_per_step // num_processes)
-    most = PADDED_SHARE * share if device.type == "cuda" else min(CPU_TOKENS, share)
+    most = PADDING_FACTOR * share if device.type == "cuda" else min(CPU_TOKENS, share)
     return min(fitting, max(most, config.max_length))
 
 
@@ -241,6 +245,6 @@ def keep_memory() -> None:
     allocator = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
     # older versions of glibc keep at most half of a heap
     if allocator is not None and any(
-        allocator(M_MMAP_THRESHOLD, largest) for largest in LARGEST_KEPT
+        allocator(M_MMAP_THRESHOLD, largest) for largest in MMAP_THRESHOLDS
     ):
-        allocator(M_TRIM_THRESHOLD, MOST_KEPT)
+        allocator(M_TRIM_THRESHOLD, TRIM_THRESHOLD)

@@ -20,11 +20,11 @@ from vanilla_transformer.train.devices import memory
 from vanilla_transformer.train.devices.distribution import open_accelerator
 from vanilla_transformer.train.devices.fused_loss import block_bytes
 from vanilla_transformer.train.devices.memory import (
-    batchless_bytes,
     bytes_per_token,
+    fixed_step_bytes,
     free_bytes,
+    max_micro_batch_tokens,
     state_bytes,
-    tokens_that_fit,
 )
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, read_state
@@ -99,7 +99,7 @@ def test_a_step_takes_the_memory_that_was_estimated(row, fields, precision, rows
     state = sum(state_bytes(TrainConfig(precision=precision), num_parameters).values())
     # a loss of few tokens is of fewer than a block
     scores = 4 * rows * length * config.vocab_size
-    state += batchless_bytes(config, precision, "cpu") - max(0, block_bytes("cpu") - scores)
+    state += fixed_step_bytes(config, precision, "cpu") - max(0, block_bytes("cpu") - scores)
     estimated = state + rows * length * bytes_per_token(config, precision, length, "cpu")
     assert measured > rows * length * 100_000, "nothing was measured"
     # a little more is safe, too little is not
@@ -142,7 +142,7 @@ def fitting(monkeypatch):
         config = TrainConfig(**settings)
         sizes = config.model_config(37_000)
         device = torch.device(device)
-        return tokens_that_fit(config, sizes, 63_000_000, device, num_processes)
+        return max_micro_batch_tokens(config, sizes, 63_000_000, device, num_processes)
 
     return fit
 
@@ -165,10 +165,10 @@ def test_only_the_processes_of_a_host_share_its_memory(monkeypatch):
     )
     config, cpu = TrainConfig(), torch.device("cpu")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    tokens_that_fit(config, config.model_config(37_000), 63_000_000, cpu, 8)
+    max_micro_batch_tokens(config, config.model_config(37_000), 63_000_000, cpu, 8)
     # who starts the processes by hand does not say
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    tokens_that_fit(config, config.model_config(37_000), 63_000_000, cpu, 8)
+    max_micro_batch_tokens(config, config.model_config(37_000), 63_000_000, cpu, 8)
     assert sharing == [2, 8]
 
 
@@ -194,11 +194,11 @@ def settings_of(run):
 
 def test_a_resumed_run_keeps_its_size_of_micro_batches(corpus, tmp_path, monkeypatch):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 77)
+    monkeypatch.setattr(setup, "max_micro_batch_tokens", lambda *given: 77)
     train(train_toys.toy_config(corpus, whole, tokens_per_micro_batch=None))
     train(train_toys.toy_config(corpus, parts, tokens_per_micro_batch=None, max_steps=5))
     # now there would be more room
-    monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 300)
+    monkeypatch.setattr(setup, "max_micro_batch_tokens", lambda *given: 300)
     train(train_toys.toy_config(corpus, parts, tokens_per_micro_batch=None), resume=True)
     train_toys.assert_same_bits(parts, whole)
     assert read_state(checkpoints(parts / "checkpoints")[-1])["tokens_per_micro_batch"] == 77
@@ -207,7 +207,7 @@ def test_a_resumed_run_keeps_its_size_of_micro_batches(corpus, tmp_path, monkeyp
 
 
 def test_other_processes_have_other_memory(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(setup, "tokens_that_fit", lambda *given: 300)
+    monkeypatch.setattr(setup, "max_micro_batch_tokens", lambda *given: 300)
     model = train_toys.toy_model()
     accelerator = open_accelerator(TrainConfig())
     free = train_toys.toy_config(corpus, tmp_path, tokens_per_micro_batch=None)

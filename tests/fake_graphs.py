@@ -1,6 +1,6 @@
-"""Graph of a GPU on the CPU: the recorded operators are repeated on the recorded tensors.
+"""Stand-in for CUDA graphs on the CPU: record operators, and run them again on the same tensors.
 
-Nothing of the Python code runs again. What a replay reads is what stands in the recorded tensors.
+A replay runs no Python code of the model. It reads only the recorded tensors.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ class Recorder(TorchDispatchMode):
         return results
 
     def replay(self):
-        """Repeat the operators, with their results in the tensors that had them before."""
+        """Run the operators again, and copy each result into the tensor that held it."""
         for operator, args, kwargs, before in self.calls:
             now = operator(*args, **kwargs)
             for old, new in zip(tree_leaves(before), tree_leaves(now), strict=True):
@@ -32,17 +32,16 @@ class Recorder(TorchDispatchMode):
                     old.copy_(new)
 
 
-class Recordings:
+class FakeGraphs:
     """Stand-in for `kernels_vanilla_transformer.recorded`.
 
     Attributes:
-        recorded: Number of graphs.
-        replayed: Number of replays.
-        operators: Number of operators in the last graph.
+        num_graphs: Number of recorded graphs.
+        num_replays: Number of replays.
     """
 
     def __init__(self):
-        self.recorded = self.replayed = self.operators = 0
+        self.num_graphs = self.num_replays = 0
 
     def __call__(self, compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
         """Compute, and record the work.
@@ -55,14 +54,14 @@ class Recordings:
             Function that repeats the operators.
         """
         compute()
-        self.recorded += 1
-        # recording on a GPU computes nothing: another step would read its own result
+        self.num_graphs += 1
+        # a GPU does not execute what it captures; here the operators run a second time, which
+        # changes nothing because compute does not read its own results
         with Recorder() as recorder:
             compute()
-        self.operators = len(recorder.calls)
 
         def replay():
-            self.replayed += 1
+            self.num_replays += 1
             recorder.replay()
 
         return replay
