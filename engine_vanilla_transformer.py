@@ -1,12 +1,13 @@
 """Inference engine: the arithmetic of the released model, packed for search.
 
 The engine computes the same numbers as the model's modules, and faster: weights are packed once,
-padding is left out, and the self-attention cache never moves. `engine_for` returns an engine only
-if the model runs the released code (`identity_vanilla_transformer`) and a probe of the engine gives
-the logits of the modules. Otherwise it returns the reason, and the modules run.
+padding is left out, and beams are reordered without a copy of the cache. `engine_for` returns an
+engine only if the model runs the released code (`identity_vanilla_transformer`) and a probe of the
+engine gives the logits of the modules. Otherwise it returns the reason, and the modules run.
 
-Shapes: B sentences, R rows of a sentence (1 or the number of beams), S source positions, N source
-tokens without padding, W slots of the self-attention cache, h heads, V tokens in the vocabulary.
+Shapes: B sentences, R hypotheses of a sentence (1 or the number of beams), S source positions, N
+source tokens without padding, W slots of the self-attention cache, h heads, V tokens in the
+vocabulary.
 """
 
 import functools
@@ -26,16 +27,16 @@ from .identity_vanilla_transformer import (
     computing_modules,
     first_difference,
 )
-from .kernels_vanilla_transformer import FloatProduct, Int8Product, PlainProduct, recorded
+from .kernels_vanilla_transformer import FloatProduct, Int8Product, PlainProduct, captured
 from .search_vanilla_transformer import Decoding
 
 # number of scores of attention in memory at a time
 MOST_SCORES = 2**25
-# number of slots that the self-attention cache begins with; a recorded step reads all of them, and
-# more slots are recorded anew
-FIRST_SLOTS, FIRST_RECORDED_SLOTS = 64, 256
-# devices on which a step is recorded once and replayed, because the host is slower than the device
-RECORDING_DEVICES = ("cuda",)
+# first number of slots of the self-attention cache. A captured step reads all slots, and a larger
+# cache needs a new capture
+FIRST_SLOTS, FIRST_CAPTURED_SLOTS = 64, 256
+# devices on which a step is captured once and replayed, because launches take longer than the work
+CAPTURING_DEVICES = ("cuda",)
 
 # packed products on a CPU exist in float32 only
 CPU_DTYPES = (torch.float32,)
@@ -55,27 +56,31 @@ logger = logging.getLogger(__name__)
 
 
 class PackedAttention:
-    """Products and sizes of one attention.
+    """Packed projections and sizes of one attention.
 
     Args:
         attention: A `MultiHeadAttention`.
-        product: Class of the products.
-        reads_memory: Keys and values are computed elsewhere, for all layers at once.
+        product: Class that computes the linear layers, such as `FloatProduct`.
+        is_cross: The attention is encoder-decoder attention, whose keys and values are computed for
+            all layers at once.
     """
 
-    def __init__(self, attention: Any, product: type, reads_memory: bool = False):
+    def __init__(self, attention: Any, product: type, is_cross: bool = False):
         self.d_k, self.d_v = attention.d_k, attention.d_v
         self.num_heads = attention.q_proj.out_features // self.d_k
         self.scaling = attention.scaling
         projections = [attention.q_proj]
-        if not reads_memory:
+        if not is_cross:
             projections += [attention.k_proj, attention.v_proj]
         self.project = product(projections)
         self.out = product([attention.out_proj])
         self.widths = [self.num_heads * width for width in (self.d_k, self.d_k, self.d_v)]
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
-        """Compute equation (1) for all rows of each sentence together.
+        """Compute equation (1) for all queries of each sentence together.
+
+        In the encoder, R and W are the number of source positions; in encoder-decoder attention,
+        only W is.
 
         Args:
             query: Queries, [B * R, h * d_k].
@@ -112,7 +117,7 @@ class PackedLayer:
 
     Args:
         layer: An `EncoderLayer` or a `DecoderLayer`.
-        product: Class of the products.
+        product: Class that computes the linear layers, such as `FloatProduct`.
         is_decoder: The layer is a `DecoderLayer`.
     """
 
@@ -145,7 +150,7 @@ class PackedLayer:
     def add_and_norm(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], norm: nn.LayerNorm
     ) -> Tensor:
-        """Compute LayerNorm(x + Sublayer(x)), as the model does without dropout.
+        """Compute LayerNorm(x + Sublayer(x)), or x + Sublayer(LayerNorm(x)) if `norm_first`.
 
         Args:
             x: Residual stream, [rows, d_model].
@@ -181,7 +186,7 @@ class SearchEngine:
         self.num_tokens = model.lm_head.out_features
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-        """Compute the memory of a batch, for tokens only.
+        """Encode a batch; padding is left out of the computation.
 
         Args:
             input_ids: Source tokens, [B, S].
@@ -201,7 +206,7 @@ class SearchEngine:
         for layer in self.encoder_layers:
 
             def attend_to_source(x: Tensor, attention=layer.self_attention) -> Tensor:
-                projected = tokens.padded(attention.project(x))  # [B * S, 3 * h * width]
+                projected = tokens.padded(attention.project(x))  # [B * S, h * (2 * d_k + d_v)]
                 query, *heads = projected.split(attention.widths, dim=-1)
                 keys, values = (
                     part.reshape(sentences, length, attention.num_heads, -1) for part in heads
@@ -222,7 +227,7 @@ class SearchEngine:
             attention_mask: 1 for a source token, 0 for padding, [B, S]; all are tokens if None.
 
         Returns:
-            A decoder that has read nothing of the target.
+            Decoder with an empty self-attention cache.
         """
         sentences, length, width = memory.shape
         tokens = _Tokens(attention_mask, sentences, length)
@@ -235,17 +240,17 @@ class SearchEngine:
         parts = [part.unflatten(-1, (heads, -1)) for part in padded.split(widths, dim=-1)]
         keys = [part.permute(0, 2, 3, 1).contiguous() for part in parts[::2]]  # [B, h, d_k, S]
         values = [part.transpose(1, 2).contiguous() for part in parts[1::2]]  # [B, h, S, d_v]
-        is_recorded = memory.device.type in RECORDING_DEVICES
-        decoding = RecordedDecoding if is_recorded else EngineDecoding
+        is_captured = memory.device.type in CAPTURING_DEVICES
+        decoding = CapturedDecoding if is_captured else EngineDecoding
         return decoding(self, keys, values, tokens.bias(heads, memory.dtype))
 
 
 class EngineDecoding(Decoding):
     """Decoder of the engine during one search.
 
-    Each step writes its keys and values into new slots of its sentence, which never move. A beam
-    that continues another takes over its list of slots; slots on no list are given back when the
-    cache is full.
+    Each step writes its keys and values into new slots of the cache. A mask, `is_visible`, says
+    which slots belong to each hypothesis; reordering the beams changes only this mask. When the
+    cache is full, it is copied without the slots that no hypothesis uses.
 
     Args:
         engine: Packed model.
@@ -278,7 +283,7 @@ class EngineDecoding(Decoding):
             self.values.append(memory.new_zeros(*sizes, self.first_slots, attention.d_v))
         shape = self.num_sentences, 1, self.first_slots
         # slots that the next token of each row may attend to
-        self.is_past = torch.zeros(shape, dtype=torch.bool, device=memory_keys[0].device)
+        self.is_visible = torch.zeros(shape, dtype=torch.bool, device=memory_keys[0].device)
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -299,10 +304,10 @@ class EngineDecoding(Decoding):
     def _read(self, tokens: Tensor) -> Tensor:
         """Read one token of each row, [B, R], and return the decoder's states, [B * R, d_model]."""
         num_rows = tokens.shape[1]
-        if self.num_used + num_rows > self.is_past.shape[2]:
+        if self.num_used + num_rows > self.is_visible.shape[2]:
             self._make_room(num_rows)
         new = slice(self.num_used, self.num_used + num_rows)
-        self.is_past[:, :, new] = self._own_slots(num_rows)
+        self.is_visible[:, :, new] = self._own_slots(num_rows)
         self.num_used = new.stop
         self.length += 1
         positions = self.engine.stacks["decoder"].positions(self.length)
@@ -316,7 +321,7 @@ class EngineDecoding(Decoding):
 
     def _own_slots(self, num_rows: int) -> Tensor:
         """Return which of the new slots each row may attend to, [R, R]."""
-        return torch.eye(num_rows, dtype=torch.bool, device=self.is_past.device)
+        return torch.eye(num_rows, dtype=torch.bool, device=self.is_visible.device)
 
     def _states(
         self,
@@ -331,9 +336,9 @@ class EngineDecoding(Decoding):
         Args:
             tokens: Tokens, [B, R].
             position: Positional encoding of the tokens, [d_model], or None.
-            new: Slots that their keys and values are written to, R of them.
-            used: Slots that attention reads.
-            bias: 0 for a slot that a row may attend to, -inf otherwise, [B * h, R, used]; None if
+            new: Slots to write the keys and values to, [R].
+            used: Slots that attention reads, W of them.
+            bias: 0 for a slot that a row may attend to, -inf otherwise, [B * h, R, W]; None if
                 every row may attend to all of them.
 
         Returns:
@@ -378,25 +383,25 @@ class EngineDecoding(Decoding):
             if self.memory_bias is not None:
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
                 self.memory_bias = bias.index_select(0, stays).flatten(0, 1)
-            self.is_past = self.is_past.index_select(0, stays)
-        # hypotheses with a score of -inf may name rows that the first step did not have
-        parents = parents.clamp(max=self.is_past.shape[1] - 1)
-        wide = parents[:, :, None].expand(-1, -1, self.is_past.shape[2])
-        self.is_past = self.is_past.gather(1, wide)
+            self.is_visible = self.is_visible.index_select(0, stays)
+        # the parent of a hypothesis with a score of -inf may be one that the first step had not
+        parents = parents.clamp(max=self.is_visible.shape[1] - 1)
+        wide = parents[:, :, None].expand(-1, -1, self.is_visible.shape[2])
+        self.is_visible = self.is_visible.gather(1, wide)
 
     def _self_attention_bias(self) -> Tensor | None:
-        # one row that never left its sentence may attend to all that was read
+        # with one hypothesis per sentence, it may attend to all used slots
         if self.num_used == self.length:
             return None
-        return self._bias_of(self.is_past[:, :, : self.num_used])
+        return self._bias_of(self.is_visible[:, :, : self.num_used])
 
-    def _bias_of(self, is_past: Tensor) -> Tensor:
-        bias = is_past.new_zeros(is_past.shape, dtype=self.keys[0].dtype)
-        bias.masked_fill_(~is_past, -torch.inf)
+    def _bias_of(self, is_visible: Tensor) -> Tensor:
+        bias = is_visible.new_zeros(is_visible.shape, dtype=self.keys[0].dtype)
+        bias.masked_fill_(~is_visible, -torch.inf)
         return bias[:, None].expand(-1, self.num_heads, -1, -1).flatten(0, 1)  # [B * h, R, W]
 
     def _make_room(self, num_rows: int):
-        is_alive = self.is_past[:, :, : self.num_used].any(dim=1)  # [B, W]
+        is_alive = self.is_visible[:, :, : self.num_used].any(dim=1)  # [B, W]
         num_alive = int(is_alive.sum(dim=1).max())
         # slots in use come first, in their order
         order = is_alive.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :num_alive]
@@ -410,17 +415,18 @@ class EngineDecoding(Decoding):
             self.values[index] = values.new_zeros(*sizes, num_slots, width)
             kept = values.gather(2, order[:, None, :, None].expand(*sizes, -1, width))
             self.values[index][:, :, :num_alive] = kept
-        is_past = self.is_past.new_zeros(*self.is_past.shape[:2], num_slots)
-        wide = order[:, None].expand(-1, is_past.shape[1], -1)
-        is_past[:, :, :num_alive] = self.is_past.gather(2, wide)
-        self.is_past, self.num_used = is_past, num_alive
+        is_visible = self.is_visible.new_zeros(*self.is_visible.shape[:2], num_slots)
+        wide = order[:, None].expand(-1, is_visible.shape[1], -1)
+        is_visible[:, :, :num_alive] = self.is_visible.gather(2, wide)
+        self.is_visible, self.num_used = is_visible, num_alive
 
 
-class RecordedDecoding(EngineDecoding):
-    """Decoder of the engine whose steps are recorded as one graph of the device, and replayed.
+class CapturedDecoding(EngineDecoding):
+    """Decoder of the engine whose step is captured as a CUDA graph, and replayed.
 
-    A graph has the addresses of its tensors, so a step reads and writes the same ones each time. It
-    is recorded anew when their sizes change: when the cache is full, or sentences leave the batch.
+    A graph stores the addresses of its tensors, so every replay reads and writes the same tensors.
+    The step is captured again when their sizes change: when the cache is full, or when sentences
+    leave the batch.
 
     Args:
         engine: Argument of `EngineDecoding`.
@@ -429,8 +435,8 @@ class RecordedDecoding(EngineDecoding):
         memory_bias: Argument of `EngineDecoding`.
     """
 
-    first_slots = FIRST_RECORDED_SLOTS
-    # a batch of half the size is worth another recording
+    first_slots = FIRST_CAPTURED_SLOTS
+    # a batch of half the size is worth another capture
     share_to_remove = 0.5
     _replay: Callable[[], None] | None = None
 
@@ -443,11 +449,11 @@ class RecordedDecoding(EngineDecoding):
         Returns:
             Result of `EngineDecoding.step`; the next call overwrites it.
         """
-        # the first step has only one row of each sentence, and maybe a prompt
+        # the first step has one hypothesis per sentence, and may read a prompt of several tokens
         if not self.length:
             return super().step(ids)
         num_rows = ids.shape[1]
-        if self.num_used + num_rows > self.is_past.shape[2]:
+        if self.num_used + num_rows > self.is_visible.shape[2]:
             self._make_room(num_rows)
             self._replay = None
         replay = self._replay
@@ -462,13 +468,13 @@ class RecordedDecoding(EngineDecoding):
             self.position.copy_(positions[-1])
         if replay is None:
             # this computes the step too
-            self._replay = recorded(self._read_into_buffers, self.is_past.device)
+            self._replay = captured(self._read_into_buffers, self.is_visible.device)
         else:
             replay()
         return self.logits.view(*ids.shape[:2], -1)
 
     def _make_buffers(self, num_rows: int):
-        device = self.is_past.device
+        device = self.is_visible.device
         self.rows = torch.arange(num_rows, device=device)
         self.new = torch.empty_like(self.rows)
         self.own_slots = self._own_slots(num_rows)
@@ -479,8 +485,8 @@ class RecordedDecoding(EngineDecoding):
         self.logits = torch.empty(size, dtype=torch.float32, device=device)
 
     def _read_into_buffers(self):
-        self.is_past.index_copy_(2, self.new, self.own_slots.expand(self.num_sentences, -1, -1))
-        bias = self._bias_of(self.is_past)
+        self.is_visible.index_copy_(2, self.new, self.own_slots.expand(self.num_sentences, -1, -1))
+        bias = self._bias_of(self.is_visible)
         states = self._states(self.tokens, self.position, self.new, slice(None), bias)
         self.logits.copy_(self.engine.vocabulary(states))
 
@@ -491,10 +497,10 @@ class RecordedDecoding(EngineDecoding):
             parents: Argument of `EngineDecoding.follow`.
             stays: Argument of `EngineDecoding.follow`.
         """
-        buffer = self.is_past
+        buffer = self.is_visible
         super().follow(parents, stays)
-        if stays is None and buffer.shape == self.is_past.shape:
-            self.is_past = buffer.copy_(self.is_past)
+        if stays is None and buffer.shape == self.is_visible.shape:
+            self.is_visible = buffer.copy_(self.is_visible)
         else:
             self._replay = None
 
@@ -561,7 +567,7 @@ def obstacle(model: PreTrainedModel, int8: bool = False) -> str | None:
     """Return the reason why the engine cannot run a model, or None.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
+        model: A `VanillaTransformerForConditionalGeneration`, also if it was modified.
         int8: Quantize the linear layers to int8.
 
     Returns:
@@ -663,7 +669,7 @@ def engine_for(
     One engine is kept for each model: a call that switches int8 on or off builds it again.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration`, or what was made of one.
+        model: A `VanillaTransformerForConditionalGeneration`, also if it was modified.
         int8: Quantize the linear layers to int8.
 
     Returns:
@@ -835,10 +841,10 @@ def _changed(target: Tensor) -> Tensor:
 
 
 def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], Tensor]:
-    """Return modules and settings of a model, addresses and versions of its weights, and sums.
+    """Return modules and settings of a model, addresses, versions and checksums of its weights.
 
-    The sums show what was written through `.data` or NumPy, which no version counts. Embeddings and
-    norms are left out: they are not packed, and the engine reads the model's own.
+    Checksums show writes through `.data` or NumPy, which do not change the version of a tensor.
+    Embeddings and norms are left out: they are not packed, and the engine reads the model's own.
     """
     objects: list[Any] = []
     addresses: list[Any] = []
@@ -885,8 +891,8 @@ def _random_vector(device: torch.device) -> Tensor:
 
 
 __all__ = [
+    "CapturedDecoding",
     "EngineDecoding",
-    "RecordedDecoding",
     "SearchEngine",
     "cache_obstacle",
     "deviations",

@@ -344,8 +344,8 @@ def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
     return logits.logsumexp(dim=1, keepdim=True)
 
 
-class _Recorders(threading.local):
-    """Stream of this thread to record on, and memory that its graphs share, by device.
+class _Captures(threading.local):
+    """Stream of this thread to capture on, and memory that its graphs share, by device.
 
     Graphs of a thread replay one after another, and keep their results in tensors that were made
     before. So they can share the memory for everything in between.
@@ -366,11 +366,11 @@ class _Recorders(threading.local):
         return self.by_device[device]
 
 
-_recorders = _Recorders()
+_captures = _Captures()
 
 
-def recorded(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
-    """Compute once on a GPU, and record the work as a graph.
+def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], None]:
+    """Compute once on a GPU, and capture the work as a CUDA graph.
 
     Args:
         compute: Function that reads and writes tensors made before, always the same ones, and never
@@ -380,12 +380,12 @@ def recorded(compute: Callable[[], None], device: torch.device) -> Callable[[], 
     Returns:
         Function that repeats the work of the GPU, without its Python code.
     """
-    stream, first = _recorders(device)
+    stream, first = _captures(device)
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        # libraries prepare themselves in the first call, which cannot be recorded
+        # libraries prepare themselves in the first call, which cannot be captured
         compute()
         # other threads may use the GPU meanwhile
         graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
@@ -401,8 +401,8 @@ __all__ = [
     "FloatProduct",
     "Int8Product",
     "PlainProduct",
+    "captured",
     "exp_",
     "is_intel",
     "likeliest",
-    "recorded",
 ]

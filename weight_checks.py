@@ -1,4 +1,4 @@
-"""Checks of weights that were read from a file: whole, complete, and of the right shapes."""
+"""Checks of weights that were read from a file: none is missing, cut off or of another shape."""
 
 import pickle
 import struct
@@ -15,13 +15,13 @@ UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struc
 FOREIGN_PARTS = {
     "adapter": "adapters",
     "lora_": "LoRA, which must be merged first",
-    "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
+    "layernorm_embedding": "a LayerNorm after the embeddings (BART and mBART)",
     "project_in_dim": "embeddings of another width than the layers",
     "project_out_dim": "embeddings of another width than the layers",
     "adaptive_softmax": "an adaptive softmax",
-    "rotary": "rotary positions (RoPE)",
-    "relative": "relative positions",
-    "embed_positions": "learned positions",
+    "rotary": "rotary position embeddings (RoPE)",
+    "relative": "relative position embeddings",
+    "embed_positions": "learned position embeddings",
     "expert": "a mixture of experts",
     "w_3": "a gated feed-forward (SwiGLU)",
     "gate_proj": "a gated feed-forward (SwiGLU)",
@@ -38,7 +38,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
 
     Args:
         model: Model that the weights are for.
-        weights: Tensors by our names, or by the other model's names where we have none.
+        weights: Tensors by our names; a tensor without a counterpart here keeps its other name.
         origin: Model or folder that the weights come from, for the error.
 
     Raises:
@@ -62,7 +62,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
 
 
 def check_stored(tensor: Any, name: str, path: str | Path) -> None:
-    """Refuse a tensor if its file holds fewer numbers than its shape has.
+    """Refuse a tensor if its file holds fewer elements than its shape needs.
 
     Args:
         tensor: Value that `torch.load` returned for the name.
@@ -70,7 +70,7 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
         path: File, for the error.
 
     Raises:
-        ValueError: If the value is no tensor, or not all of its numbers are in the file.
+        ValueError: If the value is no tensor, or not all of its elements are in the file.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
@@ -81,7 +81,10 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
         and not (tensor.is_nested or tensor.is_quantized)
     )
     if not is_plain:
-        raise ValueError(f"{path} must hold a plain tensor for {name}, got another kind.")
+        raise ValueError(
+            f"{path} must hold a plain tensor for {name}, got another kind: a "
+            f"{type(tensor).__name__} with layout {tensor.layout} on {tensor.device}."
+        )
     stored = tensor.untyped_storage().nbytes() // tensor.element_size()
     if stored < tensor.numel():
         raise ValueError(

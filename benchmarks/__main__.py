@@ -87,7 +87,10 @@ def parser() -> argparse.ArgumentParser:
         "--rounds", type=int, default=2, help="repetitions of all batches (default: %(default)s)"
     )
     made.add_argument(
-        "--batches", type=int, default=3, help="batches of each contender (default: %(default)s)"
+        "--batches",
+        type=int,
+        default=3,
+        help="batches of each implementation (default: %(default)s)",
     )
     made.add_argument(
         "--sizes",

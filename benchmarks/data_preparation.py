@@ -20,7 +20,7 @@ from ..train.data.corpus import text_hash
 from ..train.data.pairs import Pairs, encode_pairs, filter_pairs, prepare_pairs
 from ..train.data.prepare import load_texts, make_steps, prepare_data
 from ..train.vocabulary import prepare_tokenizer
-from .contest import memory
+from .timing import memory
 
 MILLION = 1_000_000
 # size of a micro-batch if the recipe derives it from the memory of a device
@@ -191,7 +191,7 @@ def measure_stream(config: TrainConfig, blocks: int, table: Table):
             table.add(
                 f"block {position['block']}",
                 f"from step {step:,}, in pass {position['places'][0]['pass']}; "
-                f"{memory()['own']:,.0f} MB, peak so far {memory()['most']:,.0f} MB",
+                f"{memory()['private']:,.0f} MB, peak so far {memory()['peak']:,.0f} MB",
             )
         step += 1
     seconds = (time.process_time() - started) / (blocks * config.block_pairs / MILLION)

@@ -33,20 +33,22 @@ from ..train.run_folder.files import read_metrics
 from ..train.step import mask_for_sdpa, training_step
 from .work import Batch, bucketed_batches, model_config, read_corpus
 
-# largest difference of loss and gradient from float64, relative to their norm
-ALLOWED = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-# mean relative difference of the loss of a step from that on the CPU; smallest share of equal
-# tokens in translations, where two near scores may change places
-ALLOWED_OF_RUN = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 3e-2}
-FEWEST_EQUAL = {torch.float32: 0.98, torch.bfloat16: 0.8}
+# allowed error of loss and gradient against float64: norm of the error over the norm
+MAX_ERROR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
+# allowed mean relative difference of the loss of a step from that on the CPU
+MAX_LOSS_DIFFERENCE = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 3e-2}
+# smallest share of target tokens that are those of the CPU: rounding can swap candidates with
+# nearly equal scores
+MIN_EQUAL = {torch.float32: 0.98, torch.bfloat16: 0.8}
+SEARCH_COLUMNS = ("equal", "at least", "agrees", "seconds, engine", "seconds, modules")
 STEPS, LINES = 40, 64
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1, "max_extra_tokens": 20},
     "beam 4": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 20},
 }
-# memory of a small card, and sentences of this length fill it
-SMALL_CARD = 8e9
-SENTENCE = 100
+# memory of a small GPU in bytes, and tokens of the sentences that fill it
+SMALL_GPU_BYTES = 8e9
+SENTENCE_TOKENS = 100
 RUNS = ("device and run", "last loss", "difference", "allowed", "agrees", "tokens/s")
 
 
@@ -74,7 +76,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 def _section(name: str, title: str, says: str, columns: Sequence[str], rows: list) -> Section:
     place = columns.index("agrees")
     failed = [f"{row[0]}" for row in rows if row[place] == "no"]
-    result = f"Not as they should be: {', '.join(failed)}." if failed else "All agree."
+    result = f"Failed: {', '.join(failed)}." if failed else "All agree."
     return Section(
         name=f"device-{name}",
         title=title,
@@ -91,7 +93,7 @@ def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -
     model = VanillaTransformerForConditionalGeneration(config).train()
     expected = _loss_and_gradient(model.double(), batch, torch.float64)
     rows = []
-    for precision, allowed in ALLOWED.items():
+    for precision, allowed in MAX_ERROR.items():
         if device.type == "cpu" and precision == "fp16":
             continue
         # the model of a run keeps its weights in float32
@@ -129,9 +131,9 @@ def _loss_and_gradient(
 
 
 def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Section:
-    """Train on the CPU, and in several ways on the device; the run on the CPU stays in "cpu"."""
+    """Train on the CPU, and with several settings on the device. `_search` reads the run "cpu"."""
 
-    # draws of dropout differ from device to device
+    # dropout masks differ between devices
     model = {**flags.config.model, "dropout": 0.0}
     shared: dict[str, Any] = {
         "model": model,
@@ -140,7 +142,7 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
         "precision": "fp32",
     }
 
-    def losses(name: str, on_cpu: bool = False, **settings: Any) -> list[float]:
+    def train_and_read_losses(name: str, on_cpu: bool = False, **settings: Any) -> list[float]:
         config = dataclasses.replace(
             flags.config, output_dir=str(folder / name), **{**shared, **settings}
         )
@@ -149,29 +151,29 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
         _train([str(recipe), *(["--resume"] if (folder / name).exists() else [])], on_cpu)
         return [line["loss"] for line in read_metrics(folder / name) if "loss" in line]
 
-    expected = losses("cpu", on_cpu=True)
-    ways: dict[str, list[dict[str, Any]]] = {
+    expected = train_and_read_losses("cpu", on_cpu=True)
+    variants: dict[str, list[dict[str, Any]]] = {
         "fp32": [{}],
         "bf16": [{"precision": "bf16"}],
         "bf16, compiled": [{"precision": "bf16", "compile": True}],
         "fp32, resumed": [{"max_steps": STEPS // 2}, {}],
     }
     rows = [("cpu: fp32", expected[-1], 0.0, 0.0, "yes", _tokens_a_second(folder / "cpu"))]
-    for name, parts in ways.items():
+    for name, parts in variants.items():
         for settings in parts:
-            found = losses(name, **settings)
+            found = train_and_read_losses(name, **settings)
         # rounding grows from step to step, and a single loss may be far off
         apart = statistics.mean(
             abs(ours / own - 1) for ours, own in zip(found, expected, strict=True)
         )
-        allowed = ALLOWED_OF_RUN[name[:4]]
+        allowed = MAX_LOSS_DIFFERENCE[name[:4]]
         row = (f"{device.type}: {name}", found[-1], apart, allowed, _yes(apart <= allowed))
         rows.append((*row, _tokens_a_second(folder / name)))
     return _section(
         "runs",
         "Runs",
         f"{STEPS} steps of {flags.recipe} without dropout: mean relative difference of the loss of "
-        "a step from that of the same step on the CPU, and the median rate of target tokens.",
+        "a step from that of the same step on the CPU, and the median of the tokens per second.",
         RUNS,
         rows,
     )
@@ -203,7 +205,7 @@ def _search(run: Path, lines: list[str], device: torch.device) -> Section:
         model, tokenizer = load_run(str(run))
         inputs = tokenizer(lines, return_tensors="pt", padding=True)
         expected, _ = _translations(model, inputs, **settings, engine="off")
-        for dtype, fewest in FEWEST_EQUAL.items():
+        for dtype, fewest in MIN_EQUAL.items():
             if device.type == "cpu" and dtype != torch.float32:
                 continue
             moved = model.to(device, dtype)
@@ -222,7 +224,14 @@ def _search(run: Path, lines: list[str], device: torch.device) -> Section:
         "Search",
         f"{len(lines)} sentences with the trained model: share of tokens that are those of the "
         "model's own modules in float32 on the CPU, and the time of all sentences.",
-        (f"search on {device.type}", "equal", "at least", "agrees", "seconds", "of the modules"),
+        (
+            f"search on {device.type}",
+            "equal",
+            "at least",
+            "agrees",
+            "seconds, engine",
+            "seconds, modules",
+        ),
         rows,
     )
 
@@ -254,13 +263,13 @@ def _filled(row: list[int], width: int) -> list[int]:
 
 
 def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
-    """Take steps of the largest micro-batch for a small card, with no more memory than it has."""
+    """Take training steps with the largest micro-batch for a small GPU, with its memory only."""
     total = torch.cuda.get_device_properties(device).total_memory
     rows = []
     for precision in ("fp32", "bf16"):
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        torch.cuda.set_per_process_memory_fraction(SMALL_CARD / total)
+        torch.cuda.set_per_process_memory_fraction(SMALL_GPU_BYTES / total)
         try:
             tokens = _step_of_largest_batch(flags, precision)
             peak, agrees = torch.cuda.max_memory_allocated(), "yes"
@@ -268,13 +277,13 @@ def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
             tokens, peak, agrees = 0, 0, f"no: {error}"
         finally:
             torch.cuda.set_per_process_memory_fraction(1.0)
-        rows.append((precision, tokens, SMALL_CARD / 1e9, peak / 1e9, agrees))
+        rows.append((precision, tokens, SMALL_GPU_BYTES / 1e9, peak / 1e9, agrees))
     return _section(
         "memory",
         "Memory",
-        f"Training steps of the {flags.sizes[-1]} model with the micro-batch that a card of "
-        f"{SMALL_CARD / 1e9:.0f} GB gets; torch may not take more than that.",
-        ("precision", "tokens of a micro-batch", "GB of the card", "GB at most", "agrees"),
+        f"Training steps of the {flags.sizes[-1]} model with the micro-batch that fits a GPU of "
+        f"{SMALL_GPU_BYTES / 1e9:.0f} GB; torch may not allocate more.",
+        ("precision", "tokens of a micro-batch", "GB allowed", "peak GB", "agrees"),
         rows,
     )
 
@@ -289,12 +298,14 @@ def _step_of_largest_batch(flags: argparse.Namespace, precision: str) -> int:
     config = model_config(flags.sizes[-1], flags.model_vocab_size)
     model = VanillaTransformerForConditionalGeneration(config).to(accelerator.device).train()
     wrapped, optimizer, wrapped_optimizer = distribution.prepare(accelerator, model, settings)
-    free = SMALL_CARD - torch.cuda.memory_reserved()
+    free = SMALL_GPU_BYTES - torch.cuda.memory_reserved()
     with patch.object(memory, "free_bytes", lambda *_: free):
         tokens = memory.max_micro_batch_tokens(
             settings, config, model.num_parameters(), accelerator.device, 1
         )
-    ids = torch.randint(4, flags.model_vocab_size, (tokens // SENTENCE, SENTENCE)).tolist()
+    ids = torch.randint(
+        4, flags.model_vocab_size, (tokens // SENTENCE_TOKENS, SENTENCE_TOKENS)
+    ).tolist()
     collator = Collator(0, 0, flags.model_vocab_size)
     batch = mask_for_sdpa(collator({"input_ids": ids, "labels": ids}))
     schedule = torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1e-4)

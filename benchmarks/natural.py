@@ -26,9 +26,9 @@ from ..train.devices.distribution import DTYPES
 from ..train.run_folder.files import read_recipe
 from ..train.scoring import score_translations
 from ..train.translate import one_line, translate_lines
-from .contest import Contender, numbers_of, race, ratio_figure, rows_of
 from .marian_trainer import translate
 from .peers import MARIAN, OURS
+from .timing import Implementation, numbers_of, ratio_figure, rows_of, time_in_turn
 from .translation import (
     CTRANSLATE2,
     OURS_INT8,
@@ -151,8 +151,8 @@ def sections(
     pieces = [texts[start : start + PIECE] for start in range(0, len(texts), PIECE)]
     amounts = [len(piece) for piece in pieces]
     arguments = flags.run, flags.num_beams, flags.max_new_tokens, flags.device, dtype
-    contenders = [
-        Contender(name, Translator, (name, *arguments), pieces, amounts) for name in names
+    implementations = [
+        Implementation(name, Translator, (name, *arguments), pieces, amounts) for name in names
     ]
     translations: dict[str, list[str]] = {}
     num_equal: dict[str, int] = {}
@@ -167,7 +167,7 @@ def sections(
         if dtype == torch.float32:
             refuse_other_translations(num_equal[OURS] / len(texts))
 
-    results = race(contenders, flags.rounds, device, check, range(len(pieces)))
+    results = time_in_turn(implementations, flags.rounds, device, check, range(len(pieces)))
     tokenizer = read_recipe(Path(flags.run)).bleu_tokenizer
     scores = {name: score_translations(translations[name], references, tokenizer) for name in names}
     bleu = {name: score["bleu"] for name, score in scores.items()}
@@ -184,10 +184,19 @@ def sections(
         f"{BATCH}, sorted by length in its first row and in the given order in its second. The "
         f"others build batches of at most {TOKENS_PER_BATCH:,} tokens themselves. Times include "
         f"tokenization. Equal: translations that {MARIAN} gives too. BLEU is {signature}. "
-        "Each contender has its own process, and the contenders do each piece in turn; ratios are "
+        "Each implementation has its own process, and they do each piece in turn; ratios are "
         "medians over pieces and rounds, with quartiles; memory is beyond that after the imports."
         + (f" Not installed: {', '.join(absent)}." if absent else ""),
-        columns=("contender", "ratio", "from", "to", "sentences/s", "BLEU", "equal", "peak MB"),
+        columns=(
+            "implementation",
+            "ratio",
+            "lower quartile",
+            "upper quartile",
+            "sentences/s",
+            "BLEU",
+            "equal",
+            "peak MB",
+        ),
         rows=rows,
         figure=ratio_figure({f"{flags.num_beams} beams": rows}, MARIAN),
         numbers={**numbers_of(results, None), "bleu": bleu, "equal": num_equal},

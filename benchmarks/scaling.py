@@ -17,8 +17,8 @@ from ..drawing import new_figure
 from ..paper.study import Section
 from ..train.data.batches import Collator
 from ..train.run_folder.files import METRICS_FILE
-from .contest import Contender, race
 from .peers import MARIAN, OURS
+from .timing import Implementation, time_in_turn
 from .training import Trainee, difference
 from .work import Batch, model_config, training_flops
 
@@ -32,7 +32,7 @@ LENGTHS = (64, 256, 1024, 4096, 8192)
 VOCABULARIES = (1_000, 8_000, 37_000)
 COUNTS = (1, 8, 32, 128)
 STEPS = 30
-COLUMNS = ("contender", "tokens/s", "ms/step", "peak MB")
+COLUMNS = ("implementation", "tokens/s", "ms/step", "peak MB")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
@@ -132,11 +132,11 @@ class Growing:
 def _raced(
     batches: list[Batch], vocab_size: int, flags: argparse.Namespace
 ) -> list[list[tuple[str, float, float, float]]]:
-    """Race over batches, small ones first; return a row for each batch and contender."""
+    """Race over batches, small ones first; return a row for each batch and implementation."""
     size, positions = flags.sizes[0], max(batch.source_lengths.max() for batch in batches)
     config = model_config(size, vocab_size)
-    contenders = [
-        Contender(
+    implementations = [
+        Implementation(
             name,
             Growing,
             (name, size, flags, vocab_size, int(positions)),
@@ -150,7 +150,7 @@ def _raced(
     # has no moments before its first step
     every = range(len(batches))
     twice = np.repeat(every, 2).tolist()
-    results = race(contenders, flags.rounds, torch.device(flags.device), warm_up=twice)
+    results = time_in_turn(implementations, flags.rounds, torch.device(flags.device), warm_up=twice)
     return [
         [
             (

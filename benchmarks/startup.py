@@ -11,8 +11,8 @@ import torch
 
 from .. import VanillaTransformerForConditionalGeneration, VanillaTransformerTokenizer
 from ..paper.study import Section
-from .contest import Contender, numbers_of, race, ratio_figure, ratios
 from .peers import build_marian
+from .timing import Implementation, numbers_of, ratio_figure, ratios, time_in_turn
 from .work import model_config
 
 LIBRARY = "import transformers' Marian"
@@ -60,11 +60,11 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             ],
             "this package: first translation": ["-c", TRANSLATE.format(**OURS), folders["ours"]],
         }
-        contenders = [
-            Contender(name, Program, (), [[sys.executable, *program]], [1])
+        implementations = [
+            Implementation(name, Program, (), [[sys.executable, *program]], [1])
             for name, program in programs.items()
         ]
-        results = race(contenders, max(flags.rounds, 3), torch.device("cpu"))
+        results = time_in_turn(implementations, max(flags.rounds, 3), torch.device("cpu"))
     rows = [
         (result.name, *ratios(result, results[0]), float(result.seconds.min()))
         for result in results
@@ -74,7 +74,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         title="Start-up times",
         says="Each row is a new process, timed from start to end, with files in the page cache; "
         f"ratios to {LIBRARY}, medians with quartiles.",
-        columns=("process", "ratio", "from", "to", "seconds"),
+        columns=("process", "ratio", "lower quartile", "upper quartile", "seconds"),
         rows=rows,
         figure=ratio_figure({"start": rows}, LIBRARY),
         numbers=numbers_of(results, None),
@@ -82,7 +82,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 
 
 class Program:
-    """Contender that runs a command."""
+    """Implementation that runs a command."""
 
     def __call__(self, command: list[str]) -> None:
         """Run a command to its end.

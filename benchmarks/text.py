@@ -10,18 +10,18 @@ import torch
 
 from ..paper.study import Section
 from ..tokenization.learning import learn_vocabulary
-from .contest import Contender, Result, numbers_of, race, ratio_figure, ratios
 from .peers import OURS
+from .timing import Implementation, Result, numbers_of, ratio_figure, ratios, time_in_turn
 from .work import read_corpus
 
 PEER = "SentencePiece BPE"
-COLUMNS = ("contender", "ratio", "from", "to", "sentences/s", "peak MB")
+COLUMNS = ("implementation", "ratio", "lower quartile", "upper quartile", "sentences/s", "peak MB")
 # sentences that are encoded in one call
 CHUNK = 10_000
 
 
 class Learner:
-    """Contender that learns a vocabulary.
+    """Implementation that learns a vocabulary.
 
     Args:
         name: `OURS` or `PEER`.
@@ -66,7 +66,7 @@ class Learner:
 
 
 class Encoder:
-    """Contender that encodes or decodes texts.
+    """Implementation that encodes or decodes texts.
 
     Args:
         name: `OURS` or `PEER`.
@@ -124,12 +124,14 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     """
     texts, size = read_corpus(flags.config).texts, flags.config.vocab_size
     names = [OURS] + [PEER] * (importlib.util.find_spec("sentencepiece") is not None)
-    contenders = [Contender(name, Learner, (name, size), [texts], [len(texts)]) for name in names]
+    implementations = [
+        Implementation(name, Learner, (name, size), [texts], [len(texts)]) for name in names
+    ]
     yield _section(
         "vocabulary",
         "Learning a vocabulary",
         f"{size:,} tokens from {len(texts):,} sentences.",
-        race(contenders, flags.rounds, torch.device("cpu")),
+        time_in_turn(implementations, flags.rounds, torch.device("cpu")),
     )
     some = texts[: CHUNK * flags.batches]
     chunks = [some[start : start + CHUNK] for start in range(0, len(some), CHUNK)]
@@ -139,15 +141,17 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             if found[OURS][0] not in (None, chunks[0]):
                 raise ValueError("decoded texts must be equal to the encoded ones, got others.")
 
-        contenders = [
-            Contender(name, Encoder, (name, size, texts, decodes), chunks, list(map(len, chunks)))
+        implementations = [
+            Implementation(
+                name, Encoder, (name, size, texts, decodes), chunks, list(map(len, chunks))
+            )
             for name in names
         ]
         yield _section(
             "decoding" if decodes else "encoding",
             title,
             f"{len(some):,} sentences, {CHUNK:,} at a time.",
-            race(contenders, flags.rounds, torch.device("cpu"), check),
+            time_in_turn(implementations, flags.rounds, torch.device("cpu"), check),
         )
 
 

@@ -17,8 +17,16 @@ from ..train.devices import distribution
 from ..train.devices.cpu_kernels import use_cpu_kernels
 from ..train.devices.fused_loss import fused_loss_sum
 from ..train.step import mask_for_sdpa, training_step
-from .contest import COLUMNS, Contender, matrix_product, numbers_of, race, ratio_figure, rows_of
 from .peers import MARIAN, OURS, PEERS
+from .timing import (
+    COLUMNS,
+    Implementation,
+    matrix_product,
+    numbers_of,
+    ratio_figure,
+    rows_of,
+    time_in_turn,
+)
 from .work import (
     Batch,
     bucketed_batches,
@@ -179,8 +187,8 @@ def _section(
         if name != OURS and PEERS[name].convert is not None
     }
 
-    def contender(name: str, batches: list[Batch]) -> Contender:
-        return Contender(
+    def implementation(name: str, batches: list[Batch]) -> Implementation:
+        return Implementation(
             name,
             Trainee,
             (name, size, flags),
@@ -189,11 +197,11 @@ def _section(
             [training_flops(config, batch) for batch in batches],
         )
 
-    contenders = [contender(name, bucketed) for name in names]
+    implementations = [implementation(name, bucketed) for name in names]
     has_usual = "usual" in flags.peers
-    contenders += [contender(name, random) for name in (USUAL, OURS_RANDOM) if has_usual]
+    implementations += [implementation(name, random) for name in (USUAL, OURS_RANDOM) if has_usual]
     matrix = matrix_product(device, dtype_of(flags.config), flags.batches)
-    *results, product = race([*contenders, matrix], flags.rounds, device)
+    *results, product = time_in_turn([*implementations, matrix], flags.rounds, device)
     rows = rows_of(results, MARIAN, product)
     filled = sum(batch.tokens for batch in random) / sum(
         batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel() for batch in random
@@ -209,8 +217,8 @@ def _section(
         f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
         f"target tokens and sentences of similar length, {flags.config.precision}, vocabulary "
         f"{flags.model_vocab_size:,}{on_random}. With equal weights, loss and gradient in float32 "
-        f"agree with {equal}, relative to the largest. Each contender has its own process, and the "
-        "contenders do each batch in turn; ratios are medians over batches and rounds, with "
+        f"agree with {equal}, relative to the largest. Each implementation has its own process, "
+        "and they do each batch in turn; ratios are medians over batches and rounds, with "
         "quartiles; memory is beyond that after the imports. A product of large matrices ran at "
         f"{numbers_of([], product)['matrix_product_flops_per_second'] / 1e9:,.0f} GFLOP/s."
         + (f" Not installed: {', '.join(absent)}." if absent else "")

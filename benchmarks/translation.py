@@ -12,8 +12,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..conversion import from_marian
 from ..paper.study import Section
-from .contest import COLUMNS, Contender, matrix_product, numbers_of, race, ratio_figure, rows_of
 from .peers import MARIAN, OURS, build_marian
+from .timing import (
+    COLUMNS,
+    Implementation,
+    matrix_product,
+    numbers_of,
+    ratio_figure,
+    rows_of,
+    time_in_turn,
+)
 from .training import dtype_of
 from .work import Corpus, model_config, read_corpus, search_flops
 
@@ -54,7 +62,7 @@ class Search:
         self.device = torch.device(flags.device)
         self.dtype = dtype_of(flags.config)
         torch.manual_seed(flags.config.seed)
-        # all contenders have the same weights
+        # all implementations have the same weights
         model: PreTrainedModel = build_marian(model_config(size, flags.model_vocab_size)).eval()
         if name != MARIAN:
             model = from_marian(model)
@@ -160,7 +168,7 @@ def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[st
         dtype: Type of the model; on a CPU, only float32 and int8 are compared.
 
     Returns:
-        Names of the contenders that can run here, and of those that cannot.
+        Names of the implementations that can run here, and of those that cannot.
     """
     types = ["float32", "int8"]
     if device.type != "cpu" and dtype != torch.float32:
@@ -255,8 +263,8 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         search_flops(config, list(map(len, piece.sentences)), piece.num_beams, piece.steps)
         for piece in pieces
     ]
-    contenders = [
-        Contender(name, Search, (name, size, corpus.tokenizer, flags), pieces, amounts, flops)
+    implementations = [
+        Implementation(name, Search, (name, size, corpus.tokenizer, flags), pieces, amounts, flops)
         for name in names
     ]
     matrix = matrix_product(device, dtype, len(pieces))
@@ -269,7 +277,9 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
             equal[title] = equality(translations, must_be_same=is_float32)
 
     starts = range(0, len(pieces), flags.batches)
-    *results, product = race([*contenders, matrix], flags.rounds, device, check, starts)
+    *results, product = time_in_turn(
+        [*implementations, matrix], flags.rounds, device, check, starts
+    )
     tables, numbers, rows = {}, {}, []
     for title, start in zip(titles, starts, strict=True):
         some = [result.part(slice(start, start + flags.batches)) for result in results]
@@ -282,8 +292,8 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         says="All searches have the same random weights; translations are as long as references; "
         f"vocabulary {flags.model_vocab_size:,}, {flags.config.precision}; sentences of a batch "
         f"are of similar length. Equal is the share of tokens that {MARIAN} gives too; two scores "
-        "closer than rounding may change places. Each contender has its own process, and the "
-        "contenders do each batch in turn; ratios are medians over batches and rounds, with "
+        "closer than rounding may change places. Each implementation has its own process, and the "
+        "implementations do each batch in turn; ratios are medians over batches and rounds, with "
         "quartiles; memory is that of all searches, beyond that after the imports."
         + (f" Not installed: {', '.join(absent)}." if absent else ""),
         columns=("search", *COLUMNS[:-1], "equal", COLUMNS[-1]),

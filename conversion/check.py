@@ -17,12 +17,12 @@ DIFFERS = "a conversion must compute what its source computes, and the logits di
 RELEASED.update(LIBRARY_CODE.get(transformers.__version__.rsplit(".", 1)[0], {}))
 
 
-def refuse_changed(model: nn.Module, name: str):
+def refuse_modified_source(model: nn.Module, name: str):
     """Refuse a model that does not run the released code of its library.
 
     Args:
         model: Model of transformers, or a stack of torch's own Transformer.
-        name: Library and class that the model must have, for the error.
+        name: Library and class, for the error, such as "transformers' MarianMTModel".
 
     Raises:
         ValueError: If a module is of another class, was patched or has a hook; names the module.
@@ -31,6 +31,7 @@ def refuse_changed(model: nn.Module, name: str):
     config = getattr(model, "config", None)
     if difference is None and config is not None:
         implementation = getattr(config, "_attn_implementation", None) or "eager"
+        # eager attention is not registered; the default stands for it
         function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, library_difference)
         if function is not library_difference and not is_of_library(function):
             difference = f"its attention function {implementation!r} is not the library's"
@@ -39,7 +40,7 @@ def refuse_changed(model: nn.Module, name: str):
 
 
 @torch.no_grad()
-def checked(
+def check_logits(
     theirs: Any, ours: VanillaTransformerForConditionalGeneration
 ) -> VanillaTransformerForConditionalGeneration:
     """Compare the logits of a converted model with those of its source.
@@ -57,16 +58,16 @@ def checked(
     batch = batch_to_compare(ours, getattr(theirs.config, "max_position_embeddings", None))
     theirs = in_float32(theirs)
     with evaluating(theirs):
-        found = theirs(**batch.inputs(), use_cache=False).logits
-    refuse_difference(batch.logits, found, found, DIFFERS)
+        source_logits = theirs(**batch.inputs(), use_cache=False).logits
+    refuse_difference(batch.logits, source_logits, source_logits, DIFFERS)
     return ours
 
 
 @torch.no_grad()
-def checked_stacks(
+def check_decoder_states(
     module: nn.Transformer, ours: VanillaTransformerForConditionalGeneration
 ) -> VanillaTransformerForConditionalGeneration:
-    """Compare the states of a converted model with those of torch's encoder and decoder.
+    """Compare the decoder states [B, T, d_model] of a converted model with those of torch's own.
 
     Args:
         module: torch's own Transformer.
@@ -80,7 +81,7 @@ def checked_stacks(
     """
     batch = batch_to_compare(ours)
     encoder, decoder = ours.get_encoder(), ours.get_decoder()
-    expected = ours.model(**batch.inputs()).last_hidden_state
+    converted_states = ours.model(**batch.inputs()).last_hidden_state
     module = in_float32(module)
 
     def batch_first(x: Tensor) -> Tensor:
@@ -100,9 +101,11 @@ def checked_stacks(
             tgt_mask=causal_mask,
             memory_key_padding_mask=is_padding,
         )
-    found = batch_first(states)
-    refuse_difference(expected, found, found, DIFFERS.replace("logits", "states"))
+    source_states = batch_first(states)
+    refuse_difference(
+        converted_states, source_states, source_states, DIFFERS.replace("logits", "states")
+    )
     return ours
 
 
-__all__ = ["checked", "checked_stacks", "refuse_changed"]
+__all__ = ["check_decoder_states", "check_logits", "refuse_modified_source"]

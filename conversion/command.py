@@ -21,8 +21,8 @@ from .marian import from_marian
 from .opennmt import from_opennmt, opennmt_tokenizer
 
 Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
-# classes of transformers, by the `model_type` of their configurations
-LIBRARY = {
+# class of transformers and converter, by `model_type`
+TRANSFORMERS_KINDS = {
     "marian": (MarianMTModel, from_marian),
     "fsmt": (FSMTForConditionalGeneration, from_fsmt),
 }
@@ -52,7 +52,7 @@ def run(argv: list[str], prog: str) -> str:
     arguments = _parser(prog).parse_args(argv)
     folder = empty_folder(arguments.out)
     source = arguments.source
-    if arguments.kind in LIBRARY:
+    if arguments.kind in TRANSFORMERS_KINDS:
         model, tokenizer, sentence = _from_library(arguments.kind, source)
     elif arguments.kind == "fairseq":
         languages = (arguments.source_lang, arguments.target_lang)
@@ -71,8 +71,8 @@ def run(argv: list[str], prog: str) -> str:
 
 
 def _from_library(kind: str, source: str) -> Converted:
-    """Convert a model of transformers; its tokenizer stays as it is."""
-    model_class, convert = LIBRARY[kind]
+    """Convert a model of transformers, and load its tokenizer."""
+    model_class, convert = TRANSFORMERS_KINDS[kind]
     check_local(source, "SOURCE must be a folder or a Hub name")
     try:
         found = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
@@ -88,7 +88,7 @@ def _from_library(kind: str, source: str) -> Converted:
         return model, None, f"No tokenizer: {source} has none."
     tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
     if tokenizer.eos_token is None:
-        # the end token of FSMT's tokenizer is its `sep_token`
+        # FSMT's tokenizer has no `eos_token`: its `sep_token` ends a sentence
         tokenizer.eos_token = tokenizer.sep_token
     return model, tokenizer, "The tokenizer is that of the source."
 
@@ -102,7 +102,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     kinds = parser.add_subparsers(dest="kind", metavar="KIND", required=True)
     for kind, help_text in HELP.items():
         added = kinds.add_parser(kind, help=help_text, description=help_text, allow_abbrev=False)
-        is_file = kind not in LIBRARY
+        is_file = kind not in TRANSFORMERS_KINDS
         added.add_argument(
             "source", metavar="SOURCE", help="file" if is_file else "folder or Hub name"
         )
@@ -110,6 +110,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         if kind == "fairseq":
             for side in ("source", "target"):
                 added.add_argument(
-                    f"--{side}_lang", help="language, for Moses (default: that of the checkpoint)"
+                    f"--{side}_lang",
+                    help=f"{side} language, for Moses (default: that of the checkpoint)",
                 )
     return parser

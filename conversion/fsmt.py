@@ -5,7 +5,7 @@ from transformers import FSMTForConditionalGeneration
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .check import checked, refuse_changed
+from .check import check_logits, refuse_modified_source
 from .weights import assembled, bart_fields, check_kind, stack_weights
 
 
@@ -27,7 +27,7 @@ def from_fsmt(
             logits differ from those of the result; names the reason.
     """
     check_kind("model", model, FSMTForConditionalGeneration)
-    refuse_changed(model, "transformers' FSMTForConditionalGeneration")
+    refuse_modified_source(model, "transformers' FSMTForConditionalGeneration")
     theirs = model.config
     if theirs.src_vocab_size != theirs.tgt_vocab_size:
         raise ValueError(
@@ -55,4 +55,4 @@ def from_fsmt(
         "model.decoder.embed_tokens.weight": target_table,
         "lm_head.weight": output_table,
     }
-    return checked(model, assembled(config, weights, "an FSMT model"))
+    return check_logits(model, assembled(config, weights, "an FSMT model"))

@@ -8,7 +8,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     sinusoidal_encoding,
 )
-from .check import checked, refuse_changed
+from .check import check_logits, refuse_modified_source
 from .weights import assembled, bart_fields, check_kind, stack_weights
 
 
@@ -27,7 +27,7 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
             or has other logits than the result; names the reason.
     """
     check_kind("model", model, MarianMTModel)
-    refuse_changed(model, "transformers' MarianMTModel")
+    refuse_modified_source(model, "transformers' MarianMTModel")
     theirs = model.config
     if not theirs.share_encoder_decoder_embeddings or not theirs.tie_word_embeddings:
         raise ValueError(
@@ -62,4 +62,4 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
     ours = assembled(config, weights, "a Marian model")
     # forbids the padding token, which starts Marian's decoder and was never trained as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
-    return checked(model, ours)
+    return check_logits(model, ours)

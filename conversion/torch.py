@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
-from .check import checked_stacks, refuse_changed
+from .check import check_decoder_states, refuse_modified_source
 from .weights import assembled, check_kind, renamed, split_projections
 
 # nn.Transformer numbers the norms of a layer in the order of its sub-layers
@@ -52,7 +52,7 @@ def from_torch(
     check_kind("module.encoder", module.encoder, nn.TransformerEncoder)
     check_kind("module.decoder", module.decoder, nn.TransformerDecoder)
     for stack in (module.encoder, module.decoder):
-        refuse_changed(stack, "torch's nn.Transformer")
+        refuse_modified_source(stack, "torch's nn.Transformer")
     encoder, decoder = module.encoder.layers, module.decoder.layers
     if not len(encoder) or not len(decoder):
         raise ValueError(
@@ -103,7 +103,7 @@ def from_torch(
     for stack, names in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
         weights |= split_projections(renamed(theirs, names))
-    return checked_stacks(module, assembled(config, weights, "torch's nn.Transformer"))
+    return check_decoder_states(module, assembled(config, weights, "torch's nn.Transformer"))
 
 
 def _same(name: str, values: Iterable[Any]) -> Any:

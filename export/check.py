@@ -34,7 +34,7 @@ def refuse_changed_model(model: PreTrainedModel, engine: str):
         if extra or missing:
             what = f"the {kind} {extra[0]}" if extra else f"no {kind} {missing[0]}"
             raise ValueError(
-                f"{engine} supports only the weights of the released model, got {what}"
+                f"{engine} supports only the released model, got {what}"
                 + (f" and {len(extra) - 1} more" if len(extra) > 1 else "")
                 + ". Export a changed model to ONNX."
             )

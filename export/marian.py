@@ -28,8 +28,8 @@ PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
 # ends of Marian's names of weights whose columns or rows are features of the residual stream
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
 RESIDUAL_ROWS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
-# the sinusoids that Marian computes itself
-OWN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
+# settings whose positional encoding Marian computes itself
+MARIAN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
 
 
 @torch.no_grad()
@@ -41,9 +41,9 @@ def to_marian(
 ):
     """Write a folder that `MarianMTModel.from_pretrained` loads, with the tokenizer.
 
-    Marian's sinusoids have all sines first. If ours alternate, the features of the residual stream
-    are reordered. Other positions are saved as weights; they are lost if Marian saves the model
-    again.
+    Marian's sinusoids have all sines first. If those of the model alternate with cosines, the
+    features of the residual stream are reordered. Any other positional encoding is saved as
+    weights; they are lost if Marian saves the model again.
 
     Args:
         model: Model to export.
@@ -82,8 +82,10 @@ def to_marian(
         if name.endswith("_proj.bias")
     }
     layers = missing_bias | {name: tensor for name, tensor in layers.items() if ".layers." in name}
-    has_own_positions = all(getattr(ours, name) == value for name, value in OWN_POSITIONS.items())
-    if has_own_positions and ours.position_layout == "interleaved":
+    uses_marian_positions = all(
+        getattr(ours, name) == value for name, value in MARIAN_POSITIONS.items()
+    )
+    if uses_marian_positions and ours.position_layout == "interleaved":
         order = torch.cat((torch.arange(0, ours.d_model, 2), torch.arange(1, ours.d_model, 2)))
         layers = {name: _reordered(name, tensor, order) for name, tensor in layers.items()}
         table = table[:, order]
@@ -105,15 +107,15 @@ def to_marian(
     theirs.generation_config = _generation_config(model.generation_config, config)
     with whole_folder(folder) as unfinished:
         theirs.save_pretrained(unfinished)
-        if not has_own_positions:
+        if not uses_marian_positions:
             # `save_pretrained` leaves out Marian's positions, but loading reads them from the file
             path = unfinished / "model.safetensors"
             save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
         _save_tokenizer(tokenizer, unfinished)
         batch = batch_to_compare(model, len(tables["model.encoder.embed_positions.weight"]))
-        found = MarianMTModel.from_pretrained(unfinished, dtype=torch.float32).eval()
-        found = found(**batch.inputs())
-        refuse_difference(found.logits, batch.logits, batch.logits, DIFFERS.format("Marian"))
+        exported = MarianMTModel.from_pretrained(unfinished, dtype=torch.float32).eval()
+        logits = exported(**batch.inputs()).logits
+        refuse_difference(logits, batch.logits, batch.logits, DIFFERS.format("Marian"))
 
 
 def check_marian_can(config: VanillaTransformerConfig):

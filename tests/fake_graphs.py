@@ -33,7 +33,7 @@ class Recorder(TorchDispatchMode):
 
 
 class FakeGraphs:
-    """Stand-in for `kernels_vanilla_transformer.recorded`.
+    """Stand-in for `kernels_vanilla_transformer.captured`.
 
     Attributes:
         num_graphs: Number of recorded graphs.
@@ -47,8 +47,8 @@ class FakeGraphs:
         """Compute, and record the work.
 
         Args:
-            compute: Argument of `recorded`.
-            device: Argument of `recorded`.
+            compute: Argument of `captured`.
+            device: Argument of `captured`.
 
         Returns:
             Function that repeats the operators.

@@ -58,15 +58,15 @@ def searched(monkeypatch):
 def graphs(monkeypatch):
     """Count of the recorded steps; a search on the CPU records and replays as one on a GPU."""
     fake = FakeGraphs()
-    monkeypatch.setattr(engine, "RECORDING_DEVICES", ("cpu",))
-    monkeypatch.setattr(engine, "recorded", fake)
+    monkeypatch.setattr(engine, "CAPTURING_DEVICES", ("cpu",))
+    monkeypatch.setattr(engine, "captured", fake)
     return fake
 
 
-@pytest.fixture(params=["step by step", "recorded"])
+@pytest.fixture(params=["step by step", "captured"])
 def either_way(request):
     """Whether the engine computes each step in Python, or replays a recorded one."""
-    if request.param == "recorded":
+    if request.param == "captured":
         request.getfixturevalue("graphs")
     return request.param
 
@@ -132,7 +132,7 @@ def test_engine_and_modules_find_the_same_in_every_model(
 def test_long_translations_outgrow_the_first_slots(
     lively_model, source, searched, scores, either_way, monkeypatch, search
 ):
-    monkeypatch.setattr(engine.RecordedDecoding, "first_slots", engine.FIRST_SLOTS)
+    monkeypatch.setattr(engine.CapturedDecoding, "first_slots", engine.FIRST_SLOTS)
     model = lively_model()
     search = {**search, "max_extra_tokens": 90, "min_new_tokens": 75}
     expected = model.generate(**source, **search, engine="off")

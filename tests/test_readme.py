@@ -232,10 +232,10 @@ def test_the_speed_is_that_of_the_study_that_is_kept(column, study, section, whi
     names = {name: key for key, them in CONTENDERS.items() for name in them}
     expected = {}
     for row in measured["rows"]:
-        *of_what, contender, ratio, low, high = row[: measured["columns"].index("to") + 1]
+        *of_what, implementation, ratio, low, high = row[: measured["columns"].index("to") + 1]
         # the one that all are compared with has no row
-        if of_what == which and contender != "transformers Marian":
-            expected[names[contender]] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
+        if of_what == which and implementation != "transformers Marian":
+            expected[names[implementation]] = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
     assert len(expected) > 3
     assert shown == expected
     assert short.items() <= expected.items()

@@ -30,8 +30,8 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
         head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
-        The source word with the highest weight for each word of the translation, without the end
-        tokens.
+        One link for each word of the translation, to the source word with the highest weight; end
+        tokens are left out.
     """
     words = weights.by_word()
     matrix = head_or_mean(words.cross, layer, head)[:, :-1]  # [T, S - 1]
@@ -42,7 +42,7 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
     ]
 
 
-def unchanged_words(
+def count_aligned_to_themselves(
     maps: Sequence[AttentionWeights], layer: int | None, head: int | None = None
 ) -> tuple[int, int]:
     """Count the words with the same spelling in both languages that are aligned to themselves.
@@ -56,8 +56,8 @@ def unchanged_words(
         head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
-        Number of these words that are aligned to themselves, and number of these words. A word
-        counts only if it occurs once in each sentence.
+        Number of words that are aligned to themselves, and number of words with the same spelling
+        in both languages. A word counts only if it occurs once in each sentence.
     """
     right = total = 0
     for weights in maps:
@@ -88,14 +88,14 @@ def alignment_section(
         maps: Attention weights of the sentences to count on.
         layer: Decoder layer, counted from 1; by default the one that aligns most words to
             themselves.
-        measured_on: Sentences of `maps` in words.
+        measured_on: Phrase for the text that describes the sentences of `maps`.
 
     Returns:
         The section.
     """
-    found = [unchanged_words(maps, index) for index in range(len(weights.cross))]
+    found = [count_aligned_to_themselves(maps, index) for index in range(len(weights.cross))]
     total = found[0][1]
-    by_position, _ = unchanged_words(maps, None)
+    by_position, _ = count_aligned_to_themselves(maps, None)
     best = max(range(len(found)), key=lambda index: (found[index][0], index))
     index = best if layer is None else layer - 1
     links = align(weights, index)
@@ -119,7 +119,7 @@ def alignment_section(
         rows=[list(link) for link in links],
         figure=_draw_alignment(weights.by_word(), links, index),
         numbers={
-            "unchanged_words": total,
+            "count_aligned_to_themselves": total,
             "aligned_to_themselves": [right for right, _ in found],
             "aligned_by_position": by_position,
         },

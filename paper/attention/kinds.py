@@ -1,4 +1,7 @@
-"""The three uses of attention. Section 3.2.3."""
+"""The three uses of attention. Section 3.2.3.
+
+Shapes: N layers, h heads, Q queries, K keys.
+"""
 
 from typing import NamedTuple
 
@@ -9,9 +12,9 @@ class Kind(NamedTuple):
     """One of the three uses of attention. Section 3.2.3.
 
     Attributes:
-        title: Title.
-        queries: Tokens of the queries, a field of `AttentionWeights`.
-        keys: Tokens of the keys, a field of `AttentionWeights`.
+        title: Name of the attention in headings, as in the paper.
+        queries: Name of the field of `AttentionWeights` with the tokens of the queries.
+        keys: Name of the field of `AttentionWeights` with the tokens of the keys.
     """
 
     title: str
@@ -26,15 +29,15 @@ KINDS = {
 }
 
 
-def head_or_mean(values: Tensor, layer: int, head: int | None) -> Tensor:
+def head_or_mean(weights: Tensor, layer: int, head: int | None) -> Tensor:
     """Return the weights of one head, or the mean over the heads of the layer.
 
     Args:
-        values: Attention weights, [N, h, Q, K].
+        weights: Attention weights, [N, h, Q, K].
         layer: Layer number, counted from 0.
         head: Head number, counted from 0; None for the mean over all heads.
 
     Returns:
         The weights, [Q, K].
     """
-    return values[layer].mean(dim=0) if head is None else values[layer, head]
+    return weights[layer].mean(dim=0) if head is None else weights[layer, head]

@@ -15,7 +15,7 @@ import torch
 import train_toys
 from sacrebleu.metrics import BLEU
 
-from vanilla_transformer.benchmarks import contest, marian_trainer, peers, startup, training, work
+from vanilla_transformer.benchmarks import marian_trainer, peers, startup, timing, training, work
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import equality
@@ -227,7 +227,7 @@ def test_useful_work_of_a_search_grows_with_each_step():
 
 
 class Locker:
-    """Contender that allocates system resources which must be released."""
+    """Implementation that allocates system resources which must be released."""
 
     def __call__(self, piece):
         from multiprocessing import Lock
@@ -240,10 +240,10 @@ def test_contenders_give_back_what_they_took():
         f"import sys; sys.path.append({str(Path(train_toys.__file__).parent)!r})\n"
         "import torch\n"
         "from test_benchmarks import Locker\n"
-        "from vanilla_transformer.benchmarks import contest\n"
+        "from vanilla_transformer.benchmarks import timing\n"
         "if __name__ == '__main__':\n"
-        "    one = contest.Contender('it', Locker, (), [1], [1], [1])\n"
-        "    contest.race([one], 1, torch.device('cpu'))\n"
+        "    one = timing.Implementation('it', Locker, (), [1], [1], [1])\n"
+        "    timing.time_in_turn([one], 1, torch.device('cpu'))\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -257,7 +257,7 @@ def test_contenders_give_back_what_they_took():
 
 
 class Quitter:
-    """Contender that ends its process."""
+    """Implementation that ends its process."""
 
     def __call__(self, piece):
         sys.exit(7)
@@ -266,15 +266,15 @@ class Quitter:
 def test_a_contender_that_ends_is_named():
     # while it works and while it is built
     for quitter in (
-        contest.Contender("it", Quitter, (), [1], [1]),
-        contest.Contender("it", sys.exit, (7,), [1], [1]),
+        timing.Implementation("it", Quitter, (), [1], [1]),
+        timing.Implementation("it", sys.exit, (7,), [1], [1]),
     ):
         with pytest.raises(RuntimeError, match=r"^it ended with exit 7; its error is above\.$"):
-            contest.race([quitter], 1, torch.device("cpu"))
+            timing.time_in_turn([quitter], 1, torch.device("cpu"))
 
 
 class Sleeper:
-    """Contender that works for the time of a piece, and holds memory."""
+    """Implementation that works for the time of a piece, and holds memory."""
 
     def __call__(self, piece):
         import time
@@ -286,9 +286,9 @@ class Sleeper:
 
 def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     pieces = [(0.02, 1), (0.1, 30_000_000)]
-    contenders = [contest.Contender("it", Sleeper, (), pieces, [1, 2], [10, 20])]
+    implementations = [timing.Implementation("it", Sleeper, (), pieces, [1, 2], [10, 20])]
     seen = []
-    (result,) = contest.race(contenders, 2, torch.device("cpu"), seen.append, range(2))
+    (result,) = timing.time_in_turn(implementations, 2, torch.device("cpu"), seen.append, range(2))
     assert seen == [{"it": pieces}]
     assert result.seconds.shape == (2, 2)
     assert (result.seconds >= [0.02, 0.1]).all()

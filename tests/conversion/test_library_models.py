@@ -364,4 +364,4 @@ def test_a_conversion_with_other_logits_is_refused(monkeypatch):
     with torch.no_grad():
         ours.model.decoder.layers[0].feed_forward.fc2.weight.mul_(-1)
     with pytest.raises(ValueError, match="and the states differ by up to"):
-        check.checked_stacks(without_norms(), ours)
+        check.check_decoder_states(without_norms(), ours)

@@ -23,7 +23,7 @@ from vanilla_transformer.cli import main
 from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.paper.attention import add_flags, sections
-from vanilla_transformer.paper.attention.alignment import align, unchanged_words
+from vanilla_transformer.paper.attention.alignment import align, count_aligned_to_themselves
 from vanilla_transformer.paper.attention.head_tasks import POSITIONS, head_statistics
 from vanilla_transformer.paper.attention.inside_head import inside_head
 from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
@@ -226,12 +226,12 @@ def test_words_aligned_to_themselves_are_counted():
     right = [[0.0, 1.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
     wrong = [[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 1.0]]
     weights = planted(cross=[right, wrong], source="Anna 3 . </s>", target="3 Anna </s>")
-    assert unchanged_words([weights, weights], 0, 0) == (4, 4)
-    assert unchanged_words([weights], 0, 1) == (1, 2)
-    assert unchanged_words([weights], None) == (0, 2)
+    assert count_aligned_to_themselves([weights, weights], 0, 0) == (4, 4)
+    assert count_aligned_to_themselves([weights], 0, 1) == (1, 2)
+    assert count_aligned_to_themselves([weights], None) == (0, 2)
     # a word that occurs twice in a sentence does not count
     twice = planted(cross=[right], source="3 3 . </s>", target="3 . </s>")
-    assert unchanged_words([twice], 0) == (0, 0)
+    assert count_aligned_to_themselves([twice], 0) == (0, 0)
 
 
 @pytest.mark.parametrize(("step", "position"), [(0, "own"), (-1, "previous"), (1, "next")])
@@ -334,7 +334,7 @@ def test_heads_are_measured_on_the_test_split_and_not_on_the_drawn_sentence(run)
     found = shown(run, "--num_sentences", "1")
     assert found["tasks"].says.startswith("Measured on one sentence of the test split.")
     # "ab 3" and "3 ab" share two words; "ab 3 c" and "3 d", which are drawn, share one
-    assert found["alignment"].numbers["unchanged_words"] == 2
+    assert found["alignment"].numbers["count_aligned_to_themselves"] == 2
     assert "2 words have the same spelling in both languages" in found["alignment"].says
 
 

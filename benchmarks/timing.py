@@ -25,23 +25,31 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
-# messages to the process of a contender; any other message is the index of a piece to do
+# messages to the process of an implementation; any other message is the index of a piece to do
 END = "end"
 PEAK = "peak"
-# size of the square matrices whose product measures the peak rate of a device
+# rows and columns of the square matrices whose product measures the FLOP/s that a device reaches
 MATRIX = {"cpu": 2048, "cuda": 8192}
 # products in a row: a single one ends before a CPU reaches its full frequency
 PRODUCTS = 10
 # pictures with more plots than this have several columns
 MOST_PLOTS_BELOW_EACH_OTHER = 4
-COLUMNS = ("contender", "ratio", "from", "to", "tokens/s", "share of matrix rate", "peak MB")
+COLUMNS = (
+    "implementation",
+    "ratio",
+    "lower quartile",
+    "upper quartile",
+    "tokens/s",
+    "share of matrix FLOP/s",
+    "peak MB",
+)
 
 
 @dataclass(frozen=True)
-class Contender:
+class Implementation:
     """Implementation that does pieces of work in its own process.
 
-    Each contender has its own process: libraries cannot change each other's settings, and the
+    Each implementation has its own process: libraries cannot change each other's settings, and the
     memory of each can be measured.
 
     Attributes:
@@ -49,8 +57,9 @@ class Contender:
         build: Function that runs in the process, and returns the function to be timed, which takes
             a piece.
         arguments: Arguments of `build`.
-        pieces: Pieces of work, as many as the other contenders have.
-        amounts: Amount of work in each piece, in tokens or the common unit of all contenders.
+        pieces: Pieces of work, as many as the other implementations have.
+        amounts: Amount of work in each piece, in tokens or another unit; only implementations with
+            the same unit are compared.
         flops: Useful floating-point operations of each piece; empty if not counted.
     """
 
@@ -64,12 +73,12 @@ class Contender:
 
 @dataclass
 class Result:
-    """Measurements of a contender.
+    """Measurements of an implementation.
 
     Attributes:
-        name: Name of the contender.
+        name: Name of the implementation.
         seconds: Time of each piece in each round, in seconds, [rounds, pieces].
-        rates: Amount per second, [rounds, pieces].
+        rates: Amount of work per second, [rounds, pieces].
         flop_rates: Useful operations per second, or None if they are not counted, [rounds, pieces].
         peaks: Peak memory after each warm-up piece, and after all rounds, in bytes. On a CPU, the
             peak memory of the process minus its memory after the imports; on a GPU, the memory of
@@ -101,30 +110,33 @@ class Result:
         return Result(self.name, *times, flop_rates, self.peaks)
 
 
-def race(
-    contenders: Sequence[Contender],
+def time_in_turn(
+    implementations: Sequence[Implementation],
     rounds: int,
     device: torch.device,
     check: Callable[[dict[str, list[Any]]], Any] | None = None,
     warm_up: Sequence[int] = (0,),
 ) -> list[Result]:
-    """Time contenders in turn: all of them do a piece before the next piece.
+    """Time implementations in turn: all of them do a piece before the next piece.
 
     Args:
-        contenders: Contenders with the same number of pieces.
+        implementations: Implementations with the same number of pieces.
         rounds: Number of rounds; each does all pieces.
-        device: Device of all contenders.
+        device: Device of all implementations.
         check: Function that gets the results of the warm-up pieces by name, before the timing; it
             raises an error if they are wrong.
         warm_up: Indices of the warm-up pieces.
 
     Returns:
-        The measurements, in the order of the contenders.
+        The measurements, in the order of the implementations.
     """
-    count = len(contenders[0].pieces)
-    seconds = np.zeros((len(contenders), rounds, count))
+    count = len(implementations[0].pieces)
+    seconds = np.zeros((len(implementations), rounds, count))
     with ExitStack() as stack:
-        workers = [stack.enter_context(Worker(contender, device)) for contender in contenders]
+        workers = [
+            stack.enter_context(Worker(implementation, device))
+            for implementation in implementations
+        ]
         outputs: dict[str, list[Any]] = {worker.name: [] for worker in workers}
         peaks: list[list[float]] = [[] for _ in workers]
         for worker, its_peaks in zip(workers, peaks, strict=True):
@@ -135,40 +147,40 @@ def race(
             check(outputs)
         for turn in range(rounds):
             for piece in range(count):
-                # rotate the order: each contender is first, second, ... equally often
+                # rotate the order: each implementation is first, second, ... equally often
                 for index in np.roll(np.arange(len(workers)), turn * count + piece):
                     seconds[index, turn, piece], _ = workers[index].do(piece)
         for worker, its_peaks in zip(workers, peaks, strict=True):
             its_peaks.append(worker.peak())
     return [
         Result(
-            contender.name,
+            implementation.name,
             taken,
-            np.asarray(contender.amounts) / taken,
-            np.asarray(contender.flops) / taken if len(contender.flops) else None,
+            np.asarray(implementation.amounts) / taken,
+            np.asarray(implementation.flops) / taken if len(implementation.flops) else None,
             its_peaks,
         )
-        for contender, taken, its_peaks in zip(contenders, seconds, peaks, strict=True)
+        for implementation, taken, its_peaks in zip(implementations, seconds, peaks, strict=True)
     ]
 
 
 class Worker:
-    """Process of a contender.
+    """Process of an implementation.
 
     Args:
-        contender: Contender that the process runs.
-        device: Device of the contender.
+        implementation: Implementation that the process runs.
+        device: Device of the implementation.
 
     Raises:
-        RuntimeError: If the contender failed; its error is on stderr.
+        RuntimeError: If the implementation failed; its error is on stderr.
     """
 
-    def __init__(self, contender: Contender, device: torch.device):
+    def __init__(self, implementation: Implementation, device: torch.device):
         # spawn, not fork: the process has its own threads and memory
         context = get_context("spawn")
-        self.name = contender.name
+        self.name = implementation.name
         self.connection, theirs = context.Pipe()
-        arguments = (theirs, contender, device.type, torch.get_num_threads())
+        arguments = (theirs, implementation, device.type, torch.get_num_threads())
         self.process = context.Process(target=_serve, args=arguments, daemon=True)
 
     def __enter__(self) -> "Worker":
@@ -213,22 +225,24 @@ class Worker:
             ) from None
 
 
-def _serve(connection: Connection, contender: Contender, device: str, threads: int):
+def _serve(connection: Connection, implementation: Implementation, device: str, threads: int):
     torch.set_num_threads(threads)
     gc.collect()
     # reset the peak memory of the process
     Path("/proc/self/clear_refs").write_text("5")
     before = memory()
-    work = contender.build(*contender.arguments)
+    work = implementation.build(*implementation.arguments)
     while True:
         question = connection.recv()
         if question == END:
             return
         if question == PEAK:
-            most = (memory()["most"] - before["own"] - before["shared"]) * MEGABYTE
-            connection.send(torch.cuda.max_memory_allocated() if device == "cuda" else most)
+            # without the memory that the imports take
+            added = memory()["peak"] - before["private"] - before["file_backed"]
+            is_gpu = device == "cuda"
+            connection.send(torch.cuda.max_memory_allocated() if is_gpu else added * MEGABYTE)
             continue
-        piece = contender.pieces[question]
+        piece = implementation.pieces[question]
         gc.collect()
         started = time.perf_counter()
         output = work(piece)
@@ -237,19 +251,19 @@ def _serve(connection: Connection, contender: Contender, device: str, threads: i
         connection.send((time.perf_counter() - started, output))
 
 
-def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Contender:
-    """Return a contender that multiplies large matrices, to measure the peak rate of the device.
+def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Implementation:
+    """Return an implementation that multiplies large matrices: the FLOP/s that a device reaches.
 
     Args:
         device: Device of the matrices.
         dtype: Type of the matrices.
-        pieces: Number of pieces, as many as the other contenders have.
+        pieces: Number of pieces, as many as the other implementations have.
 
     Returns:
-        The contender; its amounts are operations.
+        The implementation; its amounts are operations.
     """
     flops = [2.0 * PRODUCTS * MATRIX[device.type] ** 3] * pieces
-    return Contender("matrix product", Product, (device, dtype), range(pieces), flops, flops)
+    return Implementation("matrix product", Product, (device, dtype), range(pieces), flops, flops)
 
 
 class Product:
@@ -277,11 +291,11 @@ class Product:
 
 
 def ratios(result: Result, reference: Result) -> tuple[float, float, float]:
-    """Return the speed of a contender relative to another one.
+    """Return the speed of an implementation relative to another one.
 
     Args:
-        result: Measurements of the contender.
-        reference: Measurements of the other contender, from the same race.
+        result: Measurements of the implementation.
+        reference: Measurements of the other implementation, from the same call of `time_in_turn`.
 
     Returns:
         Median and quartiles of the ratio, over pieces and rounds.
@@ -292,12 +306,12 @@ def ratios(result: Result, reference: Result) -> tuple[float, float, float]:
 
 
 def rows_of(results: Sequence[Result], reference: str, matrix: Result | None) -> list[tuple]:
-    """Return a row of a table for each contender.
+    """Return a row of a table for each implementation.
 
     Args:
-        results: Measurements of a race.
-        reference: Name of the contender that the others are compared with.
-        matrix: Measurements of the matrix product in the same race.
+        results: Measurements of `time_in_turn`.
+        reference: Name of the implementation that the others are compared with.
+        matrix: Measurements of the matrix product in the same call.
 
     Returns:
         Rows for `COLUMNS`.
@@ -325,8 +339,8 @@ def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, An
     """Return all measurements for the JSON file.
 
     Args:
-        results: Measurements of a race.
-        matrix: Measurements of the matrix product in the same race.
+        results: Measurements of `time_in_turn`.
+        matrix: Measurements of the matrix product in the same call.
 
     Returns:
         Time of each piece and round in seconds, peak memory, and the rate of the matrix product.
@@ -345,7 +359,7 @@ def ratio_figure(tables: Mapping[str, Sequence[tuple]], reference: str) -> "Figu
 
     Args:
         tables: Rows from `rows_of`, by title.
-        reference: Name of the contender that the ratios refer to.
+        reference: Name of the implementation that the ratios refer to.
 
     Returns:
         The figure.
@@ -375,10 +389,11 @@ def memory() -> dict[str, float]:
     """Return the memory of this process, from /proc on Linux.
 
     Returns:
-        Private memory, memory of shared files, and the peak of both so far, in MB.
+        Memory in MB: `private` (RssAnon), `file_backed` (RssFile), and `peak`, the highest total so
+        far (VmHWM).
     """
     status = Path("/proc/self/status").read_text()
-    names = {"own": "RssAnon", "shared": "RssFile", "most": "VmHWM"}
+    names = {"private": "RssAnon", "file_backed": "RssFile", "peak": "VmHWM"}
     kilobyte = 1024
     return {
         name: int(status.split(f"{key}:")[1].split()[0]) * kilobyte / MEGABYTE
