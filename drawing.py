@@ -35,7 +35,7 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     return figure, axes if rows * columns > 1 else axes[0, 0]
 
 
-def label_places(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
+def label_rows_and_columns(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
     """Write words, or tokens, along both sides of a matrix.
 
     Args:

@@ -13,7 +13,14 @@ from transformers import FSMTTokenizer, PreTrainedTokenizerBase
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .toolkit_files import read_checkpoint, read_lines, settings_of, token_tokenizer
-from .weights import BART_PARTS, assembled, needed, number_of_layers, renamed, split_projections
+from .weights import (
+    BART_PARTS,
+    build_model,
+    number_of_layers,
+    rename_weights,
+    required_entry,
+    split_projections,
+)
 
 # name of the source in errors
 WEIGHTS = "the weights of fairseq's transformer"
@@ -96,7 +103,7 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     config = VanillaTransformerConfig(
         **_fields(settings, weights), vocab_size=len(target_table), tie_word_embeddings=tied
     )
-    model = assembled(config, ours, f"arch {arch}")
+    model = build_model(config, ours, f"arch {arch}")
     # fairseq's search never generates padding
     model.generation_config.bad_words_ids = [[PAD]]
     return model
@@ -133,7 +140,7 @@ def fairseq_tokenizer(
             f"in {', '.join(path.name for path in found)}."
         )
     content = read_checkpoint(checkpoint)
-    rows = len(needed(content["model"], "encoder.embed_tokens.weight", WEIGHTS))
+    rows = len(required_entry(content["model"], "encoder.embed_tokens.weight", WEIGHTS))
     if len(tokens[0]) != rows:
         special = len(SPECIAL_TOKENS)
         raise ValueError(
@@ -202,10 +209,10 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack in ("encoder", "decoder"):
         sizes[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
-        inner = needed(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS)
+        inner = required_entry(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS)
         sizes[f"{stack}_ffn_dim"] = inner.shape[0]
         heads = f"{stack}_attention_heads"
-        sizes[heads] = needed(settings, heads, "the settings of fairseq's transformer")
+        sizes[heads] = required_entry(settings, heads, "the settings of fairseq's transformer")
     return {
         **sizes,
         **encoding,
@@ -229,7 +236,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
 def _number_of_positions(weights: dict[str, Tensor]) -> int:
     """Return the number of positions that both stacks have learned."""
     tables = (
-        needed(weights, f"{stack}.embed_positions.weight", WEIGHTS)
+        required_entry(weights, f"{stack}.embed_positions.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
     return min(len(table) for table in tables) - PAD - 1
@@ -251,7 +258,7 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
         for stack in ("encoder", "decoder"):
             name = f"model.{stack}.embed_positions.weight"
             theirs[name] = theirs[name][:rows]
-    return renamed(theirs, parts)
+    return rename_weights(theirs, parts)
 
 
 def _read_dictionary(path: Path) -> list[str]:

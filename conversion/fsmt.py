@@ -6,7 +6,7 @@ from transformers import FSMTForConditionalGeneration
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_logits, refuse_modified_source
-from .weights import assembled, bart_fields, check_kind, stack_weights
+from .weights import bart_fields, build_model, check_kind, stack_weights
 
 
 def from_fsmt(
@@ -55,4 +55,4 @@ def from_fsmt(
         "model.decoder.embed_tokens.weight": target_table,
         "lm_head.weight": output_table,
     }
-    return check_logits(model, assembled(config, weights, "an FSMT model"))
+    return check_logits(model, build_model(config, weights, "an FSMT model"))

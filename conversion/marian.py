@@ -9,7 +9,7 @@ from ..modeling_vanilla_transformer import (
     sinusoidal_encoding,
 )
 from .check import check_logits, refuse_modified_source
-from .weights import assembled, bart_fields, check_kind, stack_weights
+from .weights import bart_fields, build_model, check_kind, stack_weights
 
 
 def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGeneration:
@@ -59,7 +59,7 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         "lm_head.bias": model.final_logits_bias[0],
         **({} if are_sinusoids else positions),
     }
-    ours = assembled(config, weights, "a Marian model")
+    ours = build_model(config, weights, "a Marian model")
     # forbids the padding token, which starts Marian's decoder and was never trained as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
     return check_logits(model, ours)

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .toolkit_files import read_checkpoint, settings_of, token_tokenizer
-from .weights import assembled, needed, number_of_layers, renamed
+from .weights import build_model, number_of_layers, rename_weights, required_entry
 
 # name of the source in errors
 WEIGHTS = "the weights of OpenNMT-py's Transformer"
@@ -74,12 +74,12 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     settings, tokens = _settings(content), _vocabulary(content)
     weights = content["model"]
     source_table, target_table = (
-        needed(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
+        required_entry(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
     # OpenNMT-py 2 saves the layer as the first one of a sequence
     generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
-    output_table = needed(generator, "weight", "the generator of OpenNMT-py's Transformer")
+    output_table = required_entry(generator, "weight", "the generator of OpenNMT-py's Transformer")
     tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
     config = VanillaTransformerConfig(
         **_fields(settings, weights),
@@ -91,13 +91,13 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     layers = {
         f"model.{name}": tensor for name, tensor in weights.items() if not EMBEDDING.search(name)
     }
-    ours = _with_biases(renamed(layers, PARTS))
+    ours = _with_biases(rename_weights(layers, PARTS))
     ours |= {
         "model.encoder.embed_tokens.weight": source_table,
         "model.decoder.embed_tokens.weight": target_table,
         **{f"lm_head.{name}": tensor for name, tensor in generator.items()},
     }
-    return assembled(config, ours, "an OpenNMT-py model")
+    return build_model(config, ours, "an OpenNMT-py model")
 
 
 def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
@@ -188,7 +188,7 @@ def _token_ids(tokens: list[str], vocabulary: dict[str, Any]) -> dict[str, int]:
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    width = needed(weights, "encoder.layer_norm.weight", WEIGHTS).shape[0]
+    width = required_entry(weights, "encoder.layer_norm.weight", WEIGHTS).shape[0]
     kind = settings.get("position_encoding_type", "SinusoidalInterleaved")
     if kind not in POSITIONS:
         raise ValueError(
@@ -201,9 +201,9 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack, prefix in names.items():
         sizes[f"{stack}_layers"] = number_of_layers(weights, prefix)
-        inner = needed(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS)
+        inner = required_entry(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS)
         sizes[f"{stack}_ffn_dim"] = inner.shape[0]
-        heads = needed(settings, "heads", "the settings of OpenNMT-py's Transformer")
+        heads = required_entry(settings, "heads", "the settings of OpenNMT-py's Transformer")
         sizes[f"{stack}_attention_heads"] = heads
     return {
         **sizes,

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_decoder_states, refuse_modified_source
-from .weights import assembled, check_kind, renamed, split_projections
+from .weights import build_model, check_kind, rename_weights, split_projections
 
 # nn.Transformer numbers the norms of a layer in the order of its sub-layers
 ENCODER_PARTS = {
@@ -102,8 +102,8 @@ def from_torch(
     }
     for stack, names in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
-        weights |= split_projections(renamed(theirs, names))
-    return check_decoder_states(module, assembled(config, weights, "torch's nn.Transformer"))
+        weights |= split_projections(rename_weights(theirs, names))
+    return check_decoder_states(module, build_model(config, weights, "torch's nn.Transformer"))
 
 
 def _same(name: str, values: Iterable[Any]) -> Any:

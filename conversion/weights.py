@@ -39,7 +39,7 @@ SAME_FIELDS = (
 )
 
 
-def renamed(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
+def rename_weights(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
     """Rename weights to our names.
 
     Args:
@@ -71,7 +71,7 @@ def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
     layers = {
         name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)
     }
-    return renamed(layers, BART_PARTS)
+    return rename_weights(layers, BART_PARTS)
 
 
 def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
@@ -136,7 +136,7 @@ def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
     return len({name[len(prefix) :].split(".")[0] for name in weights if name.startswith(prefix)})
 
 
-def needed(entries: dict[str, Value], name: str, origin: str) -> Value:
+def required_entry(entries: dict[str, Value], name: str, origin: str) -> Value:
     """Return a weight or a setting that must exist.
 
     Args:
@@ -170,7 +170,7 @@ def check_kind(name: str, value: Any, kind: type):
         raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}.")
 
 
-def assembled(
+def build_model(
     config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str
 ) -> VanillaTransformerForConditionalGeneration:
     """Build a model with given weights and the paper's search settings.

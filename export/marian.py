@@ -17,7 +17,7 @@ from transformers import (
 from ..atomic_files import whole_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
-from ..conversion.weights import BART_PARTS, SAME_FIELDS, renamed
+from ..conversion.weights import BART_PARTS, SAME_FIELDS, rename_weights
 from ..generation_vanilla_transformer import SEARCH_FIELDS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -75,7 +75,7 @@ def to_marian(
     weights = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
     table = weights["model.encoder.embed_tokens.weight"]
     bias = weights.pop("lm_head.bias", torch.zeros(ours.vocab_size))
-    layers = renamed(weights, PARTS)
+    layers = rename_weights(weights, PARTS)
     missing_bias = {
         name: torch.zeros_like(tensor)
         for name, tensor in theirs.state_dict().items()

@@ -335,7 +335,7 @@ def steps(encoding: Tensor, size: int = 1) -> Tensor:
     return (encoding[size:].double() - encoding[:-size].double()).norm(dim=-1)
 
 
-def usual_step(encoding: Tensor) -> float:
+def median_step(encoding: Tensor) -> float:
     """Return the median step: the median distance of two neighbouring positions.
 
     Args:
@@ -512,7 +512,7 @@ def properties(
     long = None if name == "learned" else encode(num_positions * LENGTH_FACTOR)
     sizes = [short.abs().max().item(), encoding.abs().max().item()]
     apart = (encoding - encode(num_positions, seed + 1)).abs().max().item()
-    nearest = smallest_distance(encoding) / usual_step(encoding)
+    nearest = smallest_distance(encoding) / median_step(encoding)
     first_steps = [steps(encode(length))[0].item() for length in SENTENCE_LENGTHS]
     smallest_of_two = steps(encoding, 2).min().item()
     unevenness = steps(encoding).max().item() / smallest_of_two if smallest_of_two else math.inf

@@ -32,7 +32,7 @@ from transformers import (
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
 from vanilla_transformer.console import run_command, sentence_of, shown
-from vanilla_transformer.drawing import DOTS_PER_INCH, label_places, new_figure
+from vanilla_transformer.drawing import DOTS_PER_INCH, label_rows_and_columns, new_figure
 from vanilla_transformer.paper.attention.kinds import KINDS
 from vanilla_transformer.paper.attention.pictures import draw_matrix
 from vanilla_transformer.paper.positional_encoding import (
@@ -42,8 +42,8 @@ from vanilla_transformer.paper.positional_encoding import (
     candidate_encoding,
     collisions,
     first_repeat,
+    median_step,
     smallest_distance,
-    usual_step,
 )
 from vanilla_transformer.paper.positions.pictures import (
     draw_dot_product,
@@ -152,7 +152,7 @@ POSITIONS = {
     "d_model": Setting("d_model", 2, 512, 128, 2),
     "positions": Setting("Positions", 2, 512, 64, 1),
     "tolerance": Setting(
-        "Two positions look the same within this fraction of the usual step",
+        "Two positions look the same within this fraction of the median step",
         0,
         1,
         LEAST_DISTANCE,
@@ -603,7 +603,7 @@ def draw_attention(
     _choose("head", head, [MEAN, *range(1, num_heads + 1)])
     figure, axes = new_figure(2.0 + 0.32 * len(keys), 1.5 + 0.27 * len(queries))
     image = draw_matrix(axes, weights, kind, layer - 1, None if head == MEAN else int(head) - 1)
-    label_places(axes, queries, keys)
+    label_rows_and_columns(axes, queries, keys)
     axes.set_ylabel("query")
     axes.set_xlabel("key")
     figure.colorbar(image, label="weight")
@@ -622,13 +622,13 @@ def _drawn_positions(
     name: str, power: float, d_model: float, num_positions: float, tolerance: float
 ) -> tuple[Any, ...]:
     encoding = candidate_encoding(name, int(num_positions), int(d_model), 10.0**power)
-    distance = tolerance * usual_step(encoding)
+    distance = tolerance * median_step(encoding)
     repeat = first_repeat(encoding, distance)
     repeated = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
     formula = CANDIDATES[name].replace("base", f"{10.0**power:,.4g}")
     found = (
         f"`{formula}`\n\nSmallest distance between two of {len(encoding)} positions: "
-        f"{smallest_distance(encoding):.3g}. Usual step: {usual_step(encoding):.3g}. Pairs that "
+        f"{smallest_distance(encoding):.3g}. Median step: {median_step(encoding):.3g}. Pairs that "
         f"look the same: {collisions(encoding, distance):,}. First position that looks like an "
         f"earlier one: {repeated}."
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ...attention_maps import AttentionWeights
-from ...drawing import label_places, new_figure
+from ...drawing import label_rows_and_columns, new_figure
 from ..study import Section, join_names
 from .kinds import head_or_mean
 from .pictures import draw_matrix
@@ -130,7 +130,7 @@ def _draw_alignment(words: AttentionWeights, links: Sequence[Link], index: int) 
     width, height = 2.4 + 0.42 * len(words.source), 1.5 + 0.33 * len(words.target)
     figure, axes = new_figure(width, height)
     image = draw_matrix(axes, words, "cross", index)
-    label_places(axes, words.target, words.source)
+    label_rows_and_columns(axes, words.target, words.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
     matrix = words.cross[index].mean(dim=0)

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...attention_maps import AttentionWeights, attention_weights
-from ...drawing import label_places, new_figure
+from ...drawing import label_rows_and_columns, new_figure
 from ...modeling_vanilla_transformer import MultiHeadAttention, scaled_dot_product_attention
 from ..study import Section
 from .head_tasks import head_statistics
@@ -165,10 +165,10 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         axes.patch.set(facecolor="0.92", hatch="/////", edgecolor="0.75")
         axes.set_title(title)
         if columns is None:
-            label_places(axes, rows, [])
+            label_rows_and_columns(axes, rows, [])
             axes.set_xlabel("feature")
         else:
-            label_places(axes, rows, columns)
+            label_rows_and_columns(axes, rows, columns)
         axes.tick_params(labelsize=8, length=2)
         figure.colorbar(image, ax=axes)
     return figure

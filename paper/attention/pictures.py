@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...attention_maps import AttentionWeights
-from ...drawing import label_places, new_figure
+from ...drawing import label_rows_and_columns, new_figure
 from .kinds import KINDS, head_or_mean
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def draw_grid(weights: AttentionWeights, kind: str) -> "Figure":
             axes = all_axes[layer, head] if num_layers * num_heads > 1 else all_axes
             image = draw_matrix(axes, weights, kind, layer, head)
             axes.set_title(f"layer {layer + 1}, head {head + 1}", fontsize=8)
-            label_places(axes, queries, keys)
+            label_rows_and_columns(axes, queries, keys)
             is_left, is_bottom = head == 0, layer == num_layers - 1
             axes.tick_params(labelsize=7, length=2, labelleft=is_left, labelbottom=is_bottom)
     figure.supxlabel("key", fontsize=9)

@@ -9,7 +9,7 @@ from ..positional_encoding import PAPER_BASE, model_encoding
 from ..study import Section
 from ..trained import add_model_flag, load_trained
 from .combination import addition, concatenation, trained_addition
-from .comparison import candidates, desired_properties, more_pairs, wishes
+from .comparison import candidates, desired_properties, more_pairs, property_rules
 from .offsets import direction, dot_products, offset_maps
 from .order import length_extrapolation, order_accuracies, two_orders
 from .sinusoids import bases, binary, reaches, table, waves, worked_example
@@ -82,7 +82,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield bases(flags.num_positions, flags.d_model, flags.base)
     yield reaches(flags.d_model, flags.base)
     yield candidates(flags.num_positions, flags.d_model, base, flags.seed)
-    yield wishes()
+    yield property_rules()
     yield desired_properties(flags.d_model, base, flags.seed)
     yield more_pairs(base)
     yield offset_maps(flags.num_positions, flags.d_model, base)

@@ -36,7 +36,7 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
             encodings.candidate_encoding(name, length, width, base, seed)
             for length in (num_positions, max(1, num_positions // 4))
         )
-        tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
+        tolerance = LEAST_DISTANCE * encodings.median_step(encoding)
         repeat = encodings.first_repeat(encoding, tolerance)
         tables[label], shorter[label], repeats[label] = encoding, quarter, repeat
         rows.append(
@@ -84,7 +84,7 @@ def _second_values(name: str, width: int, base: float, seed: int) -> str:
     return ", ".join(f"{table[1, 0].item():.3g}" for table in tables)
 
 
-def wishes() -> Section:
+def property_rules() -> Section:
     """List the desired properties of an encoding, as rules.
 
     Returns:
@@ -164,7 +164,7 @@ def more_pairs(base: float) -> Section:
             encodings.harmonic_pairs(REPEAT_POSITIONS, num_pairs),
             sinusoidal_encoding(REPEAT_POSITIONS, 2 * num_pairs, base),
         ):
-            tolerance = LEAST_DISTANCE * encodings.usual_step(encoding)
+            tolerance = LEAST_DISTANCE * encodings.median_step(encoding)
             found = encodings.first_repeat(encoding, tolerance)
             row.append(None if found is None else found.position)
         rows.append(row)

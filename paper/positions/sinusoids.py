@@ -177,7 +177,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
 
 def _uniqueness(encoding: Tensor) -> list[Any]:
     """Return how different the positions of an encoding are, as cells of the table of bases."""
-    step = encodings.usual_step(encoding)
+    step = encodings.median_step(encoding)
     tolerance = LEAST_DISTANCE * step
     repeat = encodings.first_repeat(encoding, tolerance)
     means, lowest, highest = encodings.by_offset(encodings.cosine_similarity_matrix(encoding))

@@ -152,7 +152,7 @@ def test_equal_positions_are_counted_as_by_hand():
 def test_base_1_repeats_after_seven_waves_and_the_base_of_the_paper_never():
     for base, repeat in ((1.0, (44, 0)), (100.0, None), (10000.0, None)):
         table = sinusoidal_encoding(64, 128, base)
-        tolerance = 0.1 * encodings.usual_step(table)
+        tolerance = 0.1 * encodings.median_step(table)
         assert encodings.first_repeat(table, tolerance) == repeat
         # pairs 44 apart: 0 and 44 to 19 and 63
         assert encodings.collisions(table, tolerance) == (20 if repeat else 0)

@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...attention_maps import attention_weights
-from ...drawing import label_places, new_figure, save_figure
+from ...drawing import label_rows_and_columns, new_figure, save_figure
 from .files import read_metrics
 
 
@@ -88,7 +88,7 @@ def draw_attention(
     )
     # a longer label would be cut beside a translation of a few tokens
     figure.colorbar(image, ax=axes, label="mean weight, last layer")
-    label_places(axes, weights.target, weights.source)
+    label_rows_and_columns(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
     save_figure(figure, folder / "pictures" / "attention.png")
