@@ -151,11 +151,11 @@ def test_a_micro_batch_is_what_fits_and_no_more_than_helps(fitting):
     assert fitting(100) == 4096
     few, more = fitting(2), fitting(3)
     assert 256 <= few < more < 4096
-    # a GPU gains by more, but has no use for more than its part of a step
+    # a GPU gains by more, but has no use for more than its part of a step with as much padding
     assert fitting(100, "cuda") == 50_000
-    assert fitting(100, "cuda", num_processes=8) == 3125
-    assert fitting(100, "cuda", num_processes=8, tokens_per_step=1600) == 256
-    assert 25_000 > fitting(7, "cuda", precision="bf16") > fitting(7, "cuda")
+    assert fitting(100, "cuda", num_processes=8) == 6250
+    assert fitting(100, "cuda", num_processes=8, tokens_per_step=1600) == 400
+    assert 50_000 > fitting(7, "cuda", precision="bf16") > fitting(7, "cuda")
 
 
 def test_only_the_processes_of_a_host_share_its_memory(monkeypatch):
