@@ -233,12 +233,10 @@ class SearchMixin(_Base):
         if config.max_new_tokens is not None:
             length = prompt_length + config.max_new_tokens
         if length is not None and length > most:
-            name = "max_length"
-            if config.max_new_tokens is not None:
-                name = "the prompt and max_new_tokens together"
+            given = "" if config.max_new_tokens is None else ", the prompt plus max_new_tokens"
             raise ValueError(
-                f"{name} must be at most {most}, one more than the number of learned positions, "
-                f"got {length}."
+                f"max_length must be at most {most}, one more than the number of learned "
+                f"positions, got {length}{given}."
             )
         return None
 
