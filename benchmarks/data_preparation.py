@@ -163,8 +163,8 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
         growth = {name: (after[name] - before[name]) / millions for name in after}
         table.add(
             "memory a million pairs",
-            f"{growth['private']:.1f} MB private, {growth['file_backed']:.1f} MB of a shared file; peak "
-            f"{growth['peak']:.1f} MB",
+            f"{growth['private']:.1f} MB private, {growth['file_backed']:.1f} MB of a shared file; "
+            f"peak {growth['peak']:.1f} MB",
         )
 
 
