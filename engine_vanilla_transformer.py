@@ -282,7 +282,7 @@ class EngineDecoding(Decoding):
             self.keys.append(memory.new_zeros(*sizes, attention.d_k, self.first_slots))
             self.values.append(memory.new_zeros(*sizes, self.first_slots, attention.d_v))
         shape = self.num_sentences, 1, self.first_slots
-        # slots that the next token of each row may attend to
+        # slots that each hypothesis may attend to, [B, R, W]
         self.is_visible = torch.zeros(shape, dtype=torch.bool, device=memory_keys[0].device)
 
     def step(self, ids: Tensor) -> Tensor:
@@ -429,10 +429,10 @@ class CapturedDecoding(EngineDecoding):
     leave the batch.
 
     Args:
-        engine: Argument of `EngineDecoding`.
-        memory_keys: Argument of `EngineDecoding`.
-        memory_values: Argument of `EngineDecoding`.
-        memory_bias: Argument of `EngineDecoding`.
+        engine: Packed model.
+        memory_keys: Keys of the memory in each layer, [B, h, d_k, S].
+        memory_values: Values of the memory in each layer, [B, h, S, d_v].
+        memory_bias: 0 for a source token, -inf for padding, [B * h, 1, S]; None without padding.
     """
 
     first_slots = FIRST_CAPTURED_SLOTS
@@ -444,10 +444,10 @@ class CapturedDecoding(EngineDecoding):
         """Read the tokens that were added since the last call, and score the next token.
 
         Args:
-            ids: Argument of `EngineDecoding.step`.
+            ids: All tokens of each hypothesis, [B, R, T].
 
         Returns:
-            Result of `EngineDecoding.step`; the next call overwrites it.
+            Logits in float32, [B, R, V], which the next call overwrites; [B, 1, V] in the first.
         """
         # the first step has one hypothesis per sentence, and may read a prompt of several tokens
         if not self.length:
@@ -479,8 +479,8 @@ class CapturedDecoding(EngineDecoding):
         self.new = torch.empty_like(self.rows)
         self.own_slots = self._own_slots(num_rows)
         self.tokens = self.rows.new_empty(self.num_sentences, num_rows)
-        states = self.keys[0].new_empty(0)
-        self.position = states.new_zeros(self.engine.stacks["decoder"].embedding.embedding_dim)
+        width = self.engine.stacks["decoder"].embedding.embedding_dim
+        self.position = self.keys[0].new_zeros(width)
         size = self.num_sentences * num_rows, self.engine.num_tokens
         self.logits = torch.empty(size, dtype=torch.float32, device=device)
 
@@ -494,8 +494,9 @@ class CapturedDecoding(EngineDecoding):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Argument of `EngineDecoding.follow`.
-            stays: Argument of `EngineDecoding.follow`.
+            parents: Index of the hypothesis that each new one continues, among those of its
+                sentence, [B', R'].
+            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         buffer = self.is_visible
         super().follow(parents, stays)

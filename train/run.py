@@ -143,19 +143,8 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         moving_average = MovingAverage(model, config.ema_decay)
     given = config
     config = _with_micro_batch(config, accelerator, model, state)
-    launch_tokens = LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0
     steps, saved = distribution.in_all_processes(
-        lambda: _make_steps(
-            config,
-            model,
-            data,
-            collator,
-            checkpoint,
-            state,
-            num_processes=accelerator.num_processes,
-            process_index=accelerator.process_index,
-            launch_tokens=launch_tokens,
-        )
+        lambda: _make_steps(config, accelerator, model, data, collator, checkpoint, state)
     )
     if isinstance(steps, StreamedSteps):
         distribution.refuse_disagreement({"text": steps.text_sha256}, SHARED_FOLDER)
@@ -309,15 +298,23 @@ def _make_or_load_model(
 
 def _make_steps(
     config: TrainConfig,
+    accelerator: Accelerator,
     model: PreTrainedModel,
     data: Data,
     collator: Collator,
     checkpoint: Path | None,
     state: dict[str, Any],
-    **share: int,
 ) -> tuple[TrainingSteps | StreamedSteps, dict[str, Any]]:
     """Return the steps, and the saved state of optimizer, gradient scaler and moving average."""
-    steps = make_steps(config, data, collator, position=state["position"], **share)
+    steps = make_steps(
+        config,
+        data,
+        collator,
+        accelerator.num_processes,
+        accelerator.process_index,
+        state["position"],
+        LAUNCH_TOKENS if accelerator.device.type == "cuda" else 0,
+    )
     if checkpoint is None:
         return steps, {}
     _refuse_other_data(data_identity(data, steps), state["data"])

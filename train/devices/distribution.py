@@ -288,7 +288,8 @@ def _warn_of_idle_cores(accelerator: Accelerator):
 
 def _warn_of_idle_tensor_cores(precision: str, accelerator: Accelerator):
     if (
-        accelerator.device.type == "cuda"
+        accelerator.is_main_process
+        and accelerator.device.type == "cuda"
         and precision == "fp32"
         and torch.get_float32_matmul_precision() == "highest"
         and torch.cuda.get_device_capability() >= FIRST_WITH_BF16

@@ -569,6 +569,6 @@ def test_idle_tensor_cores_are_mentioned(
 ):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
     monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: matmul)
-    accelerator = SimpleNamespace(device=torch.device("cuda"))
+    accelerator = SimpleNamespace(device=torch.device("cuda"), is_main_process=True)
     distribution._warn_of_idle_tensor_cores(precision, accelerator)
     assert ("--precision bf16 computes several times as fast" in caplog.text) == is_said
