@@ -68,7 +68,8 @@ def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
     """Return whether the loss can be computed without keeping all logits.
 
     Every process must have all weights, and embeddings, output projection and stacks must be those
-    of this release. An edited model, a subclass and a compiled model compute their own logits.
+    of this release. An edited model, a subclass, and a model compiled as a whole compute their own
+    logits.
 
     Args:
         accelerator: Accelerator that prepared the model.
@@ -185,17 +186,20 @@ def training_step(
     device = accelerator.device
     step_tokens = accelerator.reduce(torch.full((), local_tokens, device=device), reduction="sum")
     step_loss = torch.zeros((), device=device)
-    for index, batch in enumerate(batches):
-        is_last = index == len(batches) - 1
-        # DeepSpeed updates the weights at the end of the backward pass that sums over processes
-        accelerator.sync_gradients = is_last
-        with nullcontext() if is_last else accelerator.no_sync(model):
-            places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
-            inputs = on_device({**batch, "places": torch.from_numpy(places)}, device)
-            loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
-            # data-parallel training averages gradients over processes; undo it to get a sum
-            accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
-        step_loss += loss_sum.detach()
+    # the weights in half precision are made once: autocast keeps them until the outermost context
+    # ends. This one is off, so that backward runs without autocast
+    with torch.autocast(device.type, enabled=False):
+        for index, batch in enumerate(batches):
+            is_last = index == len(batches) - 1
+            # DeepSpeed updates the weights at the end of the backward pass that sums over processes
+            accelerator.sync_gradients = is_last
+            with nullcontext() if is_last else accelerator.no_sync(model):
+                places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
+                inputs = on_device({**batch, "places": torch.from_numpy(places)}, device)
+                loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
+                # data-parallel training averages gradients over processes; undo it to get a sum
+                accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
+            step_loss += loss_sum.detach()
     step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
     grad_norm = _clipped_grad_norm(accelerator, model, optimizer, max_grad_norm)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:

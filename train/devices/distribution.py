@@ -72,12 +72,8 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         else config.precision,
         # a training step sums its micro-batches itself; a launcher's setting would divide the loss
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        # batches differ in length; without a plugin the launcher's setting would apply
-        dynamo_plugin=TorchDynamoPlugin(
-            backend="inductor", dynamic=True, use_regional_compilation=True
-        )
-        if config.compile
-        else None,
+        # a run that compiles its layers itself does not take the launcher's compiler as well
+        dynamo_plugin=TorchDynamoPlugin(backend="no") if config.compile else None,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
         cpu=is_launched_on_cpu() and not asked,
     )
@@ -330,6 +326,11 @@ def prepare(
         model.forward = autocast(model.forward)
     if accelerator.device.type == "cpu":
         use_cpu_kernels(model, is_half=config.precision != "fp32")
+    if config.compile:
+        # in place: the model keeps its structure, its names and its fused loss
+        for layer in (*model.get_encoder().layers, *model.get_decoder().layers):
+            # batches differ in length
+            layer.compile(dynamic=True)
     optimizer = torch.optim.Adam(
         model.parameters(),
         lr=1.0,

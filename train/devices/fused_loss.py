@@ -5,7 +5,7 @@ and the embedding has one gradient instead of a sum of three.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class LossOfStates(torch.autograd.Function):
         labels: Tensor,
         label_smoothing: float,
         table: "Table | None",
+        is_compiled: bool = False,
     ) -> Tensor:
         """Compute the sum and all gradients.
 
@@ -63,6 +64,7 @@ class LossOfStates(torch.autograd.Function):
             labels: Next tokens, [tokens].
             label_smoothing: epsilon_ls.
             table: Table that gets the gradient of a tied weight; None if the weight is not tied.
+            is_compiled: Whether torch compiles what is between the products.
 
         Returns:
             Sum of the loss, a scalar in float32.
@@ -72,9 +74,8 @@ class LossOfStates(torch.autograd.Function):
             kind = torch.get_autocast_dtype(device)
         # only the products with weights are in half precision
         with torch.autocast(device, enabled=False):
-            total, ctx.gradients = _loss_and_gradients(
-                states, weight, bias, labels, label_smoothing, kind
-            )
+            compute = _loss_and_gradients_compiled if is_compiled else _loss_and_gradients
+            total, ctx.gradients = compute(states, weight, bias, labels, label_smoothing, kind)
         ctx.table = table
         return total
 
@@ -99,7 +100,7 @@ class LossOfStates(torch.autograd.Function):
         if ctx.table is not None:
             ctx.table.gradient = weight
             weight = None
-        return states, weight, bias, None, None, None, None
+        return states, weight, bias, None, None, None, None, None
 
 
 def _loss_and_gradients(
@@ -120,10 +121,7 @@ def _loss_and_gradients(
     grad_weight = torch.empty_like(weight, dtype=torch.float32)
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     score_bytes = FLOAT32_BYTES * size * states.shape[0]
-    is_known = ((labels >= 0) & (labels < size)).all()
-    torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
-    # there may be no labels
-    blocks = max(1, -(-score_bytes // block_bytes(device)))
+    blocks = _num_blocks(labels, size)
     tiles = max(1, -(-score_bytes // (blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
     columns = -(-size // tiles)
     parts = weight.to(kind).split(columns)
@@ -162,6 +160,66 @@ def _loss_and_gradients(
             del powers
         grad.copy_(grad_scaled / divisor)
     return total, (grad_states, grad_weight, grad_bias)
+
+
+def _num_blocks(labels: Tensor, size: int) -> int:
+    is_known = ((labels >= 0) & (labels < size)).all()
+    torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
+    # there may be no labels
+    return max(1, -(-FLOAT32_BYTES * size * len(labels) // block_bytes(labels.device.type)))
+
+
+def _loss_and_gradients_compiled(
+    states: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    labels: Tensor,
+    label_smoothing: float,
+    kind: torch.dtype,
+) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
+    """Compute the same with kernels that read the logits three times and write them once."""
+    total = torch.zeros((), device=states.device)
+    grad_states = torch.empty_like(states)
+    grad_weight = torch.empty_like(weight, dtype=torch.float32)
+    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    weight = weight.to(kind)
+    blocks = _num_blocks(labels, weight.shape[0])
+    for number, (x, label, grad) in enumerate(
+        zip(*(tensor.chunk(blocks) for tensor in (states, labels, grad_states)), strict=True)
+    ):
+        x = x.to(kind)
+        loss, grad_logits = _compiled_block()(
+            product(x, weight), bias, label[:, None], label_smoothing
+        )
+        total += loss
+        grad.copy_(product(grad_logits, weight.T))
+        _put_product(grad_weight, grad_logits, x, is_first=number == 0)
+        if grad_bias is not None:
+            grad_bias += grad_logits.sum(0, dtype=torch.float32)
+    return total, (grad_states, grad_weight, grad_bias)
+
+
+def _loss_of_block(
+    logits: Tensor, bias: Tensor | None, label: Tensor, label_smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Return the loss, summed over tokens, and the gradient of the logits, in their precision."""
+    kind, size = logits.dtype, logits.shape[-1]
+    logits = logits.float() if bias is None else logits.float() + bias
+    most = logits.amax(-1, keepdim=True)
+    powers = (logits - most).exp()
+    sums = powers.sum(-1, keepdim=True)
+    log_sums = most + sums.log()
+    true, mean = logits.gather(-1, label), logits.mean(-1, keepdim=True)
+    loss = log_sums - (1 - label_smoothing) * true - label_smoothing * mean
+    is_true = torch.arange(size, device=logits.device) == label
+    gradient = powers / sums - label_smoothing / size - (1 - label_smoothing) * is_true
+    return loss.sum(), gradient.to(kind)
+
+
+@functools.cache
+def _compiled_block() -> Callable[..., tuple[Tensor, Tensor]]:
+    # blocks differ in length
+    return torch.compile(_loss_of_block, dynamic=True)
 
 
 def _logits(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> list[Tensor]:
@@ -286,4 +344,12 @@ def fused_loss_sum(
     states, labels = outputs.last_hidden_state.flatten(0, 1), labels.flatten()
     if len(places) < len(labels):
         states, labels = states.index_select(0, places), labels.index_select(0, places)
-    return LossOfStates.apply(states, weight, head.bias, labels, label_smoothing, table)
+    return LossOfStates.apply(
+        states, weight, head.bias, labels, label_smoothing, table, _is_compiled(model)
+    )
+
+
+def _is_compiled(model: PreTrainedModel) -> bool:
+    # on a CPU the tiles of logits stay in the cache without a compiler
+    is_cpu = model.device.type == "cpu"
+    return not is_cpu and model.get_decoder().layers[0]._compiled_call_impl is not None

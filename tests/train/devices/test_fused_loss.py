@@ -30,6 +30,7 @@ MODELS = {
     "normalized first": {"norm_first": True},
     "learned positions": {"position_encoding": "learned", "max_position_embeddings": 9},
 }
+LOSS_CODE = {"eager": "_loss_and_gradients", "compiled": "_loss_and_gradients_compiled"}
 
 
 @pytest.fixture
@@ -72,6 +73,16 @@ def quick(model, batch, smoothing):
     )
 
 
+@pytest.fixture(params=["eager", "compiled"])
+def loss_code(request, monkeypatch):
+    """Compute the loss in tiles, or with the code that is compiled on a GPU."""
+    if request.param == "compiled":
+        monkeypatch.setattr(fused_loss, "_is_compiled", lambda model: True)
+        monkeypatch.setattr(fused_loss, "_compiled_block", lambda: fused_loss._loss_of_block)
+    return getattr(fused_loss, LOSS_CODE[request.param])
+
+
+@pytest.mark.usefixtures("loss_code")
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("rows", [1, 4, 1000])
 @pytest.mark.parametrize("columns", [1, 7, 1000])
@@ -98,20 +109,42 @@ def test_where_nothing_is_padded_the_states_are_taken_as_they_are(batch):
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_scores_that_differ_by_hundreds_overflow_nowhere():
+@pytest.mark.slow
+def test_the_compiled_loss_is_the_same(batch, monkeypatch):
+    monkeypatch.setattr(fused_loss, "_is_compiled", lambda model: True)
+    monkeypatch.setattr(fused_loss, "CPU_BLOCK_BYTES", 4 * 19 * 4)
+    for fields in MODELS.values():
+        model = train_toys.toy_model(seed=2, dropout=0.0, **fields).train()
+        expected, actual = (taken(model, loss(model, batch, 0.1)) for loss in (plain, quick))
+        torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_run_compiles_its_loss_on_a_gpu_only():
+    model = train_toys.toy_model()
+    assert not fused_loss._is_compiled(model.to("meta"))
+    for layer in (*model.model.encoder.layers, *model.model.decoder.layers):
+        layer.compile()
+    assert fused_loss._is_compiled(model)
+    assert not fused_loss._is_compiled(model.to_empty(device="cpu"))
+
+
+@pytest.mark.parametrize("is_compiled", [False, True])
+def test_scores_that_differ_by_hundreds_overflow_nowhere(is_compiled, monkeypatch):
+    monkeypatch.setattr(fused_loss, "_compiled_block", lambda: fused_loss._loss_of_block)
     torch.manual_seed(0)
     states = torch.randn(5, 8, requires_grad=True)
     weight = (300 * torch.randn(19, 8)).requires_grad_()
     labels = torch.tensor([3, 0, 18, 7, 7])
     expected = smoothed_loss_sum((states @ weight.T)[None], labels[None], 0.1)
     expected_gradients = torch.autograd.grad(expected, (states, weight))
-    actual = fused_loss.LossOfStates.apply(states, weight, None, labels, 0.1, None)
+    actual = fused_loss.LossOfStates.apply(states, weight, None, labels, 0.1, None, is_compiled)
     torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
     gradients = torch.autograd.grad(actual, (states, weight))
     # sums of scores in the thousands, in another order
     torch.testing.assert_close(gradients, expected_gradients, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.usefixtures("loss_code")
 def test_half_precision_is_as_near_as_the_plain_models(batch):
     model = train_toys.toy_model(seed=2, dropout=0.0).train()
     exact = taken(model, plain(model, batch, 0.1))
@@ -127,12 +160,14 @@ def test_half_precision_is_as_near_as_the_plain_models(batch):
     assert 0 < distances[1] < 1.5 * distances[0]
 
 
+@pytest.mark.usefixtures("loss_code")
 def test_a_loss_that_is_not_a_number_stays_one(batch):
     model = train_toys.toy_model(seed=2)
     model.lm_head.weight.data[5, 1] = torch.inf
     assert not torch.isfinite(quick(model, batch, 0.1))
 
 
+@pytest.mark.usefixtures("loss_code")
 def test_a_batch_of_which_no_label_counts_changes_nothing(batch):
     model = train_toys.toy_model().train()
     loss = quick(model, {**batch, "labels": torch.full_like(batch["labels"], IGNORED)}, 0.1)
@@ -140,6 +175,7 @@ def test_a_batch_of_which_no_label_counts_changes_nothing(batch):
     assert all(not gradient.any() for gradient in taken(model, loss).values())
 
 
+@pytest.mark.usefixtures("loss_code")
 @pytest.mark.parametrize("fields", [{}, {"output_bias": True}])
 def test_weights_may_be_in_half_precision(batch, fields):
     model = train_toys.toy_model(dropout=0.0, **fields).train()
@@ -153,13 +189,13 @@ def test_weights_may_be_in_half_precision(batch, fields):
     assert (found - expected).norm() < 0.1 * expected.norm()
 
 
-def test_float16_is_enough_for_a_large_vocabulary_of_which_nothing_is_known():
+def test_float16_is_enough_for_a_large_vocabulary_of_which_nothing_is_known(loss_code):
     # e^0 of each of 80,000 tokens: more than float16 can say, as is a small state in so many parts
     torch.manual_seed(0)
     states, weight = 0.01 * torch.randn(7, 4), 0.01 * torch.randn(80_000, 4)
     labels = torch.randint(80_000, (7,))
     found, expected = (
-        fused_loss._loss_and_gradients(states, weight, None, labels, 0.1, kind)
+        loss_code(states, weight, None, labels, 0.1, kind)
         for kind in (torch.float16, torch.float32)
     )
     torch.testing.assert_close(found[0], expected[0], rtol=1e-4, atol=0)
