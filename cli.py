@@ -2,7 +2,6 @@
 
 import argparse
 import io
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,6 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status: 0, or 1 after an error, with one sentence on stderr.
     """
-    # threads that spin long before they sleep are many times slower if another program needs the
-    # core, and not faster otherwise; OpenMP reads this variable once, when torch is imported
-    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     # without logging, which imports transformers, `--help` answers at once
     return run_command(_run_verb, argv, logs=False)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .cores_vanilla_transformer import shared_cores
 from .identity_vanilla_transformer import (
     attention_difference,
     computing_modules,
@@ -294,6 +295,7 @@ class EngineDecoding(Decoding):
         Returns:
             Logits in float32, [B, R, V]; in the first call of one row of each sentence, [B, 1, V].
         """
+        shared_cores.check()
         # the rows of a sentence are equal in the first call
         rows = ids if self.length else ids[:, :1]
         for position in range(self.length, ids.shape[2]):

@@ -38,6 +38,7 @@ from .checks_vanilla_transformer import (
     check_search_tokens,
     check_source_length,
 )
+from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
@@ -513,6 +514,7 @@ class ModuleDecoding(Decoding):
         Returns:
             Logits in float32, [B, K, V].
         """
+        shared_cores.check()
         self.num_sentences, self.num_beams, length = ids.shape
         # tell the other processes that this one has not finished
         self.model._has_unfinished_sequences(False, self.synced_gpus, device=ids.device)

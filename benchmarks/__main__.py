@@ -1,9 +1,11 @@
 """Benchmarks of this package and other toolkits: `python -m vanilla_transformer.benchmarks`."""
 
 import argparse
+import contextlib
 import importlib
 import logging
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
@@ -155,6 +157,12 @@ def parser() -> argparse.ArgumentParser:
         help="blocks to read with --streaming true (default: %(default)s)",
     )
     made.add_argument(
+        "--busy",
+        type=int,
+        default=0,
+        help="other programs that compute meanwhile, each on one core (default: %(default)s)",
+    )
+    made.add_argument(
         "--output_dir",
         type=Path,
         default=Path("runs/benchmarks"),
@@ -204,6 +212,8 @@ def run(argv: list[str]) -> None:
         value = getattr(flags, name)
         if value is not None and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}.")
+    if flags.busy < 0:
+        raise ValueError(f"busy must be at least 0, got {flags.busy}.")
     if not flags.millions > 0:
         raise ValueError(f"millions must be above 0, got {flags.millions}.")
     open_device(flags)
@@ -216,7 +226,22 @@ def run(argv: list[str]) -> None:
             module = importlib.import_module(f"vanilla_transformer.benchmarks.{PARTS[name].module}")
             yield from module.sections(flags)
 
-    show_study(sections(), f"Benchmarks: {', '.join(names)}", flags.output_dir)
+    title = f"Benchmarks: {', '.join(names)}"
+    if flags.busy:
+        title += f", beside {flags.busy} busy program{'s' if flags.busy > 1 else ''}"
+    with _busy_programs(flags.busy):
+        show_study(sections(), title, flags.output_dir)
+
+
+@contextlib.contextmanager
+def _busy_programs(count: int) -> Iterator[None]:
+    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for program in programs:
+            program.kill()
+            program.wait()
 
 
 def main(argv: list[str] | None = None) -> int:

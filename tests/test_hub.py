@@ -31,6 +31,7 @@ TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the
 CODE_FILES = {
     "checks_vanilla_transformer.py",
     "configuration_vanilla_transformer.py",
+    "cores_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
     "generation_vanilla_transformer.py",
     "identity_vanilla_transformer.py",

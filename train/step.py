@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import get_total_norm
 from torch.optim.lr_scheduler import LRScheduler
 
+from ..cores_vanilla_transformer import shared_cores
 from ..identity_vanilla_transformer import difference_outside_layers
 from .data.batches import IGNORED
 from .devices.fused_loss import fused_loss_sum
@@ -191,6 +192,7 @@ def training_step(
     with torch.autocast(device.type, enabled=False):
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
+            shared_cores.check()
             # DeepSpeed updates the weights at the end of the backward pass that sums over processes
             accelerator.sync_gradients = is_last
             with nullcontext() if is_last else accelerator.no_sync(model):
