@@ -71,7 +71,8 @@ def validation_loss(
     # float64 is not available on every device
     loss_sum = torch.zeros((), device=accelerator.device)
     num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
-    with evaluating(model):
+    # graphs without gradients would take longer to compile than these batches
+    with evaluating(model), torch.compiler.set_stance("force_eager"):
         for batch in batches:
             inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
             labels = inputs.pop("labels")

@@ -232,7 +232,7 @@ def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
     # an edited model may read the mask itself
     is_sdpa = run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION)
     if is_sdpa and difference_outside_layers(run.model) is None:
-        batches = [mask_for_sdpa(batch) for batch in batches]
+        batches = [mask_for_sdpa(batch, is_kept=run.config.compile) for batch in batches]
     try:
         result = training_step(
             run.accelerator,

@@ -113,20 +113,24 @@ def batch_loss_sum(
         model.module.forward = plain
 
 
-def mask_for_sdpa(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+def mask_for_sdpa(batch: dict[str, Tensor], is_kept: bool = False) -> dict[str, Tensor]:
     """Convert the mask of a batch to the form that torch's attention takes.
 
     The library would check on the device whether the mask hides anything, and the host would wait.
 
     Args:
         batch: Batch in host memory, with `attention_mask`, [B, S].
+        is_kept: Whether to keep a mask that hides nothing: a compiled model would have a graph for
+            each of the two cases.
 
     Returns:
         Batch with a mask of shape [B, 1, 1, S], or without a mask if it hides nothing.
     """
     mask = batch["attention_mask"].bool()
     others = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
-    return others if mask.numpy().all() else {**others, "attention_mask": mask[:, None, None, :]}
+    if mask.numpy().all() and not is_kept:
+        return others
+    return {**others, "attention_mask": mask[:, None, None, :]}
 
 
 def on_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

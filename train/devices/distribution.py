@@ -90,6 +90,10 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
     if kind == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
+    if accelerator.device.type == "cuda":
+        # cuDNN's attention makes a plan for each new shape, which takes several times as long as a
+        # step, and nearly every batch has a shape of its own
+        torch.backends.cuda.enable_cudnn_sdp(False)
     _warn_of_idle_cores(accelerator)
     _warn_of_idle_tensor_cores(config.precision, accelerator)
     return accelerator

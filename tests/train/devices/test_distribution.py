@@ -279,6 +279,23 @@ def test_a_compiled_model_learns_the_same(corpus, alone, tmp_path, launch_file):
     assert_same_run(tmp_path / "run", alone)
 
 
+def test_a_compiled_run_needs_few_graphs(corpus, tmp_path, monkeypatch):
+    plain = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module,
+        "compile",
+        lambda module, **options: plain(module, **options, backend="eager"),
+    )
+    torch._dynamo.reset()
+    counters = torch._dynamo.utils.counters
+    before = counters["stats"]["unique_graphs"]
+    settings = {**SETTINGS, "max_steps": 30, "eval_every_steps": 10, "compile": True}
+    config = train_toys.toy_config(corpus, tmp_path / "run", **settings)
+    assert train(config)
+    # encoder and decoder; twice if two lengths of the first batch are equal, or a length is 1
+    assert 2 <= counters["stats"]["unique_graphs"] - before <= 5
+
+
 def test_a_compiler_of_the_launcher_leaves_no_names(corpus, alone, tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_DYNAMO_BACKEND", "eager")
     before = torch._dynamo.utils.counters["frames"]["ok"]

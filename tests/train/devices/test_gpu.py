@@ -57,6 +57,11 @@ def test_a_gpu_learns_what_a_cpu_learns(corpus, cpu_run, tmp_path, precision, to
         assert weight.dtype == torch.float32
 
 
+def test_attention_makes_no_plan_for_each_shape(corpus, tmp_path):
+    assert train(train_toys.toy_config(corpus, tmp_path, **{**SETTINGS, "max_steps": 1}))
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_the_scale_of_the_loss_is_resumed(corpus, tmp_path):
     for name, stops in (("whole", [30]), ("parts", [13, 30])):
         for stop in stops:
