@@ -128,7 +128,8 @@ def attention_weights(
         if isinstance(text, str) and not text.strip():
             raise ValueError(f"{name} must have a word, got {text!r}.")
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
-    source_ids = torch.tensor(pipeline.preprocess([source]), device=model.device)  # [1, S]
+    read = pipeline.preprocess([source])["input_ids"]
+    source_ids = torch.tensor(read, device=model.device)  # [1, S]
     if target is None:
         found = pipeline.forward({"input_ids": source_ids}, **search)["ids"][0, 1:]
         # tokens after the end token are padding up to the length of another translation
@@ -137,7 +138,8 @@ def attention_weights(
     elif isinstance(target, Tensor):
         target_ids = target[None].to(model.device)  # [1, T]
     else:
-        target_ids = torch.tensor(pipeline.preprocess([target]), device=model.device)  # [1, T]
+        read = pipeline.preprocess([target])["input_ids"]
+        target_ids = torch.tensor(read, device=model.device)  # [1, T]
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
     implementation = model.config._attn_implementation

@@ -4,11 +4,12 @@ The model's own `generate` searches; this file turns texts into batches and ids 
 copied to the Hub beside the model, and `custom_pipelines` of the configuration names it.
 """
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,10 @@ TASK = "translation"
 TOKENS_PER_BATCH = 4096
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
+# settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
+PREPARE_SETTINGS = ("tokens_per_batch", "src_lang", "tgt_lang", "truncation")
+OUTPUT_SETTINGS = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
+_TOKENIZER_LOCK = Lock()
 
 
 class TranslationPipeline(Pipeline):
@@ -37,20 +42,24 @@ class TranslationPipeline(Pipeline):
     results of the single texts. Texts of similar length are translated in one batch; the results
     keep the order of the texts.
 
-    Settings of `generate` (`num_beams`, `length_penalty_alpha`, `num_return_sequences` ...) may be
-    given here, for every call, or with the texts.
+    All settings of a call, and settings of `generate` (`num_beams`, `length_penalty_alpha`,
+    `num_return_sequences` ...), may be given here, for every call, or with the texts. Those that
+    the model's configuration has for the task (`task_specific_params`, as T5 has) apply to the
+    task; their `prefix` is put before every text.
 
     Args:
         model: Encoder-decoder with a language model head.
         tokenizer: Tokenizer of the model.
+        task: "translation", or with languages "translation_en_to_de".
         batch_size: Maximum number of texts in a batch.
         tokens_per_batch: Maximum number of source tokens in a batch, with padding; a longer text is
             a batch of its own.
-        **kwargs: Arguments of every pipeline of the library, such as `device`, and settings of
-            `generate`.
+        **kwargs: Arguments of every pipeline of the library, such as `device`, settings of a call,
+            and settings of `generate`.
 
     Raises:
-        ValueError: If the model cannot translate, or the tokenizer does not belong to the model.
+        ValueError: If the model cannot translate, the tokenizer does not belong to the model, or
+            the tokenizer lacks a language.
     """
 
     _load_tokenizer = True
@@ -67,7 +76,13 @@ class TranslationPipeline(Pipeline):
         **kwargs,
     ):
         check_tokenizer(model, tokenizer)
-        super().__init__(model=model, tokenizer=tokenizer, task=task, **kwargs)
+        languages = languages_of(task)
+        for_task = (getattr(model.config, "task_specific_params", None) or {}).get(task, {})
+        settings = {**for_task, **languages, **kwargs}
+        prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
+        super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
+        self.prefix = prefix or ""
+        self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
         """Translate.
@@ -76,34 +91,45 @@ class TranslationPipeline(Pipeline):
             inputs: A text, a list of texts, or a generator, dataset or other iterable of texts,
                 which is read while the translations are read.
             batch_size: Maximum number of texts in a batch; 1 also turns reading ahead off.
-            **kwargs: `tokens_per_batch`, and settings of `generate`.
+            **kwargs: `tokens_per_batch`; `src_lang` and `tgt_lang`, languages of a multilingual
+                model; `truncation`, whether to cut a text that is too long for the model;
+                `return_tensors` and `return_text`, whether results have token ids and text (text
+                alone by default, ids alone if only `return_tensors` is set);
+                `clean_up_tokenization_spaces`, for `decode`; `stop_sequence`, text whose first
+                token ends a translation; and settings of `generate`.
 
         Returns:
-            For a text, `num_return_sequences` mappings with `translation_text`. For a list, one
-            mapping for each text, or a list of mappings if `num_return_sequences` is above 1.
-            Otherwise an iterator over the results of the single texts.
+            For a text, `num_return_sequences` mappings with `translation_text`, or with
+            `translation_token_ids`, a tensor [T]. For a list, one mapping for each text, or a list
+            of mappings if `num_return_sequences` is above 1. Otherwise an iterator over the results
+            of the single texts.
 
         Raises:
             TypeError: If the inputs are not texts.
             ValueError: If a text is too long for the model or has a token outside its vocabulary,
                 or a setting is invalid.
         """
-        prepare, search, _ = self._sanitize_parameters(**kwargs)
-        batching = {
-            "batch_size": self._batch_size if batch_size is None else batch_size,
-            **self._preprocess_params,
-            **prepare,
-        }
-        search = {**self._forward_params, **search}
+        prepare, search, output = self._sanitize_parameters(**kwargs)
+        prepare = {**self._preprocess_params, **prepare}
+        self._check_languages(**prepare)
+        batching = {"batch_size": self._batch_size if batch_size is None else batch_size}
+        if "tokens_per_batch" in prepare:
+            batching["tokens_per_batch"] = prepare.pop("tokens_per_batch")
         for name, size in batching.items():
             if size is None and name == "batch_size":
                 continue
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
+        job = _Job(
+            batching,
+            prepare,
+            {**self._forward_params, **search},
+            {**self._postprocess_params, **output},
+        )
         if isinstance(inputs, str):
-            return self._translate([inputs], batching, search)[0]
+            return self._translate([inputs], job)[0]
         if isinstance(inputs, list | tuple):
-            results = self._translate(list(inputs), batching, search)
+            results = self._translate(list(inputs), job)
             if all(len(result) == 1 for result in results):
                 return [result[0] for result in results]
             return results
@@ -116,16 +142,26 @@ class TranslationPipeline(Pipeline):
                 )
             dataset = inputs
             inputs = (dataset[index] for index in range(len(dataset)))
-        return self._stream(inputs, batching, search)
+        return self._stream(inputs, job)
 
-    def preprocess(self, input_: list[str]) -> list[list[int]]:
+    def preprocess(
+        self,
+        input_: list[str],
+        src_lang: str | None = None,
+        tgt_lang: str | None = None,
+        truncation: bool | str = False,
+    ) -> dict[str, Any]:
         """Turn texts into token ids, and refuse texts that the model cannot read.
 
         Args:
             input_: Texts.
+            src_lang: Language of the texts, for a multilingual tokenizer.
+            tgt_lang: Language of the translations, for a multilingual tokenizer.
+            truncation: Whether to cut texts to the number of positions of the model.
 
         Returns:
-            Token ids of each text.
+            `input_ids`, the token ids of each text, and for a multilingual tokenizer
+            `forced_bos_token_id`, the id of the target language.
 
         Raises:
             TypeError: If a text is not a string.
@@ -146,11 +182,17 @@ class TranslationPipeline(Pipeline):
                     f"{error.start}: {_shortened(text)}."
                 ) from None
         if not input_:
-            return []
-        ids = self.tokenizer(input_)["input_ids"]
+            return {"input_ids": []}
         longest = max_source_tokens(self.model.config)
+        settings: dict[str, Any] = {}
+        if truncation:
+            lengths = (longest, self.tokenizer.model_max_length)
+            settings = {"truncation": truncation, "max_length": min(filter(None, lengths))}
+        encoded = self._encode(
+            [self.prefix + text for text in input_], src_lang, tgt_lang, settings
+        )
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        for text, text_ids in zip(input_, ids, strict=True):
+        for text, text_ids in zip(input_, encoded["input_ids"], strict=True):
             if longest is not None and len(text_ids) > longest:
                 raise ValueError(
                     f"a text must have at most {longest} tokens, the number of positions of the "
@@ -161,48 +203,107 @@ class TranslationPipeline(Pipeline):
                     f"token ids must be below the model's vocabulary size {vocab_size}, "
                     f"got {max(text_ids)}: {_shortened(text)}."
                 )
-        return ids
+        return encoded
+
+    def _encode(
+        self, texts: list[str], src_lang: str | None, tgt_lang: str | None, settings: dict[str, Any]
+    ) -> dict[str, Any]:
+        build = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if build is None:
+            return {"input_ids": self.tokenizer(texts, **settings)["input_ids"]}
+        if src_lang is None or tgt_lang is None:
+            raise ValueError(
+                "src_lang and tgt_lang must be given for a multilingual model, from "
+                f"{', '.join(language_codes(self.tokenizer))}."
+            )
+        # the tokenizer keeps the language of its last call
+        with _TOKENIZER_LOCK:
+            encoded = build(
+                texts, return_tensors=None, src_lang=src_lang, tgt_lang=tgt_lang, **settings
+            )
+        return {name: encoded[name] for name in ("input_ids", "forced_bos_token_id")}
+
+    def _check_languages(
+        self, src_lang: str | None = None, tgt_lang: str | None = None, **settings: Any
+    ):
+        """Refuse a language that the tokenizer does not have, or a pair that is not its own."""
+        given = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        known = language_codes(self.tokenizer)
+        for name, code in given.items():
+            if code is not None and known and code not in known:
+                raise ValueError(
+                    f"{name} must be a language of the tokenizer, {', '.join(known)}, got {code!r}."
+                )
+        own = [getattr(self.tokenizer, name, None) for name in ("source_lang", "target_lang")]
+        if all(isinstance(code, str) for code in own):
+            for (name, code), expected in zip(given.items(), own, strict=True):
+                if code not in (None, expected):
+                    raise ValueError(
+                        f"{name} must be {expected!r}: the model translates {own[0]} to {own[1]}, "
+                        f"got {code!r}."
+                    )
 
     def _forward(self, input_tensors: dict[str, Tensor], **search) -> dict[str, Tensor]:
         with evaluating(self.model):
             output = self.model.generate(**input_tensors, **search)
         return {"ids": output if isinstance(output, Tensor) else output.sequences}
 
-    def postprocess(self, model_outputs: dict[str, Tensor]) -> list[dict[str, str]]:
-        """Turn the ids of translations into text.
+    def postprocess(
+        self,
+        model_outputs: dict[str, Tensor],
+        return_tensors: bool = False,
+        return_text: bool | None = None,
+        clean_up_tokenization_spaces: bool | None = None,
+    ) -> list[dict[str, Any]]:
+        """Turn the ids of translations into results.
 
         Args:
             model_outputs: `ids`, token ids of the translations, [translations, T].
+            return_tensors: Whether results have `translation_token_ids`.
+            return_text: Whether results have `translation_text`; by default, unless they have ids.
+            clean_up_tokenization_spaces: Passed to `decode`.
 
         Returns:
-            A mapping with `translation_text` for each translation.
+            A mapping for each translation.
         """
-        texts = self.tokenizer.batch_decode(model_outputs["ids"], skip_special_tokens=True)
-        return [{"translation_text": text} for text in texts]
+        results: list[dict[str, Any]] = [{} for _ in model_outputs["ids"]]
+        if return_tensors:
+            for result, ids in zip(results, model_outputs["ids"], strict=True):
+                result["translation_token_ids"] = ids
+        if return_text or (return_text is None and not return_tensors):
+            texts = self.tokenizer.batch_decode(
+                model_outputs["ids"],
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=clean_up_tokenization_spaces,
+            )
+            for result, text in zip(results, texts, strict=True):
+                result["translation_text"] = text
+        return results
 
     def _sanitize_parameters(self, **parameters) -> tuple[dict, dict, dict]:
-        batching = {
-            name: parameters.pop(name) for name in ("tokens_per_batch",) if name in parameters
-        }
-        return batching, parameters, {}
+        prepare, output = (
+            {name: parameters.pop(name) for name in names if name in parameters}
+            for names in (PREPARE_SETTINGS, OUTPUT_SETTINGS)
+        )
+        stop = parameters.pop("stop_sequence", None)
+        if stop is not None:
+            parameters["eos_token_id"] = self.tokenizer.encode(stop, add_special_tokens=False)[0]
+        return prepare, parameters, output
 
-    def _stream(
-        self, texts: Iterable[str], batching: dict[str, Any], search: dict[str, Any]
-    ) -> Iterator[list[dict[str, str]]]:
-        window = TEXTS_PER_WINDOW if batching["batch_size"] != 1 else 1
+    def _stream(self, texts: Iterable[str], job: "_Job") -> Iterator[list[dict[str, Any]]]:
+        window = TEXTS_PER_WINDOW if job.batching["batch_size"] != 1 else 1
         texts = iter(texts)
         while read := list(islice(texts, window)):
-            yield from self._translate(read, batching, search)
+            yield from self._translate(read, job)
 
-    def _translate(
-        self, texts: list[str], batching: dict[str, Any], search: dict[str, Any]
-    ) -> list[list[dict[str, str]]]:
+    def _translate(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
         """Return the translations of each text, in the order of the texts."""
-        ids = self.preprocess(texts)
+        encoded = self.preprocess(texts, **job.prepare)
+        ids = encoded.pop("input_ids")
+        search = {**job.search, **encoded}
         # the argument, else the given configuration, else that of the model, else 1
         configs = (search.get("generation_config"), self.model.generation_config)
         counts = (getattr(config, "num_return_sequences", None) for config in configs)
-        search = dict(search)
         given = search.get("num_return_sequences")
         if given is None:
             search.pop("num_return_sequences", None)
@@ -212,10 +313,11 @@ class TranslationPipeline(Pipeline):
                 f"num_return_sequences must be a whole number of at least 1, got {count!r}."
             )
         # the translation of an empty text is empty; each batch overwrites the results of its texts
-        results = [[{"translation_text": ""} for _ in range(count)] for _ in texts]
+        nothing = {"ids": torch.empty(count, 0, dtype=torch.long)}
+        results = [self.postprocess(nothing, **job.output) for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         lengths = {index: len(ids[index]) for index in filled}
-        for batch in batches_by_length(lengths, **batching):
+        for batch in batches_by_length(lengths, **job.batching):
             # the first token of a source must have the first position
             inputs = self.tokenizer.pad(
                 {"input_ids": [ids[index] for index in batch]},
@@ -223,10 +325,54 @@ class TranslationPipeline(Pipeline):
                 return_tensors="pt",
             )
             inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            translations = self.postprocess(self.forward(inputs, **search))
+            translations = self.postprocess(self.forward(inputs, **search), **job.output)
             for row, index in enumerate(batch):
                 results[index] = translations[row * count : (row + 1) * count]
         return results
+
+
+class _Job(NamedTuple):
+    """Settings of a call: of batches, of `preprocess`, of `generate` and of `postprocess`."""
+
+    batching: dict[str, Any]
+    prepare: dict[str, Any]
+    search: dict[str, Any]
+    output: dict[str, Any]
+
+
+def languages_of(task: str) -> dict[str, str]:
+    """Read the languages from the name of a task.
+
+    Args:
+        task: Such as "translation" or "translation_en_to_de".
+
+    Returns:
+        `src_lang` and `tgt_lang`, if the task names them.
+
+    Raises:
+        ValueError: If the task is not a translation.
+    """
+    match = re.fullmatch(rf"{TASK}(_(?P<src_lang>\w+)_to_(?P<tgt_lang>\w+))?", task)
+    if match is None:
+        raise ValueError(f"task must be {TASK} or {TASK}_XX_to_YY, got {task!r}.")
+    return {name: code for name, code in match.groupdict().items() if code is not None}
+
+
+def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
+    """Return the languages of a multilingual tokenizer.
+
+    Args:
+        tokenizer: Any tokenizer.
+
+    Returns:
+        Sorted codes; empty for a tokenizer that does not need languages.
+    """
+    if not hasattr(tokenizer, "_build_translation_inputs"):
+        return []
+    # M2M100 and SeamlessM4T write the code "en" as the token "__en__"
+    special = getattr(tokenizer, "lang_code_to_id", tokenizer.all_special_tokens)
+    basic = set(tokenizer.special_tokens_map.values())
+    return sorted({token.strip("_") for token in special if token not in basic})
 
 
 # `save_pretrained` of the library reads this attribute, and copies this file beside the model
@@ -353,6 +499,16 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
             )
 
 
+class _NoDefaultModel:
+    """Refusal in place of the default model of a task, in which the library looks for a model."""
+
+    def __contains__(self, key: Any) -> bool:
+        raise ValueError(
+            f"model must be given, as in pipeline({TASK!r}, model=...): no model is the default of "
+            "this task."
+        )
+
+
 def register_translation_task():
     """Make `pipeline("translation", model=...)` build a `TranslationPipeline`.
 
@@ -362,7 +518,18 @@ def register_translation_task():
     from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
     REMOVED_TASKS.pop(TASK, None)
-    PIPELINE_REGISTRY.supported_tasks.update(TranslationPipeline._registered_impl)
+    task_of = TranslationPipeline._registered_impl[TASK]
+    PIPELINE_REGISTRY.supported_tasks[TASK] = {**task_of, "default": _NoDefaultModel()}
+    check_other_task = type(PIPELINE_REGISTRY).check_task
+
+    def check_task(task: str) -> tuple[str, dict, Any]:
+        # the pipeline reads the languages from the task, which the library passes on
+        if task.startswith(f"{TASK}_"):
+            languages_of(task)
+            task = TASK
+        return check_other_task(PIPELINE_REGISTRY, task)
+
+    PIPELINE_REGISTRY.check_task = check_task
     # a model on the Hub names its copy of this file in `custom_pipelines`, and the library would
     # ask to trust the copy, although this package is installed. So the property is always empty
     # when it is read; the setter stores the value, which is then saved

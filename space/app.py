@@ -251,7 +251,8 @@ def find_hypotheses(
         raise ValueError(
             f"the sentence must have at most {MAX_CHARACTERS:,} characters, got {len(source):,}."
         )
-    ids = TranslationPipeline(model, tokenizer, device=model.device).preprocess([source])[0]
+    pipeline = TranslationPipeline(model, tokenizer, device=model.device)
+    ids = pipeline.preprocess([source])["input_ids"][0]
     if len(ids) > MAX_TOKENS:
         raise ValueError(f"the sentence must have at most {MAX_TOKENS} tokens, got {len(ids)}.")
     inputs = {"input_ids": torch.tensor([ids], device=model.device)}
