@@ -23,6 +23,7 @@ from document_blocks import (
 )
 from jupyter_client import AsyncKernelManager
 from jupyter_client.kernelspec import KernelSpecManager
+from library_models import make_marian, make_nllb, make_pieces
 from nbclient import NotebookClient
 
 from vanilla_transformer.cli import _parser, main
@@ -44,6 +45,11 @@ CHANGE = "guides/change-the-model.md"
 # their first table; tests/test_readme.py compares it with the numbers of the runs
 CHECKED_ELSEWHERE = ("results/README.md", "results/speed.md")
 PEERS = ROOT / "tests" / "peers"
+# names of models on the Hub: a folder of this name is taken in its place
+LIBRARY_MODELS = {
+    "Helsinki-NLP/opus-mt-en-de": make_marian,
+    "facebook/nllb-200-distilled-600M": make_nllb,
+}
 TREES = ["(S (NP (PRP We)) (VP (VBD saw) (NP (DT the) (NN moon))) (. .))"] * 40
 
 
@@ -58,6 +64,10 @@ def reader(tmp_path_factory):
         (folder / "my" / f"{split}.mrg").write_text("\n".join(TREES), encoding="utf-8")
     shutil.copytree(PEERS / "fairseq-post", folder / "my" / "fairseq")
     shutil.copytree(PEERS / "opennmt", folder / "my" / "opennmt")
+    pieces = make_pieces(tmp_path_factory.mktemp("pieces"))
+    for name, make in LIBRARY_MODELS.items():
+        for part in make(pieces, tmp_path_factory.mktemp("vocabulary")):
+            part.save_pretrained(folder / name)
     return folder
 
 

@@ -1,198 +1,30 @@
 """The translation pipeline with models of the library: languages, prefixes, form of the results."""
 
-import json
-
 import pytest
-import sentencepiece
 import torch
-from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
-    BartTokenizer,
-    FSMTConfig,
-    FSMTForConditionalGeneration,
-    FSMTTokenizer,
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    M2M100Tokenizer,
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-    MBart50Tokenizer,
-    MBartConfig,
-    MBartForConditionalGeneration,
-    NllbTokenizer,
-    T5Config,
-    T5ForConditionalGeneration,
-    T5Tokenizer,
-    pipeline,
+from library_models import (
+    PREFIX,
+    SENTENCES,
+    make_bart,
+    make_fsmt,
+    make_m2m,
+    make_marian,
+    make_mbart,
+    make_nllb,
+    make_pieces,
+    make_t5,
 )
+from transformers import pipeline
 
 from vanilla_transformer import TranslationPipeline
 
-TEXTS = ["the small cat sleeps in the house", "dogs bark at the small cat", "a house is small"]
-SENTENCES = [*TEXTS, "das Haus ist klein", "die kleine Katze schläft", "Hunde bellen"]
+TEXTS = SENTENCES[:3]
 SEARCH = {"max_new_tokens": 7, "num_beams": 2}
-SIZES = {
-    "d_model": 16,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 24,
-    "decoder_ffn_dim": 24,
-    "max_position_embeddings": 40,
-    # weights so large that random models write different words
-    "init_std": 1.0,
-}
-SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
-PREFIX = "translate English to German: "
 
 
 @pytest.fixture(scope="module")
 def pieces(tmp_path_factory):
-    """Pieces of a sentencepiece model and its file."""
-    folder = tmp_path_factory.mktemp("pieces")
-    folder.joinpath("text").write_text("\n".join([*SENTENCES, PREFIX] * 3))
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(folder / "text"),
-        model_prefix=str(folder / "spm"),
-        vocab_size=60,
-        hard_vocab_limit=False,
-        bos_id=0,
-        pad_id=1,
-        eos_id=2,
-        unk_id=3,
-        minloglevel=2,
-    )
-    model = sentencepiece.SentencePieceProcessor(model_file=str(folder / "spm.model"))
-    scores = [(model.id_to_piece(i), model.get_score(i)) for i in range(4, model.get_piece_size())]
-    return folder / "spm.model", scores
-
-
-def write_json(path, value):
-    path.write_text(json.dumps(value))
-    return str(path)
-
-
-def numbered(tokens):
-    return {token: index for index, token in enumerate(tokens)}
-
-
-def make_marian(pieces, folder):
-    file, scores = pieces
-    vocab = numbered(["</s>", "<unk>", *(piece for piece, _ in scores), "<pad>"])
-    tokenizer = MarianTokenizer(
-        source_spm=str(file),
-        target_spm=str(file),
-        vocab=write_json(folder / "vocab.json", vocab),
-        source_lang="en",
-        target_lang="de",
-    )
-    pad = vocab["<pad>"]
-    config = MarianConfig(
-        vocab_size=len(vocab),
-        pad_token_id=pad,
-        eos_token_id=0,
-        decoder_start_token_id=pad,
-        forced_eos_token_id=0,
-        **SIZES,
-    )
-    return MarianMTModel(config), tokenizer
-
-
-def make_fsmt(pieces, folder):
-    letters = sorted(set("".join(SENTENCES)) - {" "})
-    tokens = [*SPECIAL, *letters, *(f"{letter}</w>" for letter in letters)]
-    vocab = write_json(folder / "vocab.json", numbered(tokens))
-    merges = folder / "merges.txt"
-    merges.write_text("#version: 0.2\n")
-    tokenizer = FSMTTokenizer(
-        langs=["en", "de"],
-        src_vocab_file=vocab,
-        tgt_vocab_file=vocab,
-        merges_file=str(merges),
-    )
-    config = FSMTConfig(
-        langs=["en", "de"],
-        src_vocab_size=len(tokens),
-        tgt_vocab_size=len(tokens),
-        bos_token_id=0,
-        pad_token_id=1,
-        eos_token_id=2,
-        **SIZES,
-    )
-    return FSMTForConditionalGeneration(config), tokenizer
-
-
-def make_bart(pieces, folder):
-    letters = sorted(set("".join(SENTENCES)) | {"Ġ", "Ã", "¤"})
-    tokens = [*SPECIAL, *letters, "<mask>"]
-    tokenizer = BartTokenizer(vocab=numbered(tokens), merges=[])
-    config = BartConfig(vocab_size=len(tokens), pad_token_id=1, eos_token_id=2, **SIZES)
-    return BartForConditionalGeneration(config), tokenizer
-
-
-def make_t5(pieces, folder):
-    scores = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), *pieces[1]]
-    tokenizer = T5Tokenizer(vocab=scores, extra_ids=0)
-    config = T5Config(
-        vocab_size=len(tokenizer),
-        d_model=16,
-        d_kv=8,
-        d_ff=24,
-        num_layers=1,
-        num_heads=2,
-        pad_token_id=0,
-        eos_token_id=1,
-        decoder_start_token_id=0,
-        initializer_factor=20.0,
-        task_specific_params={"translation_en_to_de": {"prefix": PREFIX, "num_beams": 3}},
-    )
-    return T5ForConditionalGeneration(config), tokenizer
-
-
-def make_m2m(pieces, folder):
-    file, scores = pieces
-    vocab = numbered([*SPECIAL, *(piece for piece, _ in scores)])
-    tokenizer = M2M100Tokenizer(write_json(folder / "vocab.json", vocab), str(file))
-    config = M2M100Config(
-        vocab_size=max(tokenizer.lang_code_to_id.values()) + 1,
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
-        **SIZES,
-    )
-    return M2M100ForConditionalGeneration(config), tokenizer
-
-
-def make_nllb(pieces, folder):
-    letters = sorted(set("".join(SENTENCES)) - {" "} | {"▁"})
-    tokenizer = NllbTokenizer(vocab=numbered([*SPECIAL, *letters]), merges=[])
-    config = M2M100Config(
-        vocab_size=len(tokenizer),
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
-        **SIZES,
-    )
-    model = M2M100ForConditionalGeneration(config)
-    # a random model would write languages, of which there are more than letters
-    model.get_input_embeddings().weight.data[len(letters) + len(SPECIAL) :] *= 0.2
-    return model, tokenizer
-
-
-def make_mbart(pieces, folder):
-    tokenizer = MBart50Tokenizer(vocab=[*((token, 0.0) for token in SPECIAL), *pieces[1]])
-    config = MBartConfig(
-        vocab_size=len(tokenizer),
-        pad_token_id=1,
-        eos_token_id=2,
-        decoder_start_token_id=2,
-        forced_eos_token_id=2,
-        **SIZES,
-    )
-    return MBartForConditionalGeneration(config), tokenizer
+    return make_pieces(tmp_path_factory.mktemp("pieces"))
 
 
 ONE_PAIR = {"marian": make_marian, "fsmt": make_fsmt, "bart": make_bart, "t5": make_t5}
