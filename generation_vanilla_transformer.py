@@ -6,7 +6,8 @@ these settings `generate` is the library's.
 
 `SearchMixin.generate` reads the settings, checks the input and chooses what computes: the search
 engine if the model runs the released code, otherwise the model's own modules. The rest is the
-library's `generate`, which finally calls `_beam_search` or `_sample`.
+library's `generate`, which finally calls `_beam_search` or `_sample`. The library's own searches
+run on the engine too: `EngineModel` stands in for the model.
 """
 
 import copy
@@ -15,6 +16,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +26,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    GenerationMixin,
     PreTrainedModel,
     StoppingCriteria,
     StoppingCriteriaList,
@@ -60,6 +63,13 @@ ENGINE_ARGUMENTS = (
     "attention_mask",
     "decoder_input_ids",
     CACHE_NAME,
+)
+# searches whose logits the engine can compute
+ENGINE_MODES = (
+    GenerationMode.GREEDY_SEARCH,
+    GenerationMode.SAMPLE,
+    GenerationMode.BEAM_SEARCH,
+    GenerationMode.BEAM_SAMPLE,
 )
 SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
 
@@ -172,8 +182,6 @@ class SearchMixin(_Base):
                 limits = source_lengths(model_inputs) + config.max_extra_tokens
                 criteria.append(SentenceLengthCriteria(limits, prompt_length))
         modules_reason = reason_for_modules(config, mode, model_inputs)
-        if streamer is not None:
-            modules_reason = modules_reason or "a streamer is given"
         if synced_gpus:
             modules_reason = modules_reason or "synced_gpus is set"
         engine = self._engine(config, modules_reason)
@@ -265,12 +273,18 @@ class SearchMixin(_Base):
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         chosen, criteria = chosen_search(stopping_criteria, generation_config)
-        if chosen.engine is None:
-            return super()._sample(
-                input_ids, logits_processor, criteria, generation_config=generation_config, **kwargs
+        is_plain = not generation_config.do_sample and kwargs.get("streamer") is None
+        if chosen.engine is not None and is_plain:
+            decoding = begin(chosen.engine, kwargs, 1)
+            return greedy_search(decoding, input_ids, logits_processor, criteria, generation_config)
+        search = super()._sample
+        if chosen.engine is not None:
+            search = partial(
+                GenerationMixin._sample, EngineModel(self, chosen.engine, kwargs, num_beams=1)
             )
-        decoding = begin(chosen.engine, kwargs, 1)
-        return greedy_search(decoding, input_ids, logits_processor, criteria, generation_config)
+        return search(
+            input_ids, logits_processor, criteria, generation_config=generation_config, **kwargs
+        )
 
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
@@ -279,17 +293,19 @@ class SearchMixin(_Base):
         chosen, criteria = chosen_search(stopping_criteria, config)
         alpha = chosen.length_penalty_alpha
         if alpha is None or config.do_sample:
-            return super()._beam_search(
-                input_ids, logits_processor, criteria, generation_config=config, **kwargs
-            )
+            search = super()._beam_search
+            if chosen.engine is not None:
+                model = EngineModel(self, chosen.engine, kwargs, config.num_beams)
+                search = partial(GenerationMixin._beam_search, model)
+            return search(input_ids, logits_processor, criteria, generation_config=config, **kwargs)
         synced_gpus = kwargs.pop("synced_gpus", False)
         decoding: Decoding
         if chosen.engine is None:
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
             decoding = begin(chosen.engine, kwargs, config.num_beams)
-        search = PaperBeamSearch(decoding, input_ids, logits_processor, criteria, config, alpha)
-        return search.run()
+        paper = PaperBeamSearch(decoding, input_ids, logits_processor, criteria, config, alpha)
+        return paper.run()
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
         """Save the model like the library, with search settings that were made on a new model.
@@ -436,6 +452,64 @@ def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int)
     memory = model_kwargs["encoder_outputs"].last_hidden_state
     mask = model_kwargs.get("attention_mask")
     return engine.begin(memory[::num_beams], None if mask is None else mask[::num_beams])
+
+
+class EngineModel:
+    """Model for the searches of the library, whose logits the engine computes.
+
+    It has the methods of the library that read or change the inputs of a step; all others are those
+    of the model.
+
+    Args:
+        model: Model of the search.
+        engine: Its inference engine.
+        model_kwargs: Encoder outputs and source mask, once for each beam.
+        num_beams: Beam size, K.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        engine: SearchEngine,
+        model_kwargs: Mapping[str, Any],
+        num_beams: int,
+    ):
+        self._model, self._num_beams = model, num_beams
+        self._decoding = begin(engine, model_kwargs, num_beams)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def __call__(self, input_ids: Tensor, **kwargs: Any) -> Seq2SeqLMOutput:
+        """Score the next token.
+
+        Args:
+            input_ids: All tokens of each hypothesis, [B * K, T].
+            kwargs: Unused.
+
+        Returns:
+            The logits, [B * K, 1, V].
+        """
+        rows = input_ids.view(-1, self._num_beams, input_ids.shape[1])
+        logits = self._decoding.step(rows).expand(-1, self._num_beams, -1)  # [B, K, V]
+        return Seq2SeqLMOutput(logits=logits.flatten(0, 1)[:, None])
+
+    def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
+        """Return the inputs of a step."""
+        return {"input_ids": input_ids}
+
+    def _prefill(self, input_ids: Tensor, *args: Any, **kwargs: Any) -> Seq2SeqLMOutput:
+        return self(input_ids)
+
+    def _update_model_kwargs_for_generation(
+        self, outputs: Seq2SeqLMOutput, model_kwargs: dict[str, Any], **kwargs: Any
+    ) -> dict[str, Any]:
+        return model_kwargs
+
+    def _reorder_cache(self, cache: Cache, rows: Tensor) -> Cache:
+        # the cache is empty: the engine has its own
+        self._decoding.follow(rows.view(-1, self._num_beams) % self._num_beams)
+        return cache
 
 
 @functools.cache
@@ -604,12 +678,8 @@ def reason_for_modules(
     Returns:
         A clause that names the setting or input, or None if the engine can do the search.
     """
-    if config.do_sample:
-        return "do_sample is set"
-    if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.BEAM_SEARCH):
+    if mode not in ENGINE_MODES:
         return f"this is {mode.value.replace('_', ' ')}"
-    if mode == GenerationMode.BEAM_SEARCH and config.length_penalty_alpha is None:
-        return "this is the library's beam search, without length_penalty_alpha"
     if config.return_dict_in_generate:
         return "return_dict_in_generate is set"
     if config.use_cache is False:

@@ -39,6 +39,8 @@ AT_LEAST_ONE = (
     "steps",
     "blocks",
 )
+# ends with the process that has started it, however that ends
+BUSY_PROGRAM = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 TRAINED_PEERS = ("marian", "fsmt", "torch", "joeynmt", "usual")
 PARTS = {
     "training": Part("training step", "training"),
@@ -235,7 +237,7 @@ def run(argv: list[str]) -> None:
 
 @contextlib.contextmanager
 def _busy_programs(count: int) -> Iterator[None]:
-    programs = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    programs = [subprocess.Popen([sys.executable, "-c", BUSY_PROGRAM]) for _ in range(count)]
     try:
         yield
     finally:

@@ -9,6 +9,7 @@ import torch
 from accelerate import cpu_offload
 from fake_graphs import FakeGraphs
 from peft import LoraConfig, get_peft_model
+from transformers.generation.streamers import BaseStreamer
 
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
@@ -456,8 +457,6 @@ def test_the_modules_do_what_the_engine_cannot(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"do_sample": True}, "do_sample is set"),
-        ({"length_penalty_alpha": None}, "this is the library's beam search, without"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate is set"),
         ({"use_cache": False}, "use_cache is False"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
@@ -477,6 +476,56 @@ def test_the_modules_search_with_settings_that_the_engine_lacks(
     assert not told
 
 
+@pytest.mark.parametrize(
+    "search",
+    [
+        {"num_beams": 4},
+        {"num_beams": 4, "length_penalty": 2.0, "early_stopping": True},
+        {"num_beams": 5, "no_repeat_ngram_size": 2, "num_return_sequences": 3},
+        {"num_beams": 3, "early_stopping": "never", "repetition_penalty": 1.3},
+        {"num_beams": 4, "forced_bos_token_id": 7, "bad_words_ids": [[9], [10, 11]]},
+        {"num_beams": 2, "max_length": 6, "min_length": 4, "suppress_tokens": [5]},
+        {"do_sample": True},
+        {"do_sample": True, "num_return_sequences": 3, "top_k": 5, "top_p": 0.9},
+        {"do_sample": True, "num_beams": 3, "temperature": 0.7},
+        {"num_beams": 4, "decoder_input_ids": torch.tensor([[1, 5, 7]] * 4)},
+    ],
+)
+def test_the_library_searches_on_the_engine_as_on_the_modules(
+    lively_model, source, searched, search
+):
+    model = lively_model()
+    search = {"max_new_tokens": 9, **search}
+    if "max_length" in search:
+        del search["max_new_tokens"]
+    found = []
+    for choice in ("required", "off"):
+        torch.manual_seed(7)
+        found.append(model.generate(**source, **search, engine=choice))
+    assert len(searched) == 1
+    assert found[0].unique().numel() > 2
+    assert torch.equal(*found)
+
+
+def test_the_library_streams_on_the_engine(lively_model, source, searched):
+    class Streamer(BaseStreamer):
+        def __init__(self):
+            self.tokens = []
+
+        def put(self, value):
+            self.tokens += value.flatten().tolist()
+
+        def end(self):
+            self.tokens.append("end")
+
+    model, streamer = lively_model(), Streamer()
+    ids = source["input_ids"][:1]
+    found = model.generate(ids, **GREEDY, streamer=streamer, engine="required")
+    assert len(searched) == 1
+    assert streamer.tokens == [*found[0].tolist(), "end"]
+    assert torch.equal(found, model.generate(ids, **GREEDY, engine="off"))
+
+
 def test_the_modules_run_under_autocast(lively_model, source, searched):
     model = lively_model()
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -490,7 +539,6 @@ def test_the_modules_run_under_autocast(lively_model, source, searched):
     ("search", "more", "message"),
     [
         (PAPER, lambda model: {"synced_gpus": True}, "synced_gpus is set"),
-        (GREEDY, lambda model: {"streamer": object()}, "a streamer is given"),
         (GREEDY, lambda model: {"assistant_model": copy.deepcopy(model)}, "assisted generation"),
     ],
 )
