@@ -4,8 +4,9 @@ The model's own `generate` searches; this file turns texts into batches and ids 
 copied to the Hub beside the model, and `custom_pipelines` of the configuration names it.
 """
 
+import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
@@ -32,6 +33,10 @@ TEXTS_PER_WINDOW = 256
 PREPARE_SETTINGS = ("tokens_per_batch", "src_lang", "tgt_lang", "truncation")
 OUTPUT_SETTINGS = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
 _TOKENIZER_LOCK = Lock()
+# makes a `SharedConversion` of a model; the package puts it here, a copy on the Hub has none
+CONVERSION_FACTORY: list[Callable[[PreTrainedModel], Any]] = []
+
+logger = logging.getLogger(__name__)
 
 
 class TranslationPipeline(Pipeline):
@@ -82,6 +87,8 @@ class TranslationPipeline(Pipeline):
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
         super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
         self.prefix = prefix or ""
+        # made at the first translation, if the package can convert models
+        self._conversion: Any = None
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -235,18 +242,51 @@ class TranslationPipeline(Pipeline):
                     f"{name} must be a language of the tokenizer, {', '.join(known)}, got {code!r}."
                 )
         own = [getattr(self.tokenizer, name, None) for name in ("source_lang", "target_lang")]
-        if all(isinstance(code, str) for code in own):
-            for (name, code), expected in zip(given.items(), own, strict=True):
-                if code not in (None, expected):
-                    raise ValueError(
-                        f"{name} must be {expected!r}: the model translates {own[0]} to {own[1]}, "
-                        f"got {code!r}."
-                    )
+        for (name, code), expected in zip(given.items(), own, strict=True):
+            # longer codes of a tokenizer may name a family of languages
+            is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
+            if is_comparable and code != expected:
+                raise ValueError(
+                    f"{name} must be {expected!r}: the model translates {own[0]} to {own[1]}, "
+                    f"got {code!r}."
+                )
 
-    def _forward(self, input_tensors: dict[str, Tensor], **search) -> dict[str, Tensor]:
+    def _forward(
+        self,
+        input_tensors: dict[str, Tensor],
+        searched: PreTrainedModel | None = None,
+        **search,
+    ) -> dict[str, Tensor]:
         with evaluating(self.model):
-            output = self.model.generate(**input_tensors, **search)
+            output = (searched or self.model).generate(**input_tensors, **search)
         return {"ids": output if isinstance(output, Tensor) else output.sequences}
+
+    def _searched(self, search: dict[str, Any]) -> PreTrainedModel:
+        """Return the model to search with: the given one, or its conversion for the engine.
+
+        Settings of this package are removed from the search if the given model does not know them.
+        """
+        if isinstance(self.model.config, VanillaTransformerConfig):
+            return self.model
+        engine, int8 = search.get("engine", "auto"), bool(search.get("int8"))
+        reason: str | None = "engine='off' is set"
+        if engine != "off":
+            reason = "the package vanilla_transformer is not installed"
+            if self._conversion is None and CONVERSION_FACTORY:
+                self._conversion = CONVERSION_FACTORY[0](self.model)
+            if self._conversion is not None:
+                converted, reason = self._conversion.for_engine(int8)
+                if converted is not None:
+                    return converted
+        for name, is_set in (("int8", int8), ("engine='required'", engine == "required")):
+            if is_set:
+                raise ValueError(
+                    f"{name} needs the inference engine, which cannot be used: {reason}."
+                )
+        logger.info("%s runs its own modules, because %s.", type(self.model).__name__, reason)
+        for name in ("engine", "int8"):
+            search.pop(name, None)
+        return self.model
 
     def postprocess(
         self,
@@ -317,6 +357,7 @@ class TranslationPipeline(Pipeline):
         results = [self.postprocess(nothing, **job.output) for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         lengths = {index: len(ids[index]) for index in filled}
+        searched = self._searched(search)
         for batch in batches_by_length(lengths, **job.batching):
             # the first token of a source must have the first position
             inputs = self.tokenizer.pad(
@@ -325,7 +366,9 @@ class TranslationPipeline(Pipeline):
                 return_tensors="pt",
             )
             inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            translations = self.postprocess(self.forward(inputs, **search), **job.output)
+            translations = self.postprocess(
+                self.forward(inputs, searched=searched, **search), **job.output
+            )
             for row, index in enumerate(batch):
                 results[index] = translations[row * count : (row + 1) * count]
         return results
@@ -371,7 +414,8 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
         return []
     # M2M100 and SeamlessM4T write the code "en" as the token "__en__"
     special = getattr(tokenizer, "lang_code_to_id", tokenizer.all_special_tokens)
-    basic = set(tokenizer.special_tokens_map.values())
+    named = tokenizer.special_tokens_map.values()
+    basic = {token for token in named if isinstance(token, str)}
     return sorted({token.strip("_") for token in special if token not in basic})
 
 

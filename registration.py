@@ -1,6 +1,14 @@
 """Registration of the public classes with the Auto classes of transformers."""
 
-from transformers import AutoConfig, AutoModel, AutoModelForSeq2SeqLM, AutoTokenizer
+from typing import Any
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForSeq2SeqLM,
+    AutoTokenizer,
+    PreTrainedModel,
+)
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .modeling_vanilla_transformer import (
@@ -8,7 +16,11 @@ from .modeling_vanilla_transformer import (
     VanillaTransformerModel,
     sinusoidal_encoding,
 )
-from .pipeline_vanilla_transformer import TranslationPipeline, register_translation_task
+from .pipeline_vanilla_transformer import (
+    CONVERSION_FACTORY,
+    TranslationPipeline,
+    register_translation_task,
+)
 from .tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 __all__ = [
@@ -30,3 +42,13 @@ AutoTokenizer.register(
     VanillaTransformerConfig, tokenizer_class=VanillaTransformerTokenizer, exist_ok=True
 )
 register_translation_task()
+
+
+def _conversion_of(model: PreTrainedModel) -> Any:
+    # imports the models of the library that convert
+    from .conversion.shared_weights import SharedConversion
+
+    return SharedConversion(model)
+
+
+CONVERSION_FACTORY.append(_conversion_of)

@@ -94,6 +94,7 @@ def make_marian(pieces, folder):
         eos_token_id=0,
         decoder_start_token_id=pad,
         forced_eos_token_id=0,
+        scale_embedding=True,
         **SIZES,
     )
     return MarianMTModel(config), tokenizer

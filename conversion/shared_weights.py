@@ -1,0 +1,122 @@
+"""Search with a model of transformers on the inference engine, without a copy of its weights.
+
+The converted model has the same parameters as its source, so both change together. Before each use
+it is checked that nothing else of the source has changed since the conversion.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedModel
+
+from ..engine_vanilla_transformer import engine_for
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .check import refuse_modified_source
+from .fsmt import from_fsmt
+from .marian import from_marian
+from .weights import BART_PARTS, rename_weights
+
+logger = logging.getLogger(__name__)
+
+CONVERSIONS = {MarianMTModel: from_marian, FSMTForConditionalGeneration: from_fsmt}
+# our names of the embeddings, and of the output projection, for each of theirs
+EMBEDDINGS = {
+    "model.shared.weight": (
+        "model.encoder.embed_tokens.weight",
+        "model.decoder.embed_tokens.weight",
+        "lm_head.weight",
+    ),
+    "model.encoder.embed_tokens.weight": ("model.encoder.embed_tokens.weight",),
+    "model.decoder.embed_tokens.weight": ("model.decoder.embed_tokens.weight",),
+    "model.decoder.output_projection.weight": ("lm_head.weight",),
+}
+# attributes of modules that a conversion may have read, and those that do not matter to it
+SETTING_TYPES = (bool, int, float, str, type(None))
+BOOKKEEPING = ("training", "_is_hf_initialized")
+
+
+class SharedConversion:
+    """A model of transformers and its conversion, which share the weights.
+
+    Args:
+        model: Any model of transformers.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self._model = model
+        self._ours: VanillaTransformerForConditionalGeneration | None = None
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._rest: tuple[Any, ...] = ()
+
+    def for_engine(
+        self, int8: bool = False
+    ) -> tuple[VanillaTransformerForConditionalGeneration | None, str | None]:
+        """Return the conversion, if the inference engine computes what the model computes.
+
+        Args:
+            int8: Whether the engine quantizes the linear layers.
+
+        Returns:
+            The conversion with the generation configuration of the model, or None and the reason.
+        """
+        convert = CONVERSIONS.get(type(self._model))
+        if convert is None:
+            return None, f"{type(self._model).__name__} is not of an architecture that converts"
+        try:
+            refuse_modified_source(self._model, f"transformers' {type(self._model).__name__}")
+            if self._ours is None or not self._is_unchanged():
+                # a new model draws weights, and the user may have set the seed of a search
+                with torch.random.fork_rng(devices=[]):
+                    self._ours = convert(self._model)
+                self._share()
+        except (TypeError, ValueError) as error:
+            self._ours = None
+            return None, str(error)
+        self._ours.generation_config = self._model.generation_config
+        _, reason = engine_for(self._ours, int8)
+        return (self._ours, None) if reason is None else (None, reason)
+
+    def _share(self):
+        self._parameters = dict(self._model.named_parameters())
+        ours = dict(self._ours.named_parameters(remove_duplicate=False))
+        for name, parameter in self._parameters.items():
+            (renamed,) = rename_weights({name: parameter}, BART_PARTS)
+            for own_name in EMBEDDINGS.get(name, (renamed,)):
+                # Marian's positions, for example, are computed by the conversion
+                if own_name in ours:
+                    path, _, leaf = own_name.rpartition(".")
+                    setattr(self._ours.get_submodule(path), leaf, parameter)
+        self._rest = tuple(self._other_state())
+
+    def _is_unchanged(self) -> bool:
+        now = dict(self._model.named_parameters())
+        if now.keys() != self._parameters.keys():
+            return False
+        if any(now[name] is not self._parameters[name] for name in now):
+            return False
+        state = tuple(self._other_state())
+        return len(state) == len(self._rest) and all(map(_is_equal, state, self._rest))
+
+    def _other_state(self) -> Iterator[Any]:
+        """Yield what the conversion has read beside the weights that it shares."""
+        shared = {id(parameter) for parameter in self._ours.parameters()}
+        for tensor in (*self._model.parameters(), *self._model.buffers()):
+            if id(tensor) not in shared:
+                yield tensor.detach().clone()
+        for name, module in self._model.named_modules():
+            for key, value in vars(module).items():
+                if isinstance(value, SETTING_TYPES) and key not in BOOKKEEPING:
+                    yield name, key, value
+            yield name, type(module)
+
+
+def _is_equal(now: Any, before: Any) -> bool:
+    if isinstance(now, Tensor) and isinstance(before, Tensor):
+        return now.shape == before.shape and torch.equal(now, before.to(now.device))
+    return type(now) is type(before) and now == before
+
+
+__all__ = ["SharedConversion"]

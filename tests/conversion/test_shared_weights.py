@@ -1,0 +1,183 @@
+"""Models of the library search on the engine with their own weights, as these are at the time."""
+
+import copy
+
+import pytest
+import torch
+from library_models import SENTENCES, make_bart, make_fsmt, make_marian, make_pieces
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer.conversion.shared_weights import SharedConversion
+
+SEARCH = {"max_new_tokens": 7, "num_beams": 3}
+MAKERS = {"marian": make_marian, "fsmt": make_fsmt}
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    return make_pieces(tmp_path_factory.mktemp("pieces"))
+
+
+@pytest.fixture(params=MAKERS)
+def pair(request, pieces, tmp_path):
+    torch.manual_seed(3)
+    model, tokenizer = MAKERS[request.param](pieces, tmp_path)
+    return model.eval(), tokenizer
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """Engine of each search."""
+    engines = []
+    begin = generation.begin
+
+    def recording(engine, *args):
+        engines.append(engine)
+        return begin(engine, *args)
+
+    monkeypatch.setattr(generation, "begin", recording)
+    return engines
+
+
+def by_hand(model, tokenizer, **search):
+    results = []
+    for text in SENTENCES:
+        ids = model.generate(**tokenizer(text, return_tensors="pt"), **{**SEARCH, **search})
+        results.append({"translation_text": tokenizer.decode(ids[0], skip_special_tokens=True)})
+    return results
+
+
+@pytest.mark.parametrize(
+    "search",
+    [
+        {},
+        {"num_beams": 1},
+        {"length_penalty": 0.3, "early_stopping": True},
+        {"no_repeat_ngram_size": 2, "bad_words_ids": [[5], [6, 7]]},
+        {"forced_bos_token_id": 9, "min_length": 5},
+    ],
+)
+def test_the_engine_gives_the_translations_of_the_library(pair, searches, search):
+    model, tokenizer = pair
+    expected = by_hand(model, tokenizer, **search)
+    assert not searches
+    translate = TranslationPipeline(model, tokenizer)
+    assert translate(SENTENCES, **{**SEARCH, **search}, engine="required") == expected
+    assert searches
+
+
+def test_sampling_draws_what_the_library_draws(pair, searches):
+    model, tokenizer = pair
+    search = {"do_sample": True, "num_beams": 1, "max_new_tokens": 7}
+    torch.manual_seed(5)
+    ids = model.generate(**tokenizer(SENTENCES[0], return_tensors="pt"), **search)
+    torch.manual_seed(5)
+    (found,) = TranslationPipeline(model, tokenizer)(SENTENCES[0], return_tensors=True, **search)
+    assert searches
+    assert torch.equal(found["translation_token_ids"], ids[0])
+
+
+def test_the_configuration_of_the_model_sets_the_search(pair, searches):
+    model, tokenizer = pair
+    translate = TranslationPipeline(model, tokenizer)
+    for beams, length in ((2, 5), (4, 8)):
+        model.generation_config.update(num_beams=beams, max_length=length)
+        expected = by_hand(model, tokenizer, num_beams=beams, max_new_tokens=None)
+        assert translate(SENTENCES) == expected
+    assert searches
+
+
+def test_the_weights_are_not_copied(pair):
+    model, _ = pair
+    converted, reason = SharedConversion(model).for_engine()
+    assert reason is None
+    theirs = {parameter.data_ptr() for parameter in model.parameters()}
+    own = [p for p in converted.parameters() if p.data_ptr() not in theirs]
+    # the bias of Marian's logits is a buffer
+    assert sum(p.numel() for p in own) <= converted.config.vocab_size
+
+
+def scale_in_place(model):
+    model.model.encoder.layers[0].fc1.weight.data.mul_(-2)
+
+
+def replace_parameter(model):
+    linear = model.model.decoder.layers[0].fc2
+    linear.weight = torch.nn.Parameter(-2 * linear.weight.detach())
+
+
+def change_embedding(model):
+    model.get_input_embeddings().weight.data[5:15] += 1.0
+
+
+def change_setting(model):
+    model.model.encoder.embed_scale = 0.5
+
+
+def add_hook(model):
+    model.model.encoder.layers[0].fc1.register_forward_hook(lambda module, inputs, output: -output)
+
+
+def patch_method(model):
+    layer = model.model.decoder.layers[0]
+    plain = layer.fc1.forward
+    layer.fc1.forward = lambda x: plain(-x)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [scale_in_place, replace_parameter, change_embedding, change_setting, add_hook, patch_method],
+)
+def test_a_change_of_the_model_changes_the_translations(pair, change):
+    model, tokenizer = pair
+    translate = TranslationPipeline(model, tokenizer)
+    before = translate(SENTENCES, **SEARCH)
+    change(model)
+    expected = by_hand(model, tokenizer)
+    assert expected != before
+    assert translate(SENTENCES, **SEARCH) == expected
+
+
+def test_a_change_of_the_bias_of_logits_is_seen(pieces, tmp_path):
+    model, tokenizer = make_marian(pieces, tmp_path)
+    translate = TranslationPipeline(model.eval(), tokenizer)
+    translate(SENTENCES, **SEARCH)
+    model.final_logits_bias[0, 7] = 1e4
+    expected = by_hand(model, tokenizer)
+    assert translate(SENTENCES, **SEARCH) == expected
+
+
+def test_a_positional_table_that_is_changed_is_seen(pieces, tmp_path):
+    model, tokenizer = make_marian(pieces, tmp_path)
+    translate = TranslationPipeline(model.eval(), tokenizer)
+    translate(SENTENCES, **SEARCH)
+    model.model.encoder.embed_positions.weight.data.mul_(-3)
+    expected = by_hand(model, tokenizer)
+    assert translate(SENTENCES, **SEARCH) == expected
+
+
+def test_a_model_in_half_precision_runs_its_own_modules(pair, searches):
+    model, tokenizer = pair
+    model = copy.deepcopy(model).bfloat16()
+    translate = TranslationPipeline(model, tokenizer)
+    assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer)
+    assert not searches
+
+
+def test_the_modules_can_be_chosen(pair, searches):
+    model, tokenizer = pair
+    expected = by_hand(model, tokenizer)
+    assert TranslationPipeline(model, tokenizer)(SENTENCES, **SEARCH, engine="off") == expected
+    assert not searches
+    assert TranslationPipeline(model, tokenizer)(SENTENCES, **SEARCH, int8=True)
+    assert searches
+
+
+def test_what_does_not_convert_says_so(pieces, tmp_path):
+    model, tokenizer = make_bart(pieces, tmp_path)
+    translate = TranslationPipeline(model.eval(), tokenizer)
+    for setting in ({"int8": True}, {"engine": "required"}):
+        with pytest.raises(ValueError, match="cannot be used: BartForConditionalGeneration is not"):
+            translate(SENTENCES, **SEARCH, **setting)
+    assert translate(SENTENCES, **SEARCH, engine="auto") == by_hand(model, tokenizer)
