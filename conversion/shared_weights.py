@@ -67,11 +67,11 @@ class SharedConversion:
             return None, f"{type(self._model).__name__} is not of an architecture that converts"
         try:
             refuse_modified_source(self._model, f"transformers' {type(self._model).__name__}")
-            if self._ours is None or not self._is_unchanged():
+            if self._ours is None or not self._is_unchanged(self._ours):
                 # a new model draws weights, and the user may have set the seed of a search
                 with torch.random.fork_rng(devices=[]):
                     self._ours = convert(self._model)
-                self._share()
+                self._share(self._ours)
         except (TypeError, ValueError) as error:
             self._ours = None
             return None, str(error)
@@ -79,30 +79,30 @@ class SharedConversion:
         _, reason = engine_for(self._ours, int8)
         return (self._ours, None) if reason is None else (None, reason)
 
-    def _share(self):
+    def _share(self, converted: VanillaTransformerForConditionalGeneration):
         self._parameters = dict(self._model.named_parameters())
-        ours = dict(self._ours.named_parameters(remove_duplicate=False))
+        ours = dict(converted.named_parameters(remove_duplicate=False))
         for name, parameter in self._parameters.items():
             (renamed,) = rename_weights({name: parameter}, BART_PARTS)
             for own_name in EMBEDDINGS.get(name, (renamed,)):
                 # Marian's positions, for example, are computed by the conversion
                 if own_name in ours:
                     path, _, leaf = own_name.rpartition(".")
-                    setattr(self._ours.get_submodule(path), leaf, parameter)
-        self._rest = tuple(self._other_state())
+                    setattr(converted.get_submodule(path), leaf, parameter)
+        self._rest = tuple(self._other_state(converted))
 
-    def _is_unchanged(self) -> bool:
+    def _is_unchanged(self, converted: VanillaTransformerForConditionalGeneration) -> bool:
         now = dict(self._model.named_parameters())
         if now.keys() != self._parameters.keys():
             return False
         if any(now[name] is not self._parameters[name] for name in now):
             return False
-        state = tuple(self._other_state())
+        state = tuple(self._other_state(converted))
         return len(state) == len(self._rest) and all(map(_is_equal, state, self._rest))
 
-    def _other_state(self) -> Iterator[Any]:
+    def _other_state(self, converted: nn.Module) -> Iterator[Any]:
         """Yield what the conversion has read beside the weights that it shares."""
-        shared = {id(parameter) for parameter in self._ours.parameters()}
+        shared = {id(parameter) for parameter in converted.parameters()}
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             if id(tensor) not in shared:
                 yield tensor.detach().clone()

@@ -128,7 +128,12 @@ def _labels(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 class ParsingPipeline(TranslationPipeline):
     """Translation pipeline from sentences to linearized trees, with a search among trees only."""
 
-    def _forward(self, input_tensors: dict[str, Tensor], **search) -> dict[str, Tensor]:
+    def _forward(
+        self,
+        input_tensors: dict[str, Tensor],
+        searched: PreTrainedModel | None = None,
+        **search,
+    ) -> dict[str, Tensor]:
         # words have no spaces, so that spaces separate the words of the decoded sentence
         texts = self.tokenizer.batch_decode(input_tensors["input_ids"], skip_special_tokens=True)
         lengths = input_tensors["attention_mask"].sum(dim=1)
@@ -136,7 +141,7 @@ class ParsingPipeline(TranslationPipeline):
         limits = lengths + search["max_extra_tokens"]
         constraint = TreeConstraint(self.tokenizer, num_words, limits)
         search["logits_processor"] = LogitsProcessorList([constraint])
-        return super()._forward(input_tensors, **search)
+        return super()._forward(input_tensors, searched, **search)
 
 
 def parse(
