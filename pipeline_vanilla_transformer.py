@@ -32,6 +32,9 @@ TEXTS_PER_WINDOW = 256
 # settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
 PREPARE_SETTINGS = ("tokens_per_batch", "src_lang", "tgt_lang", "truncation")
 OUTPUT_SETTINGS = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
+# search with a model of the library whose configuration says nothing, and the library's own default
+DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
+LIBRARY_MAX_LENGTH = 20
 _TOKENIZER_LOCK = Lock()
 # makes a `SharedConversion` of a model; the package puts it here, a copy on the Hub has none
 CONVERSION_FACTORY: list[Callable[[PreTrainedModel], Any]] = []
@@ -261,6 +264,19 @@ class TranslationPipeline(Pipeline):
             output = (searched or self.model).generate(**input_tensors, **search)
         return {"ids": output if isinstance(output, Tensor) else output.sequences}
 
+    def _missing_settings(self, search: dict[str, Any]) -> dict[str, Any]:
+        """Return what version 4's pipeline set where call and model say nothing of the search."""
+        own = self.model.generation_config
+        if isinstance(self.model.config, VanillaTransformerConfig) or "generation_config" in search:
+            return {}
+        missing = {
+            name: value for name, value in DEFAULTS.items() if getattr(own, name, None) is None
+        }
+        # the library's own default cuts a translation after 20 tokens
+        if "max_length" in search or own.max_length not in (None, LIBRARY_MAX_LENGTH):
+            missing.pop("max_new_tokens", None)
+        return missing
+
     def _searched(self, search: dict[str, Any]) -> PreTrainedModel:
         """Return the model to search with: the given one, or its conversion for the engine.
 
@@ -340,7 +356,7 @@ class TranslationPipeline(Pipeline):
         """Return the translations of each text, in the order of the texts."""
         encoded = self.preprocess(texts, **job.prepare)
         ids = encoded.pop("input_ids")
-        search = {**job.search, **encoded}
+        search = {**self._missing_settings(job.search), **job.search, **encoded}
         # the argument, else the given configuration, else that of the model, else 1
         configs = (search.get("generation_config"), self.model.generation_config)
         counts = (getattr(config, "num_return_sequences", None) for config in configs)

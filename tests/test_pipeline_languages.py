@@ -14,7 +14,7 @@ from library_models import (
     make_pieces,
     make_t5,
 )
-from transformers import pipeline
+from transformers import GenerationConfig, pipeline
 
 from vanilla_transformer import TranslationPipeline
 
@@ -136,6 +136,29 @@ def test_prefix_and_search_of_a_task_come_from_the_configuration(pieces, tmp_pat
     assert texts_of(translate(TEXTS, **SEARCH)) == by_hand(model, tokenizer, texts)
     # the configuration is as it was
     assert model.config.task_specific_params["translation_en_to_de"]["prefix"] == PREFIX
+
+
+def test_where_nothing_is_set_the_search_is_that_of_version_4(pieces, tmp_path):
+    model, tokenizer = make(make_bart, pieces, tmp_path)
+    translate = TranslationPipeline(model, tokenizer)
+    # translations that end at the limit only
+    model.generation_config.update(suppress_tokens=[2], forced_eos_token_id=None)
+    model.config.max_position_embeddings = 300
+    positions = torch.nn.Parameter(torch.randn(302, 16))
+    for stack in (model.get_encoder(), model.get_decoder()):
+        stack.embed_positions.weight = positions
+    wished = {"num_beams": 4, "max_new_tokens": 256}
+    expected = by_hand(model, tokenizer, TEXTS, **wished)
+    assert max(map(len, expected)) > 100
+    assert texts_of(translate(TEXTS)) == expected
+    # settings of the call, of a given configuration and of the model come first
+    expected = by_hand(model, tokenizer, TEXTS, num_beams=4, max_new_tokens=None, max_length=9)
+    assert texts_of(translate(TEXTS, max_length=9)) == expected
+    given = GenerationConfig(max_length=9, num_beams=1, suppress_tokens=[2])
+    expected = by_hand(model, tokenizer, TEXTS, num_beams=1, max_new_tokens=None, max_length=9)
+    assert texts_of(translate(TEXTS, generation_config=given)) == expected
+    model.generation_config.update(max_length=9, num_beams=1)
+    assert texts_of(translate(TEXTS)) == expected
 
 
 def test_results_have_text_or_token_ids_or_both(pieces, tmp_path):
