@@ -10,18 +10,28 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import FSMTForConditionalGeneration, MarianMTModel, PreTrainedModel
+from transformers import (
+    FSMTForConditionalGeneration,
+    M2M100ForConditionalGeneration,
+    MarianMTModel,
+    PreTrainedModel,
+)
 
 from ..engine_vanilla_transformer import engine_for
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import refuse_modified_source
 from .fsmt import from_fsmt
+from .m2m100 import from_m2m100
 from .marian import from_marian
 from .weights import BART_PARTS, rename_weights
 
 logger = logging.getLogger(__name__)
 
-CONVERSIONS = {MarianMTModel: from_marian, FSMTForConditionalGeneration: from_fsmt}
+CONVERSIONS = {
+    MarianMTModel: from_marian,
+    FSMTForConditionalGeneration: from_fsmt,
+    M2M100ForConditionalGeneration: from_m2m100,
+}
 # our names of the embeddings, and of the output projection, for each of theirs
 EMBEDDINGS = {
     "model.shared.weight": (

@@ -23,6 +23,7 @@ BART_PARTS = {
     ".encoder_attn.": ".cross_attention.",
     ".encoder_attn_layer_norm.": ".cross_attention_norm.",
     ".final_layer_norm.": ".feed_forward_norm.",
+    ".layer_norm.": ".norm.",
     ".fc1.": ".feed_forward.fc1.",
     ".fc2.": ".feed_forward.fc2.",
 }

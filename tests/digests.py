@@ -23,7 +23,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "modeling_vanilla_transformer.py": (),
     "train/devices/cpu_kernels.py": ("CheapDropout", "OneDnnLinear", "attention_in_float32"),
 }
-LIBRARY_FILES = ("models/marian/modeling_marian.py", "models/fsmt/modeling_fsmt.py")
+LIBRARY_FILES = (
+    "models/marian/modeling_marian.py",
+    "models/fsmt/modeling_fsmt.py",
+    "models/m2m_100/modeling_m2m_100.py",
+)
 VERSION = transformers.__version__.rsplit(".", 1)[0]
 
 

@@ -1,7 +1,14 @@
-"""Small Marian and FSMT models with weights that translate differently."""
+"""Small Marian, FSMT and M2M100 models with weights that translate differently."""
 
 import torch
-from transformers import FSMTConfig, FSMTForConditionalGeneration, MarianConfig, MarianMTModel
+from transformers import (
+    FSMTConfig,
+    FSMTForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    MarianConfig,
+    MarianMTModel,
+)
 
 
 def randomized(model):
@@ -63,3 +70,18 @@ def fsmt(tied, **fields):
     if tied:
         model.model.encoder.embed_tokens.weight = decoder.embed_tokens.weight
     return model
+
+
+def m2m100(**fields):
+    sizes = {
+        "vocab_size": 23,
+        "d_model": 48,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 3,
+        "encoder_ffn_dim": 20,
+        "decoder_layers": 3,
+        "decoder_attention_heads": 3,
+        "decoder_ffn_dim": 18,
+        "max_position_embeddings": 40,
+    }
+    return randomized(M2M100ForConditionalGeneration(M2M100Config(**{**sizes, **fields})))

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from peer_models import fsmt, marian
+from peer_models import fsmt, m2m100, marian
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
@@ -11,7 +11,7 @@ from transformers import (
 )
 from transformers.masking_utils import eager_mask
 
-from vanilla_transformer.conversion import check, from_fsmt, from_marian, from_torch
+from vanilla_transformer.conversion import check, from_fsmt, from_m2m100, from_marian, from_torch
 
 
 def without_norms(**options):
@@ -29,6 +29,7 @@ PEERS = {
     "marian": (marian, from_marian),
     "fsmt": (lambda: fsmt(tied=False), from_fsmt),
     "fsmt-tied": (lambda: fsmt(tied=True), from_fsmt),
+    "m2m100": (m2m100, from_m2m100),
 }
 
 
@@ -223,6 +224,8 @@ def test_converted_embeddings_are_tied_if_the_peers_were():
             "share one matrix",
         ),
         (lambda: fsmt(False, tgt_vocab_size=25), from_fsmt, "must be equal.* got 23 and 25"),
+        (lambda: m2m100(tie_word_embeddings=False), from_m2m100, "share one matrix"),
+        (lambda: m2m100(scale_embedding=False), from_m2m100, "scale_embedding must be true"),
         (
             lambda: torch.nn.Transformer(12, 3, 1, 1, 20),
             lambda module: from_torch(module, torch.zeros(9, 12)),

@@ -4,14 +4,28 @@ import copy
 
 import pytest
 import torch
-from library_models import SENTENCES, make_bart, make_fsmt, make_marian, make_pieces
+from library_models import (
+    SENTENCES,
+    make_bart,
+    make_fsmt,
+    make_m2m,
+    make_marian,
+    make_nllb,
+    make_pieces,
+)
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.conversion.shared_weights import SharedConversion
 
 SEARCH = {"max_new_tokens": 7, "num_beams": 3}
-MAKERS = {"marian": make_marian, "fsmt": make_fsmt}
+# maker, and languages of a multilingual model
+MAKERS = {
+    "marian": (make_marian, {}),
+    "fsmt": (make_fsmt, {}),
+    "m2m100": (make_m2m, {"src_lang": "en", "tgt_lang": "de"}),
+    "nllb": (make_nllb, {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}),
+}
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +36,9 @@ def pieces(tmp_path_factory):
 @pytest.fixture(params=MAKERS)
 def pair(request, pieces, tmp_path):
     torch.manual_seed(3)
-    model, tokenizer = MAKERS[request.param](pieces, tmp_path)
-    return model.eval(), tokenizer
+    maker, languages = MAKERS[request.param]
+    model, tokenizer = maker(pieces, tmp_path)
+    return model.eval(), tokenizer, languages
 
 
 @pytest.fixture
@@ -40,7 +55,14 @@ def searches(monkeypatch):
     return engines
 
 
-def by_hand(model, tokenizer, **search):
+def by_hand(model, tokenizer, languages, **search):
+    """Translate one text at a time as the documentation of the models says."""
+    if languages:
+        tokenizer.src_lang, target = languages["src_lang"], languages["tgt_lang"]
+        ids = getattr(tokenizer, "lang_code_to_id", None)
+        search["forced_bos_token_id"] = (
+            ids[target] if ids else tokenizer.convert_tokens_to_ids(target)
+        )
     results = []
     for text in SENTENCES:
         ids = model.generate(**tokenizer(text, return_tensors="pt"), **{**SEARCH, **search})
@@ -59,37 +81,37 @@ def by_hand(model, tokenizer, **search):
     ],
 )
 def test_the_engine_gives_the_translations_of_the_library(pair, searches, search):
-    model, tokenizer = pair
-    expected = by_hand(model, tokenizer, **search)
+    model, tokenizer, languages = pair
+    expected = by_hand(model, tokenizer, languages, **search)
     assert not searches
-    translate = TranslationPipeline(model, tokenizer)
+    translate = TranslationPipeline(model, tokenizer, **languages)
     assert translate(SENTENCES, **{**SEARCH, **search}, engine="required") == expected
     assert searches
 
 
 def test_sampling_draws_what_the_library_draws(pair, searches):
-    model, tokenizer = pair
+    model, tokenizer, languages = pair
     search = {"do_sample": True, "num_beams": 1, "max_new_tokens": 7}
     torch.manual_seed(5)
-    ids = model.generate(**tokenizer(SENTENCES[0], return_tensors="pt"), **search)
+    expected = by_hand(model, tokenizer, languages, **search)[0]
     torch.manual_seed(5)
-    (found,) = TranslationPipeline(model, tokenizer)(SENTENCES[0], return_tensors=True, **search)
+    (found,) = TranslationPipeline(model, tokenizer, **languages)(SENTENCES[0], **search)
     assert searches
-    assert torch.equal(found["translation_token_ids"], ids[0])
+    assert found == expected
 
 
 def test_the_configuration_of_the_model_sets_the_search(pair, searches):
-    model, tokenizer = pair
-    translate = TranslationPipeline(model, tokenizer)
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
     for beams, length in ((2, 5), (4, 8)):
         model.generation_config.update(num_beams=beams, max_length=length)
-        expected = by_hand(model, tokenizer, num_beams=beams, max_new_tokens=None)
+        expected = by_hand(model, tokenizer, languages, num_beams=beams, max_new_tokens=None)
         assert translate(SENTENCES) == expected
     assert searches
 
 
 def test_the_weights_are_not_copied(pair):
-    model, _ = pair
+    model, *_ = pair
     converted, reason = SharedConversion(model).for_engine()
     assert reason is None
     theirs = {parameter.data_ptr() for parameter in model.parameters()}
@@ -108,11 +130,13 @@ def replace_parameter(model):
 
 
 def change_embedding(model):
-    model.get_input_embeddings().weight.data[5:15] += 1.0
+    model.get_input_embeddings().weight.data[5:15] *= -3
 
 
 def change_setting(model):
-    model.model.encoder.embed_scale = 0.5
+    for module in (model.model.encoder, model.model.encoder.embed_tokens):
+        if hasattr(module, "embed_scale"):
+            module.embed_scale = 0.01
 
 
 def add_hook(model):
@@ -130,11 +154,11 @@ def patch_method(model):
     [scale_in_place, replace_parameter, change_embedding, change_setting, add_hook, patch_method],
 )
 def test_a_change_of_the_model_changes_the_translations(pair, change):
-    model, tokenizer = pair
-    translate = TranslationPipeline(model, tokenizer)
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
     before = translate(SENTENCES, **SEARCH)
     change(model)
-    expected = by_hand(model, tokenizer)
+    expected = by_hand(model, tokenizer, languages)
     assert expected != before
     assert translate(SENTENCES, **SEARCH) == expected
 
@@ -144,7 +168,7 @@ def test_a_change_of_the_bias_of_logits_is_seen(pieces, tmp_path):
     translate = TranslationPipeline(model.eval(), tokenizer)
     translate(SENTENCES, **SEARCH)
     model.final_logits_bias[0, 7] = 1e4
-    expected = by_hand(model, tokenizer)
+    expected = by_hand(model, tokenizer, {})
     assert translate(SENTENCES, **SEARCH) == expected
 
 
@@ -153,24 +177,25 @@ def test_a_positional_table_that_is_changed_is_seen(pieces, tmp_path):
     translate = TranslationPipeline(model.eval(), tokenizer)
     translate(SENTENCES, **SEARCH)
     model.model.encoder.embed_positions.weight.data.mul_(-3)
-    expected = by_hand(model, tokenizer)
+    expected = by_hand(model, tokenizer, {})
     assert translate(SENTENCES, **SEARCH) == expected
 
 
 def test_a_model_in_half_precision_runs_its_own_modules(pair, searches):
-    model, tokenizer = pair
+    model, tokenizer, languages = pair
     model = copy.deepcopy(model).bfloat16()
-    translate = TranslationPipeline(model, tokenizer)
-    assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer)
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer, languages)
     assert not searches
 
 
 def test_the_modules_can_be_chosen(pair, searches):
-    model, tokenizer = pair
-    expected = by_hand(model, tokenizer)
-    assert TranslationPipeline(model, tokenizer)(SENTENCES, **SEARCH, engine="off") == expected
+    model, tokenizer, languages = pair
+    expected = by_hand(model, tokenizer, languages)
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    assert translate(SENTENCES, **SEARCH, engine="off") == expected
     assert not searches
-    assert TranslationPipeline(model, tokenizer)(SENTENCES, **SEARCH, int8=True)
+    assert translate(SENTENCES, **SEARCH, int8=True)
     assert searches
 
 
@@ -180,4 +205,4 @@ def test_what_does_not_convert_says_so(pieces, tmp_path):
     for setting in ({"int8": True}, {"engine": "required"}):
         with pytest.raises(ValueError, match="cannot be used: BartForConditionalGeneration is not"):
             translate(SENTENCES, **SEARCH, **setting)
-    assert translate(SENTENCES, **SEARCH, engine="auto") == by_hand(model, tokenizer)
+    assert translate(SENTENCES, **SEARCH, engine="auto") == by_hand(model, tokenizer, {})

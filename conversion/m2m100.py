@@ -1,0 +1,55 @@
+"""Convert M2M100 and NLLB models of transformers, without experts."""
+
+from transformers import M2M100ForConditionalGeneration
+
+from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .check import check_logits, refuse_modified_source
+from .weights import bart_fields, build_model, check_kind, stack_weights
+
+
+def from_m2m100(
+    model: M2M100ForConditionalGeneration,
+) -> VanillaTransformerForConditionalGeneration:
+    """Convert an M2M100 or NLLB model to a model of this package, with equal ids and logits.
+
+    Args:
+        model: M2M100 model; NLLB's dense models are of this class too.
+
+    Returns:
+        The model in evaluation mode; its weights are copies.
+
+    Raises:
+        TypeError: If the model is of another class.
+        ValueError: If the model is outside this architecture, does not run the library's own code,
+            or has other logits than the result; names the reason.
+    """
+    check_kind("model", model, M2M100ForConditionalGeneration)
+    refuse_modified_source(model, "transformers' M2M100ForConditionalGeneration")
+    theirs, width = model.config, model.config.d_model
+    if not theirs.tie_word_embeddings:
+        raise ValueError(
+            "tie_word_embeddings must be true: source, target and output share one matrix here, "
+            "got an M2M100 model with several."
+        )
+    config = VanillaTransformerConfig(
+        **bart_fields(theirs),
+        vocab_size=theirs.vocab_size,
+        norm_first=True,
+        # as in FSMT
+        position_base=10000.0 ** (width / (width - 2)),
+        position_offset=theirs.pad_token_id + 1,
+    )
+    table = model.model.shared.weight
+    weights = {
+        **stack_weights(model, "encoder"),
+        **stack_weights(model, "decoder"),
+        "model.encoder.embed_tokens.weight": table,
+        "model.decoder.embed_tokens.weight": table,
+        "lm_head.weight": table,
+    }
+    for name in ("encoder", "decoder"):
+        norm = model.get_submodule(f"model.{name}.layer_norm")
+        weights[f"model.{name}.norm.weight"] = norm.weight
+        weights[f"model.{name}.norm.bias"] = norm.bias
+    return check_logits(model, build_model(config, weights, "an M2M100 model"))
