@@ -22,6 +22,7 @@ from document_blocks import (
     train_small_demo,
 )
 from hub_stand_in import running_hub
+from library_models import make_marian, make_pieces
 
 from vanilla_transformer.train.evaluate import score_table
 
@@ -57,7 +58,16 @@ def reader(tmp_path_factory):
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         environment["HF_DATASETS_CACHE"] = str(folder / "cache")
         put_wmt14(hub, folder / "wmt14")
+        put_opus_mt(hub, folder / "opus-mt")
         yield folder, environment, set()
+
+
+def put_opus_mt(hub, folder):
+    """A small Marian under the name of a large one."""
+    (folder / "vocabulary").mkdir(parents=True)
+    for part in make_marian(make_pieces(folder), folder / "vocabulary"):
+        part.save_pretrained(folder / "model")
+    hub.add_folder("Helsinki-NLP/opus-mt-en-de", folder / "model", "models")
 
 
 def put_wmt14(hub, folder):
