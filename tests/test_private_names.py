@@ -27,6 +27,8 @@ PRIVATE_NAMES = {
         # overridden: the loops of `generate`, which the search of this package replaces
         "_beam_search",
         "_sample",
+        # overridden in the stand-in for a model: what these loops call for the logits
+        "_prefill",
         # called: steps of these loops
         "_has_unfinished_sequences",
         "_update_model_kwargs_for_generation",
@@ -37,7 +39,13 @@ PRIVATE_NAMES = {
         "_get_default_generation_params",
     ),
     # set on the configuration of a search while `generate` prepares it
-    "transformers.generation.utils": ("_eos_token_tensor", "_pad_token_tensor"),
+    "transformers.generation.utils": (
+        "_eos_token_tensor",
+        "_pad_token_tensor",
+        # a method that the beam search calls if the model has it
+        "_reorder_cache",
+    ),
+    "transformers.models.nllb.tokenization_nllb.NllbTokenizer": ("_build_translation_inputs",),
     "transformers.modeling_utils.PreTrainedModel": (
         "_can_compile_fullgraph",
         "_can_record_outputs",
@@ -58,6 +66,7 @@ PRIVATE_NAMES = {
     "transformers.pipelines.base": (
         "_batch_size",
         "_forward_params",
+        "_postprocess_params",
         "_preprocess_params",
         "_registered_impl",
     ),
