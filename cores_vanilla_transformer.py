@@ -3,9 +3,9 @@
 The threads of torch wait for one another after every operator. By default GNU's OpenMP lets a
 waiting thread spin for milliseconds: on free cores this saves the time to wake it. Beside a busy
 program it takes the core from the thread that it waits for, and a search becomes many times as
-slow. The length of the spin is read once, when torch is imported. But OpenMP spins 300 times
-shorter while a process has more threads than cores (GNU libgomp manual, GOMP_SPINCOUNT), so idle
-threads change it at any time.
+slow. The length of the spin is read once, when torch is imported. But while there are more OpenMP
+threads than cores, OpenMP spins only 100 times instead of 300,000 (GNU libgomp manual,
+GOMP_SPINCOUNT), so idle threads can shorten the spin at any time.
 """
 
 import math
@@ -23,8 +23,9 @@ OWN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # seconds over which the waiting time is measured, and for which cores must be free until threads
 # spin again
 WINDOW, CALM = 0.1, 1.0
-# waiting time of all threads in seconds per second: on free cores below the first number; beside a
-# program that takes one of two cores above the second, whether threads spin or sleep
+# time for which all threads together waited for a core, in seconds per second. On free cores it is
+# below FREE. When another program takes one of two cores it is above SHARED, whether our threads
+# spin or sleep
 FREE, SHARED = 0.1, 0.15
 # a process that computes uses at least this share of a core
 COMPUTING = 0.5

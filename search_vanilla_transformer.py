@@ -79,7 +79,7 @@ def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
 
     Args:
         length: Number of target tokens, the end token included, of any shape.
-        alpha: 0 for no penalty; the paper's searches use 0.6.
+        alpha: 0 for no penalty; the paper uses 0.6 for translation and 0.3 for parsing.
 
     Returns:
         ((5 + length) / 6) ** alpha, of the same shape.
@@ -190,8 +190,8 @@ class PaperBeamSearch:
     Each step takes the most probable continuations of all beams of a sentence. Those that end the
     sentence are complete hypotheses, scored by log-probability over length penalty; the best others
     stay open. A sentence is finished when no open hypothesis can still be among the best, or when
-    it has reached its maximum length; only then, and only if too few hypotheses are complete, open
-    hypotheses are cut and returned. Finished sentences leave the batch.
+    it has reached its maximum length. If it then has too few complete hypotheses, open ones are
+    returned as they are. Finished sentences leave the batch.
 
     Args:
         decoding: Decoder, before its first step.
@@ -236,7 +236,7 @@ class PaperBeamSearch:
         self.prompt_length = input_ids.shape[1]
         self.limits = new_token_limits(stopping_criteria, config, input_ids, self.num_sentences)
         self.first_limit = int(self.limits.min())
-        # index of each sentence that is still searched in the original batch
+        # for each sentence that is still searched, its index in the original batch
         self.sentences = torch.arange(self.num_sentences, device=input_ids.device)
         self.has_result = [False] * self.num_sentences
 
@@ -464,7 +464,7 @@ def greedy_search(
     pad = int(config._pad_token_tensor)
     ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), pad)
     ids[:, :length] = input_ids
-    # index of each sentence that is still searched in the original batch
+    # for each sentence that is still searched, its index in the original batch
     sentences = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(sentences, dtype=torch.bool)
     suppression = Suppression.of(logits_processor)

@@ -116,7 +116,8 @@ def batch_loss_sum(
 def mask_for_sdpa(batch: dict[str, Tensor], is_kept: bool = False) -> dict[str, Tensor]:
     """Convert the mask of a batch to the form that torch's attention takes.
 
-    The library would check on the device whether the mask hides anything, and the host would wait.
+    Given the original mask, transformers would check on the device whether it hides anything, and
+    the host would wait for the answer.
 
     Args:
         batch: Batch in host memory, with `attention_mask`, [B, S].
@@ -144,7 +145,7 @@ def on_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tenso
         The same tensors on the device.
     """
     if device.type == "cuda":
-        # the host would wait for a copy from other memory
+        # a copy from memory that is not pinned would make the host wait
         batch = {
             name: tensor if tensor.is_pinned() else tensor.pin_memory()
             for name, tensor in batch.items()
@@ -191,8 +192,9 @@ def training_step(
     device = accelerator.device
     step_tokens = accelerator.reduce(torch.full((), local_tokens, device=device), reduction="sum")
     step_loss = torch.zeros((), device=device)
-    # the weights in half precision are made once: autocast keeps them until the outermost context
-    # ends. This one is off, so that backward runs without autocast
+    # autocast keeps its copies of the weights in half precision until the outermost context ends.
+    # This context keeps them for all micro-batches of the step; it is disabled, because backward
+    # should run without autocast
     with torch.autocast(device.type, enabled=False):
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
@@ -214,7 +216,8 @@ def training_step(
         is_skipped = torch.full((), optimizer.step_was_skipped, device=device)
     else:
         is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
-        # a fused optimizer then changes nothing; the scaler of half precision sets this itself
+        # if `found_inf` is 1, a fused optimizer leaves the weights unchanged; the gradient scaler of
+        # float16 sets it itself
         if accelerator.scaler is None:
             optimizer.optimizer.found_inf = is_skipped.float()
     optimizer.step()
