@@ -48,9 +48,10 @@ def to_onnx(
     `decoder_model.onnx` takes `input_ids` [B, T], `encoder_hidden_states` and
     `encoder_attention_mask`. It returns `logits` [B, T, V], and keys and values of target and
     source in each layer: `present.0.decoder.key` [B, h, T, d_k] and so on.
-    `decoder_with_past_model.onnx` takes one new token, `input_ids` [B, 1], `encoder_attention_mask`,
-    and these keys and values as `past_key_values.0.decoder.key` [B, h, P, d_k] and so on. It returns
-    `logits` [B, 1, V], and the keys and values of the target, one position longer.
+    `decoder_with_past_model.onnx` takes one new token, `input_ids` [B, 1],
+    `encoder_attention_mask`, and these keys and values as `past_key_values.0.decoder.key`
+    [B, h, P, d_k] and so on. It returns `logits` [B, 1, V], and the keys and values of the target,
+    one position longer.
 
     Args:
         model: Model to export.

@@ -216,8 +216,8 @@ def training_step(
         is_skipped = torch.full((), optimizer.step_was_skipped, device=device)
     else:
         is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
-        # if `found_inf` is 1, a fused optimizer leaves the weights unchanged; the gradient scaler of
-        # float16 sets it itself
+        # if `found_inf` is 1, a fused optimizer leaves the weights unchanged; the gradient scaler
+        # of float16 sets it itself
         if accelerator.scaler is None:
             optimizer.optimizer.found_inf = is_skipped.float()
     optimizer.step()
