@@ -100,7 +100,7 @@ def num_teams() -> int:
 
 def _hold_team(end: threading.Event):
     """Start a team of OpenMP's threads, which ends with this thread."""
-    torch.zeros(ELEMENTS_FOR_ALL_THREADS).add_(1)
+    torch.zeros(ELEMENTS_FOR_ALL_THREADS, device="cpu").add_(1)
     end.wait()
 
 

@@ -185,6 +185,10 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
             difference = _settings_difference(name, module, model)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
+    return _replaced_method(model)
+
+
+def _replaced_method(model: nn.Module) -> str | None:
     replaced = [
         name
         for name, value in vars(model).items()
@@ -242,7 +246,7 @@ def library_difference(model: nn.Module) -> str | None:
             difference = f"has is_causal {is_causal}"
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
-    return None
+    return _replaced_method(model)
 
 
 def _class_difference(

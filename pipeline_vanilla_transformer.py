@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +36,6 @@ OUTPUT_SETTINGS = ("return_tensors", "return_text", "clean_up_tokenization_space
 DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
 LIBRARY_MAX_LENGTH = 20
 _TOKENIZER_LOCK = Lock()
-# makes a `SharedConversion` of a model; the package puts it here, a copy on the Hub has none
-CONVERSION_FACTORY: list[Callable[[PreTrainedModel], Any]] = []
 
 logger = logging.getLogger(__name__)
 
@@ -70,6 +68,8 @@ class TranslationPipeline(Pipeline):
             the tokenizer lacks a language.
     """
 
+    # makes a `SharedConversion` of a model; the package sets it, a copy on the Hub has none
+    make_conversion: ClassVar[Callable[[PreTrainedModel], Any] | None] = None
     _load_tokenizer = True
     _load_processor = False
     _load_image_processor = False
@@ -167,7 +167,8 @@ class TranslationPipeline(Pipeline):
             input_: Texts.
             src_lang: Language of the texts, for a multilingual tokenizer.
             tgt_lang: Language of the translations, for a multilingual tokenizer.
-            truncation: Whether to cut texts to the number of positions of the model.
+            truncation: Whether to cut texts to the maximum length of model and tokenizer, or the
+                tokenizer's name of a way to do it.
 
         Returns:
             `input_ids`, the token ids of each text, and for a multilingual tokenizer
@@ -196,8 +197,10 @@ class TranslationPipeline(Pipeline):
         longest = max_source_tokens(self.model.config)
         settings: dict[str, Any] = {}
         if truncation:
-            lengths = (longest, self.tokenizer.model_max_length)
-            settings = {"truncation": truncation, "max_length": min(filter(None, lengths))}
+            settings["truncation"] = truncation
+            # without positions to run out of, the maximum is the tokenizer's own, if it has one
+            if longest is not None:
+                settings["max_length"] = min(longest, self.tokenizer.model_max_length)
         encoded = self._encode(
             [self.prefix + text for text in input_], src_lang, tgt_lang, settings
         )
@@ -288,8 +291,9 @@ class TranslationPipeline(Pipeline):
         reason: str | None = "engine='off' is set"
         if engine != "off":
             reason = "the package vanilla_transformer is not installed"
-            if self._conversion is None and CONVERSION_FACTORY:
-                self._conversion = CONVERSION_FACTORY[0](self.model)
+            make_conversion = type(self).make_conversion
+            if self._conversion is None and make_conversion is not None:
+                self._conversion = make_conversion(self.model)
             if self._conversion is not None:
                 converted, reason = self._conversion.for_engine(int8)
                 if converted is not None:

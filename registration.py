@@ -17,7 +17,6 @@ from .modeling_vanilla_transformer import (
     sinusoidal_encoding,
 )
 from .pipeline_vanilla_transformer import (
-    CONVERSION_FACTORY,
     TranslationPipeline,
     register_translation_task,
 )
@@ -51,4 +50,4 @@ def _conversion_of(model: PreTrainedModel) -> Any:
     return SharedConversion(model)
 
 
-CONVERSION_FACTORY.append(_conversion_of)
+TranslationPipeline.make_conversion = staticmethod(_conversion_of)

@@ -4,8 +4,8 @@ The converted model has the same parameters as its source, so both change togeth
 it is checked that nothing else of the source has changed since the conversion.
 """
 
-import logging
 from collections.abc import Iterator
+from threading import Lock
 from typing import Any
 
 import torch
@@ -25,8 +25,8 @@ from .m2m100 import from_m2m100
 from .marian import from_marian
 from .weights import BART_PARTS, rename_weights
 
-logger = logging.getLogger(__name__)
-
+# pipelines of several threads may share a model; a lock of its own could not be pickled
+_LOCK = Lock()
 CONVERSIONS = {
     MarianMTModel: from_marian,
     FSMTForConditionalGeneration: from_fsmt,
@@ -60,6 +60,8 @@ class SharedConversion:
         self._ours: VanillaTransformerForConditionalGeneration | None = None
         self._parameters: dict[str, nn.Parameter] = {}
         self._rest: tuple[Any, ...] = ()
+        # a conversion takes long, so one that was refused is not tried again in the same precision
+        self._refusals: dict[torch.dtype, str] = {}
 
     def for_engine(
         self, int8: bool = False
@@ -75,19 +77,27 @@ class SharedConversion:
         convert = CONVERSIONS.get(type(self._model))
         if convert is None:
             return None, f"{type(self._model).__name__} is not of an architecture that converts"
-        try:
-            refuse_modified_source(self._model, f"transformers' {type(self._model).__name__}")
+        with _LOCK:
+            try:
+                refuse_modified_source(self._model, f"transformers' {type(self._model).__name__}")
+            except ValueError as error:
+                return None, str(error)
+            if self._model.dtype in self._refusals:
+                return None, self._refusals[self._model.dtype]
             if self._ours is None or not self._is_unchanged(self._ours):
-                # a new model draws weights, and the user may have set the seed of a search
-                with torch.random.fork_rng(devices=[]):
-                    self._ours = convert(self._model)
+                try:
+                    # a new model draws weights, and the user may have set the seed of a search
+                    with torch.random.fork_rng(devices=[]):
+                        converted = convert(self._model)
+                except ValueError as error:
+                    self._ours = None
+                    self._refusals[self._model.dtype] = str(error)
+                    return None, str(error)
+                self._ours = converted.to(self._model.device, self._model.dtype)
                 self._share(self._ours)
-        except (TypeError, ValueError) as error:
-            self._ours = None
-            return None, str(error)
-        self._ours.generation_config = self._model.generation_config
-        _, reason = engine_for(self._ours, int8)
-        return (self._ours, None) if reason is None else (None, reason)
+            self._ours.generation_config = self._model.generation_config
+            _, reason = engine_for(self._ours, int8)
+            return (self._ours, None) if reason is None else (None, reason)
 
     def _share(self, converted: VanillaTransformerForConditionalGeneration):
         self._parameters = dict(self._model.named_parameters())
@@ -125,7 +135,8 @@ class SharedConversion:
 
 def _is_equal(now: Any, before: Any) -> bool:
     if isinstance(now, Tensor) and isinstance(before, Tensor):
-        return now.shape == before.shape and torch.equal(now, before.to(now.device))
+        is_like = (now.device, now.dtype) == (before.device, before.dtype)
+        return is_like and torch.equal(now, before)
     return type(now) is type(before) and now == before
 
 

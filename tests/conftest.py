@@ -17,6 +17,7 @@ from vanilla_transformer import (
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
+from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.train.ending import SIGNALS
 
 # processes of pytest-xdist share the cores
@@ -54,6 +55,20 @@ def own_cache(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def searched(monkeypatch):
+    """The engine of each search, in order."""
+    engines = []
+    begin = generation.begin
+
+    def recording(engine, *args):
+        engines.append(engine)
+        return begin(engine, *args)
+
+    monkeypatch.setattr(generation, "begin", recording)
+    return engines
 
 
 @pytest.fixture(autouse=True)

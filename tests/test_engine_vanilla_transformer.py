@@ -42,20 +42,6 @@ def source(batch):
 
 
 @pytest.fixture
-def searched(monkeypatch):
-    """The engine of each search, in order."""
-    engines = []
-    begin = generation.begin
-
-    def recording(engine, *args):
-        engines.append(engine)
-        return begin(engine, *args)
-
-    monkeypatch.setattr(generation, "begin", recording)
-    return engines
-
-
-@pytest.fixture
 def graphs(monkeypatch):
     """Count of the recorded steps; a search on the CPU records and replays as one on a GPU."""
     fake = FakeGraphs()

@@ -249,6 +249,11 @@ def test_a_token_outside_of_the_vocabulary_is_named_with_its_text(model):
         translate(["a dog runs", "a zebra runs"])
 
 
+def test_a_text_is_not_cut_where_nothing_has_a_maximum_length(translate):
+    text = "dogs " * 30
+    assert translate(text, truncation=True, max_new_tokens=3) == translate(text, max_new_tokens=3)
+
+
 def test_sinusoids_translate_a_text_of_any_length(translate, model):
     text = "dogs " * (model.config.max_position_embeddings + 1)
     assert len(translate.tokenizer(text).input_ids) > model.config.max_position_embeddings

@@ -48,6 +48,7 @@ from .devices.distribution import (
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
+    use_attention_for_all_shapes,
 )
 from .run_folder.checkpoint import refuse_not_finite
 from .scoring import score_translations
@@ -222,6 +223,7 @@ def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dic
 def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
     # new adapters are random, and are created before the trainer sets its seed
     set_seed(args.seed)
+    use_attention_for_all_shapes()
     model, tokenizer = in_all_processes(lambda: _load_model(options))
     dtype = model.dtype
     if not options.lora_rank and dtype != torch.float32:

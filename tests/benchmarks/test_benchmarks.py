@@ -147,6 +147,8 @@ def test_an_unknown_part_or_size_is_refused(flags, capsys):
     for name in ("threads", "steps", "longest"):
         assert main(["training", *flags, f"--{name}", "0"]) == 1
         assert f"{name} must be at least 1, got 0." in capsys.readouterr().err
+    assert main(["training", *flags, "--busy", "-1"]) == 1
+    assert "busy must be at least 0, got -1." in capsys.readouterr().err
     assert main(["training", *flags, "--device", "tpu"]) == 1
     assert "device must be one of cpu, cuda, got 'tpu'." in capsys.readouterr().err
     for text in ("0", "4,", "a"):

@@ -13,9 +13,10 @@ from library_models import (
     make_nllb,
     make_pieces,
 )
+from transformers import LogitsProcessorList
 
 from vanilla_transformer import TranslationPipeline
-from vanilla_transformer import generation_vanilla_transformer as generation
+from vanilla_transformer.conversion import shared_weights
 from vanilla_transformer.conversion.shared_weights import SharedConversion
 
 SEARCH = {"max_new_tokens": 7, "num_beams": 3}
@@ -39,20 +40,6 @@ def pair(request, pieces, tmp_path):
     maker, languages = MAKERS[request.param]
     model, tokenizer = maker(pieces, tmp_path)
     return model.eval(), tokenizer, languages
-
-
-@pytest.fixture
-def searches(monkeypatch):
-    """Engine of each search."""
-    engines = []
-    begin = generation.begin
-
-    def recording(engine, *args):
-        engines.append(engine)
-        return begin(engine, *args)
-
-    monkeypatch.setattr(generation, "begin", recording)
-    return engines
 
 
 def by_hand(model, tokenizer, languages, **search):
@@ -80,34 +67,34 @@ def by_hand(model, tokenizer, languages, **search):
         {"forced_bos_token_id": 9, "min_length": 5},
     ],
 )
-def test_the_engine_gives_the_translations_of_the_library(pair, searches, search):
+def test_the_engine_gives_the_translations_of_the_library(pair, searched, search):
     model, tokenizer, languages = pair
     expected = by_hand(model, tokenizer, languages, **search)
-    assert not searches
+    assert not searched
     translate = TranslationPipeline(model, tokenizer, **languages)
     assert translate(SENTENCES, **{**SEARCH, **search}, engine="required") == expected
-    assert searches
+    assert searched
 
 
-def test_sampling_draws_what_the_library_draws(pair, searches):
+def test_sampling_draws_what_the_library_draws(pair, searched):
     model, tokenizer, languages = pair
     search = {"do_sample": True, "num_beams": 1, "max_new_tokens": 7}
     torch.manual_seed(5)
     expected = by_hand(model, tokenizer, languages, **search)[0]
     torch.manual_seed(5)
     (found,) = TranslationPipeline(model, tokenizer, **languages)(SENTENCES[0], **search)
-    assert searches
+    assert searched
     assert found == expected
 
 
-def test_the_configuration_of_the_model_sets_the_search(pair, searches):
+def test_the_configuration_of_the_model_sets_the_search(pair, searched):
     model, tokenizer, languages = pair
     translate = TranslationPipeline(model, tokenizer, **languages)
     for beams, length in ((2, 5), (4, 8)):
         model.generation_config.update(num_beams=beams, max_length=length)
         expected = by_hand(model, tokenizer, languages, num_beams=beams, max_new_tokens=None)
         assert translate(SENTENCES) == expected
-    assert searches
+    assert searched
 
 
 def test_the_weights_are_not_copied(pair):
@@ -143,6 +130,22 @@ def add_hook(model):
     model.model.encoder.layers[0].fc1.register_forward_hook(lambda module, inputs, output: -output)
 
 
+def replace_generate(model):
+    plain = model.generate
+    model.generate = lambda **settings: plain(**{**settings, "max_new_tokens": 4})
+
+
+def replace_a_step_of_the_search(model):
+    plain = model._get_logits_processor
+
+    def with_another(*args, **kwargs):
+        return LogitsProcessorList(
+            [*plain(*args, **kwargs), lambda ids, scores: scores.roll(1, dims=-1)]
+        )
+
+    model._get_logits_processor = with_another
+
+
 def patch_method(model):
     layer = model.model.decoder.layers[0]
     plain = layer.fc1.forward
@@ -151,7 +154,16 @@ def patch_method(model):
 
 @pytest.mark.parametrize(
     "change",
-    [scale_in_place, replace_parameter, change_embedding, change_setting, add_hook, patch_method],
+    [
+        scale_in_place,
+        replace_parameter,
+        change_embedding,
+        change_setting,
+        add_hook,
+        patch_method,
+        replace_generate,
+        replace_a_step_of_the_search,
+    ],
 )
 def test_a_change_of_the_model_changes_the_translations(pair, change):
     model, tokenizer, languages = pair
@@ -181,22 +193,74 @@ def test_a_positional_table_that_is_changed_is_seen(pieces, tmp_path):
     assert translate(SENTENCES, **SEARCH) == expected
 
 
-def test_a_model_in_half_precision_runs_its_own_modules(pair, searches):
+def test_a_model_that_changes_its_type_translates_with_it(pair, searched):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    translate(SENTENCES, **SEARCH)
+    assert searched
+    searched.clear()
+    model.double()
+    assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer, languages)
+    # the engine packs float32 only
+    assert not searched
+    model.float()
+    assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer, languages)
+    assert searched
+
+
+def test_a_conversion_has_one_type(pair):
+    model, *_ = pair
+    conversion = SharedConversion(model)
+    conversion.for_engine()
+    model.double()
+    assert conversion.for_engine() == (None, "weights on cpu must be float32, got float64")
+    tensors = conversion._ours.state_dict().values()
+    assert {tensor.dtype for tensor in tensors} == {torch.float64}
+
+
+def test_a_conversion_that_was_refused_is_not_tried_again(pair, monkeypatch):
+    model, *_ = pair
+    conversion, tried = SharedConversion(model), []
+
+    def refuse(model):
+        tried.append(model.dtype)
+        raise ValueError("no.")
+
+    monkeypatch.setitem(shared_weights.CONVERSIONS, type(model), refuse)
+    assert conversion.for_engine() == conversion.for_engine() == (None, "no.")
+    model.double()
+    assert conversion.for_engine() == (None, "no.")
+    assert tried == [torch.float32, torch.float64]
+
+
+def test_a_pipeline_can_be_copied_after_a_translation(pair):
+    model, tokenizer, languages = pair
+    translate = TranslationPipeline(model, tokenizer, **languages)
+    expected = translate(SENTENCES, **SEARCH)
+    other = copy.deepcopy(translate)
+    assert other(SENTENCES, **SEARCH) == expected
+    # the copy has weights of its own
+    scale_in_place(other.model)
+    assert other(SENTENCES, **SEARCH) == by_hand(other.model, tokenizer, languages)
+    assert translate(SENTENCES, **SEARCH) == expected
+
+
+def test_a_model_in_half_precision_runs_its_own_modules(pair, searched):
     model, tokenizer, languages = pair
     model = copy.deepcopy(model).bfloat16()
     translate = TranslationPipeline(model, tokenizer, **languages)
     assert translate(SENTENCES, **SEARCH) == by_hand(model, tokenizer, languages)
-    assert not searches
+    assert not searched
 
 
-def test_the_modules_can_be_chosen(pair, searches):
+def test_the_modules_can_be_chosen(pair, searched):
     model, tokenizer, languages = pair
     expected = by_hand(model, tokenizer, languages)
     translate = TranslationPipeline(model, tokenizer, **languages)
     assert translate(SENTENCES, **SEARCH, engine="off") == expected
-    assert not searches
+    assert not searched
     assert translate(SENTENCES, **SEARCH, int8=True)
-    assert searches
+    assert searched
 
 
 def test_what_does_not_convert_says_so(pieces, tmp_path):

@@ -458,6 +458,25 @@ def test_dropout_of_a_users_class_stays_the_users(corpus, tmp_path, forgotten):
     assert losses[0] == losses[1]
 
 
+@pytest.mark.parametrize(
+    ("name", "sizes"), [("MarianMTModel", {}), ("T5ForConditionalGeneration", T5_SIZES)]
+)
+def test_the_layers_of_a_class_of_the_library_are_compiled(
+    corpus, tmp_path, name, sizes, monkeypatch
+):
+    compiled = []
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda module, **options: compiled.append(type(module).__name__)
+    )
+    changes = {"model_class": f"transformers:{name}", "max_steps": 1, "compile": True}
+    toy = train_toys.toy_settings(corpus, tmp_path / "run", **changes)
+    if sizes:
+        toy["model"] = sizes
+    assert train(TrainConfig(**toy))
+    # a layer of T5 is a block, whose parts are not compiled again
+    assert set(compiled) in ({"MarianEncoderLayer", "MarianDecoderLayer"}, {"T5Block"})
+
+
 def test_a_model_that_cannot_translate_is_refused_before_it_is_trained(corpus, tmp_path):
     # the library sizes its cache by the encoder's layers
     sizes = {**T5_SIZES, "num_decoder_layers": 2}

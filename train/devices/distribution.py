@@ -6,7 +6,7 @@ Checkpoints do not depend on it: a run can resume with another layout or number 
 import atexit
 import logging
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import timedelta
 from typing import Any, NoReturn, TypeVar
 
@@ -90,13 +90,19 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
     if kind == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
-    if accelerator.device.type == "cuda":
-        # cuDNN's attention makes a plan for each new shape, which takes several times as long as a
-        # step, and nearly every batch has a shape of its own
-        torch.backends.cuda.enable_cudnn_sdp(False)
+    use_attention_for_all_shapes()
     _warn_of_idle_cores(accelerator)
     _warn_of_idle_tensor_cores(config.precision, accelerator)
     return accelerator
+
+
+def use_attention_for_all_shapes():
+    """Keep torch from cuDNN's attention in this process.
+
+    On a GPU it makes a plan for each new shape, which takes longer than the step, and nearly every
+    batch has a shape of its own.
+    """
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def is_launched_on_cpu() -> bool:
@@ -332,7 +338,7 @@ def prepare(
         use_cpu_kernels(model, is_half=config.precision != "fp32")
     if config.compile:
         # in place: the model keeps its structure, its names and its fused loss
-        for layer in (*model.get_encoder().layers, *model.get_decoder().layers):
+        for layer in _layers(model):
             # batches differ in length
             layer.compile(dynamic=True)
     optimizer = torch.optim.Adam(
@@ -344,6 +350,15 @@ def prepare(
     )
     wrapped_model, wrapped_optimizer = accelerator.prepare(model, optimizer)
     return wrapped_model, optimizer, wrapped_optimizer
+
+
+def _layers(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the layers of each stack, of whatever class the model is."""
+    for child in module.children():
+        if isinstance(child, nn.ModuleList):
+            yield from child
+        else:
+            yield from _layers(child)
 
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -116,10 +116,7 @@ def _loss_and_gradients(
     # the sum of all logits of a token is the product with the sum of all weights
     summed = weight.sum(0, dtype=torch.float32)
     summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
-    total = torch.zeros((), device=states.device)
-    grad_states = torch.empty_like(states)
-    grad_weight = torch.empty_like(weight, dtype=torch.float32)
-    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
     score_bytes = FLOAT32_BYTES * size * states.shape[0]
     blocks = _num_blocks(labels, size)
     tiles = max(1, -(-score_bytes // (blocks * CPU_TILE_BYTES))) if device == "cpu" else 1
@@ -162,6 +159,19 @@ def _loss_and_gradients(
     return total, (grad_states, grad_weight, grad_bias)
 
 
+def _new_sums(
+    states: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Return the loss so far, and gradients: those of states and weight are not yet written."""
+    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    return (
+        torch.zeros((), device=states.device),
+        torch.empty_like(states),
+        torch.empty_like(weight, dtype=torch.float32),
+        grad_bias,
+    )
+
+
 def _num_blocks(labels: Tensor, size: int) -> int:
     is_known = ((labels >= 0) & (labels < size)).all()
     torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
@@ -178,10 +188,7 @@ def _loss_and_gradients_compiled(
     kind: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
     """Compute the same with kernels that read the logits three times and write them once."""
-    total = torch.zeros((), device=states.device)
-    grad_states = torch.empty_like(states)
-    grad_weight = torch.empty_like(weight, dtype=torch.float32)
-    grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
     weight = weight.to(kind)
     blocks = _num_blocks(labels, weight.shape[0])
     for number, (x, label, grad) in enumerate(

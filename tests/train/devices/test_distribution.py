@@ -279,6 +279,13 @@ def test_a_compiled_model_learns_the_same(corpus, alone, tmp_path, launch_file):
     assert_same_run(tmp_path / "run", alone)
 
 
+def test_attention_of_a_run_makes_no_plan_for_each_shape(monkeypatch):
+    asked = []
+    monkeypatch.setattr(torch.backends.cuda, "enable_cudnn_sdp", asked.append)
+    open_accelerator(TrainConfig())
+    assert asked == [False]
+
+
 def test_a_compiled_run_needs_few_graphs(corpus, tmp_path, monkeypatch):
     plain = torch.nn.Module.compile
     monkeypatch.setattr(

@@ -6,9 +6,11 @@ from unittest.mock import patch
 import pytest
 import torch
 import train_toys
+from peer_models import marian
 from torch.profiler import ProfilerActivity, profile
 
 from vanilla_transformer import engine_vanilla_transformer as engine
+from vanilla_transformer.conversion.shared_weights import SharedConversion
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.loop import train
@@ -55,6 +57,20 @@ def test_a_gpu_learns_what_a_cpu_learns(corpus, cpu_run, tmp_path, precision, to
     assert losses(tmp_path) == pytest.approx(losses(cpu_run), rel=tolerance)
     for weight in train_toys.weights(tmp_path).values():
         assert weight.dtype == torch.float32
+
+
+def test_a_model_of_the_library_is_searched_on_the_gpu():
+    theirs = marian()
+    inputs = {"input_ids": torch.randint(3, 23, (3, 5), device="cuda")}
+    search = {"num_beams": 3, "max_new_tokens": 9}
+    conversion = SharedConversion(theirs)
+    assert conversion.for_engine()[1] is None
+    # the conversion follows its source to another device
+    theirs.to("cuda")
+    converted, reason = conversion.for_engine()
+    assert reason is None
+    expected = theirs.generate(**inputs, **search)
+    assert torch.equal(converted.generate(**inputs, **search, engine="required"), expected)
 
 
 def test_attention_makes_no_plan_for_each_shape(corpus, tmp_path):
