@@ -121,7 +121,7 @@ def unfinished_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 
 
-def write_whole(path: Path, content: str | bytes) -> None:
+def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file atomically: after a kill or a power loss it has its old or its new content.
 
     Args:
@@ -142,7 +142,7 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 @contextlib.contextmanager
-def whole_folder(folder: str | Path) -> Iterator[Path]:
+def atomic_folder(folder: str | Path) -> Iterator[Path]:
     """Collect files in a temporary folder, and move all of them to `folder` at the end.
 
     After an error, none is moved. A new or empty folder gets all files in one step. In any other

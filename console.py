@@ -134,7 +134,7 @@ def log_to_stderr():
         logger.addHandler(handler)
 
 
-def a_folder(path: str | Path, name: str) -> Path:
+def checked_folder(path: str | Path, name: str) -> Path:
     """Return the path of a folder; refuse an empty path, which would be the current folder.
 
     Args:
@@ -165,7 +165,7 @@ def empty_folder(path: str | Path) -> Path:
     Raises:
         ValueError: If the path is a file, or a folder with files.
     """
-    folder = a_folder(path, "OUT")
+    folder = checked_folder(path, "OUT")
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
         raise ValueError(f"OUT must be a new or an empty folder, got {folder}.")
     return folder

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .atomic_files import make_folder, write_whole
+from .atomic_files import make_folder, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -60,4 +60,4 @@ def save_figure(figure: "Figure", path: Path) -> None:
     drawn = io.BytesIO()
     figure.savefig(drawn, dpi=DOTS_PER_INCH, format=path.suffix.removeprefix("."))
     make_folder(path.parent)
-    write_whole(path, drawn.getvalue())
+    write_atomically(path, drawn.getvalue())

@@ -16,8 +16,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import cached_file
 
-from .atomic_files import whole_folder
-from .console import a_folder
+from .atomic_files import atomic_folder
+from .console import checked_folder
 from .loading import (
     AUTO_CLASS,
     CONFIG_FILE,
@@ -131,7 +131,7 @@ def export_for_hub(
         ValueError: If the run cannot be read, its tokenizer does not fit its model, or its class
             has no `model_type` of its own.
     """
-    folder = a_folder(folder, "folder")
+    folder = checked_folder(folder, "folder")
     model, tokenizer = load_run(run, trust_remote_code)
     is_ours = type(model) is PUBLIC_CLASS
     if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:
@@ -141,7 +141,7 @@ def export_for_hub(
         )
     if isinstance(run, str | Path):
         _refuse_foreign_links(Path(run))
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         _write_files(run, model, tokenizer, unfinished, repo_id)
 
 

@@ -10,7 +10,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..atomic_files import whole_folder
+from ..atomic_files import atomic_folder
 from ..console import empty_folder
 from ..loading import WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -63,7 +63,7 @@ def run(argv: list[str], prog: str) -> str:
         tokenizer, sentence = opennmt_tokenizer(source)
     if tokenizer is not None:
         check_tokenizer(model, tokenizer)
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         if tokenizer is not None:
             tokenizer.save_pretrained(unfinished)
         model.save_pretrained(unfinished)

@@ -10,7 +10,7 @@ from ctranslate2.specs import common_spec, transformer_spec
 from torch import nn
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from ..atomic_files import whole_folder
+from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import (
@@ -94,7 +94,7 @@ def to_ctranslate2(
     refuse_changed_model(model, "CTranslate2")
     _warn_about_lost_settings(model.generation_config, vocabulary(model, tokenizer))
     converter = _Converter(_specification(model, tokenizer, num_positions))
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
         tokenizer.save_pretrained(unfinished)
         _check_scores(model, tokenizer, unfinished, quantization, num_positions)

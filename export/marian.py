@@ -14,7 +14,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from ..atomic_files import whole_folder
+from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..conversion.weights import BART_PARTS, SAME_FIELDS, rename_weights
@@ -105,7 +105,7 @@ def to_marian(
         strict=False,
     )
     theirs.generation_config = _generation_config(model.generation_config, config)
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         theirs.save_pretrained(unfinished)
         if not uses_marian_positions:
             # `save_pretrained` leaves out Marian's positions, but loading reads them from the file

@@ -23,7 +23,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from ..atomic_files import whole_folder
+from ..atomic_files import atomic_folder
 from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..generation_vanilla_transformer import CACHE_NAME
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
@@ -62,7 +62,7 @@ def to_onnx(
         ValueError: If the graphs compute other logits than the model.
     """
     model = copy.deepcopy(model).eval().float().cpu()
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         _write_graphs(model, unfinished)
         model.config.save_pretrained(unfinished)
         model.generation_config.save_pretrained(unfinished)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..configuration_vanilla_transformer import closest_name
-from ..console import a_folder, run_command
+from ..console import checked_folder, run_command
 
 
 class Study(NamedTuple):
@@ -106,10 +106,10 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     parser.add_argument("--pictures_dir", help="folder for the pictures (that of the page)")
     module.add_flags(parser)
     flags = parser.parse_args(argv[1:])
-    flags.output_dir = a_folder(flags.output_dir, "output_dir")
+    flags.output_dir = checked_folder(flags.output_dir, "output_dir")
     pictures = flags.pictures_dir
     if pictures is not None:
-        pictures = a_folder(pictures, "pictures_dir")
+        pictures = checked_folder(pictures, "pictures_dir")
     title = f"{study.title}, {study.section}"
     show_study(module.sections(flags), title, flags.output_dir, pictures)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..atomic_files import held, make_folder, write_whole
+from ..atomic_files import held, make_folder, write_atomically
 from ..drawing import save_figure
 
 if TYPE_CHECKING:
@@ -161,10 +161,10 @@ def write_study(
             "rows": [list(row) for row in section.rows],
             **section.numbers,
         }
-    write_whole(folder / PAGE, "\n\n".join(page) + "\n")
+    write_atomically(folder / PAGE, "\n\n".join(page) + "\n")
     content = {"title": title, "environment": dict(environment), "sections": _finite(numbers)}
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    write_whole(folder / NUMBERS, text + "\n")
+    write_atomically(folder / NUMBERS, text + "\n")
 
 
 def show_study(

@@ -12,7 +12,7 @@ import pytest
 import train_toys
 from translation_toys import make_model, make_tokenizer
 
-from vanilla_transformer.atomic_files import held, whole_folder, write_whole
+from vanilla_transformer.atomic_files import atomic_folder, held, write_atomically
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.marian import to_marian
 from vanilla_transformer.loading import load_run
@@ -26,7 +26,7 @@ STEPS = 12
 def test_a_write_replaces_the_file(tmp_path):
     path = tmp_path / "recipe.yaml"
     for text in ("dataset: demo\n", "dataset: größer\n"):
-        write_whole(path, text)
+        write_atomically(path, text)
         assert path.read_text(encoding="utf-8") == text
     assert list(tmp_path.iterdir()) == [path]
 
@@ -35,11 +35,11 @@ def test_a_write_replaces_the_file(tmp_path):
 @pytest.mark.parametrize(("owner", "name"), [(os, "fsync"), (Path, "replace"), (Path, "open")])
 def test_an_interrupted_write_leaves_the_old_file(tmp_path, monkeypatch, owner, name, error):
     path = tmp_path / "recipe.yaml"
-    write_whole(path, "dataset: demo\n")
+    write_atomically(path, "dataset: demo\n")
     with monkeypatch.context() as patch:
         patch.setattr(owner, name, lambda *_: (_ for _ in ()).throw(error))
         with pytest.raises(type(error) if isinstance(error, OSError) else error):
-            write_whole(path, "dataset: other\n")
+            write_atomically(path, "dataset: other\n")
     assert path.read_text(encoding="utf-8") == "dataset: demo\n"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -48,7 +48,7 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path):
     outside, path = tmp_path / "outside", tmp_path / "link"
     outside.write_text("mine")
     path.symlink_to(outside)
-    write_whole(path, "new")
+    write_atomically(path, "new")
     assert (outside.read_text(), path.read_text(), path.is_symlink()) == ("mine", "new", False)
 
 
@@ -102,7 +102,7 @@ def test_a_new_folder_gets_all_files_at_once_or_none(tmp_path):
     out = tmp_path / "out"
 
     def fail():
-        with whole_folder(out) as unfinished:
+        with atomic_folder(out) as unfinished:
             (unfinished / "a").write_text("1")
             raise KeyError
 
@@ -110,7 +110,7 @@ def test_a_new_folder_gets_all_files_at_once_or_none(tmp_path):
         fail()
     assert not list(tmp_path.iterdir())
     out.mkdir()
-    with whole_folder(out) as unfinished:
+    with atomic_folder(out) as unfinished:
         (unfinished / "sub").mkdir()
         (unfinished / "sub/a").write_text("1")
         assert not list(out.iterdir())
@@ -124,7 +124,7 @@ def test_a_new_folder_gets_all_files_at_once_or_none(tmp_path):
 def test_a_folder_with_files_keeps_those_that_are_not_replaced(tmp_path):
     (tmp_path / "mine").write_text("x")
     (tmp_path / "old").write_text("x")
-    with whole_folder(tmp_path) as unfinished:
+    with atomic_folder(tmp_path) as unfinished:
         (unfinished / "old").write_text("new")
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
         "mine": "x",
@@ -136,8 +136,8 @@ def test_the_second_of_two_writers_to_a_new_folder_is_refused(tmp_path):
     out = tmp_path / "out"
 
     def write_both():
-        with whole_folder(out) as second:
-            with whole_folder(out) as first:
+        with atomic_folder(out) as second:
+            with atomic_folder(out) as first:
                 (first / "a").write_text("first")
             (second / "a").write_text("second")
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..atomic_files import whole_folder, write_whole
-from ..console import a_folder, refuse_code
+from ..atomic_files import atomic_folder, write_atomically
+from ..console import checked_folder, refuse_code
 from ..loading import load_whole
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .config import TrainConfig
@@ -157,8 +157,8 @@ def average_run(
         FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the model cannot be written.
     """
-    folder = a_folder(folder, "run")
-    target = folder if output_dir is None else a_folder(output_dir, "output_dir")
+    folder = checked_folder(folder, "run")
+    target = folder if output_dir is None else checked_folder(output_dir, "output_dir")
     with hold_run(target):
         return average_held_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
 
@@ -213,7 +213,7 @@ def average_held_run(
     (target / AVERAGE_FILE).unlink(missing_ok=True)
     _save_model(target, model, tokenizer)
     for name, content in copied.items():
-        write_whole(target / name, content)
+        write_atomically(target / name, content)
     steps, seconds = [state["step"] for state in states], states[-1]["seconds"]
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     draw_loss_curve(target)
@@ -313,7 +313,7 @@ def _checkpoints_to_average(
 
 
 def _save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
-    with whole_folder(folder) as unfinished:
+    with atomic_folder(folder) as unfinished:
         model.save_pretrained(unfinished, max_shard_size="1TB")
         save_tokenizer(tokenizer, unfinished)
         reloaded = type(model).from_pretrained(unfinished, trust_remote_code=False)

@@ -19,9 +19,9 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..atomic_files import write_whole
+from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
-from ..console import a_folder, add_trust_flag, run_command
+from ..console import add_trust_flag, checked_folder, run_command
 from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local
 from ..pipeline_vanilla_transformer import evaluating
@@ -303,9 +303,9 @@ def _check_arguments(
     run: str, dataset: str | None, output_dir: str | None, comet: str | None
 ) -> TrainConfig | None:
     """Refuse arguments that cannot be used; return the recipe of a run."""
-    is_run = (a_folder(run, "run") / RECIPE_FILE).is_file()
+    is_run = (checked_folder(run, "run") / RECIPE_FILE).is_file()
     if output_dir is not None:
-        a_folder(output_dir, "output_dir")
+        checked_folder(output_dir, "output_dir")
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
         found = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
@@ -369,7 +369,7 @@ def _save_translations(
             path.is_file() and path.read_bytes() == text.encode() for path, text in texts.items()
         )
         for path, text in texts.items():
-            write_whole(path, text)
+            write_atomically(path, text)
     return is_unchanged
 
 
@@ -400,7 +400,7 @@ def _save_scores(
         if is_unchanged and key in before:
             _keep_comparisons(scores, before[key])
         text = json.dumps({**before, key: scores}, indent=1, ensure_ascii=False)
-        write_whole(task.folder / SCORES_FILE, text)
+        write_atomically(task.folder / SCORES_FILE, text)
         if task.recipe is not None and task.folder.resolve() == Path(task.run).resolve():
             write_model_card(task.folder, task.recipe, num_parameters)
 

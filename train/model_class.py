@@ -14,7 +14,7 @@ import transformers
 from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from .. import modeling_vanilla_transformer as modeling
-from ..atomic_files import write_whole
+from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import (
     LAYER_FIELDS,
     SEPARATE_VOCABULARY_KEYS,
@@ -281,7 +281,7 @@ def keep_file(config: "TrainConfig", folder: Path):
     source = (config.model_class or "").rpartition(":")[0]
     kept = folder / Path(source).name
     if config.has_model_file and not kept.is_file():
-        write_whole(kept, Path(source).read_bytes())
+        write_atomically(kept, Path(source).read_bytes())
 
 
 def set_search(model: PreTrainedModel, config: "TrainConfig"):

@@ -15,7 +15,7 @@ from accelerate.utils import LoggerType
 from torch import Tensor
 from tqdm import tqdm
 
-from ..atomic_files import to_disk, write_whole
+from ..atomic_files import to_disk, write_atomically
 from ..configuration_vanilla_transformer import closest_name
 from .config import TrainConfig
 from .data.batches import IGNORED
@@ -111,7 +111,7 @@ class Progress:
         )
         if accelerator.is_main_process:
             kept = [line for line in read_metrics(folder) if line["step"] <= steps_done]
-            write_whole(self.path, "".join(json.dumps(line) + "\n" for line in kept))
+            write_atomically(self.path, "".join(json.dumps(line) + "\n" for line in kept))
 
     @staticmethod
     def _empty_window() -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from ..atomic_files import write_whole
+from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
 from ..console import LONGEST_VALUE, add_trust_flag, refuse_code, shown
 from ..records import read_text
@@ -286,7 +286,7 @@ def save_config(config: TrainConfig, path: Path) -> None:
         config: Settings of the run.
         path: .yaml file to write.
     """
-    write_whole(path, recipe_text(config))
+    write_atomically(path, recipe_text(config))
 
 
 def recipe_text(config: TrainConfig) -> str:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerBase
 
-from ..atomic_files import all_to_disk, whole_folder, write_whole
+from ..atomic_files import all_to_disk, atomic_folder, write_atomically
 from ..loading import WITHOUT_CODE, check_local, read_tokenizer
 from ..records import read_text
 from ..tokenization.learning import learn_vocabulary, tokenizer_hash
@@ -64,10 +64,10 @@ def prepare_tokenizer(
         texts = texts or load_texts(config)
         tokenizer = _learn_tokenizer(config, texts)
     if not own.is_dir():
-        with whole_folder(own) as unfinished:
+        with atomic_folder(own) as unfinished:
             save_tokenizer(tokenizer, unfinished)
             if texts is not None and config.tokenizer is None and not config.streaming:
-                write_whole(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
+                write_atomically(unfinished / TEXT_FILE, ", ".join(texts.hashes) + "\n")
             # save the recipe with the tokenizer, so that the origin of the tokenizer is known
             save_config(config, folder / RECIPE_FILE)
     return tokenizer

@@ -17,7 +17,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ...atomic_files import free_space, make_folder, remove, to_disk, unfinished_path, write_whole
+from ...atomic_files import (
+    free_space,
+    make_folder,
+    remove,
+    to_disk,
+    unfinished_path,
+    write_atomically,
+)
 from ...records import (
     ANYTHING,
     NOTHING,
@@ -218,7 +225,7 @@ def write_state(checkpoint: Path, notes: Mapping[str, Any]) -> None:
     """
     notes = {name: note for name, note in notes.items() if name != OWN_HASH}
     text = json.dumps({**notes, OWN_HASH: _hash_of(notes)}, indent=1)
-    write_whole(checkpoint / STATE_FILE, text)
+    write_atomically(checkpoint / STATE_FILE, text)
 
 
 def _hash_of(notes: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...atomic_files import write_whole
+from ...atomic_files import write_atomically
 from ...console import shown
 from ...records import read_text
 
@@ -64,7 +64,7 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
     path = folder / ENVIRONMENT_FILE
     before = read_text(path) if path.exists() else ""
     block = "".join(f"{name}: {value}\n" for name, value in lines.items())
-    write_whole(path, f"{before}{block}\n")
+    write_atomically(path, f"{before}{block}\n")
 
 
 def _program() -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from ...atomic_files import held, refuse_links, remove, write_whole
+from ...atomic_files import held, refuse_links, remove, write_atomically
 from ...loading import read_config
 from ...records import (
     NOTHING,
@@ -181,7 +181,7 @@ def write_average(
         seconds: Training time until the last of the checkpoints.
     """
     text = json.dumps({"steps": list(steps), "ema_decay": ema_decay, "seconds": seconds})
-    write_whole(folder / AVERAGE_FILE, text + "\n")
+    write_atomically(folder / AVERAGE_FILE, text + "\n")
 
 
 def read_average(folder: Path) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from huggingface_hub import EvalResult, ModelCardData
 from transformers import GenerationConfig, PreTrainedConfig
 
-from ...atomic_files import write_whole
+from ...atomic_files import write_atomically
 from ...loading import read_config
 from ...records import read_text
 from ...sizes import size_of
@@ -72,7 +72,7 @@ def write_model_card(folder: Path, config: TrainConfig, num_parameters: int) -> 
         "## Environment\n",
         *_environment(folder),
     ]
-    write_whole(folder / "README.md", "\n".join(parts))
+    write_atomically(folder / "README.md", "\n".join(parts))
 
 
 def _model_name(config: TrainConfig) -> str:

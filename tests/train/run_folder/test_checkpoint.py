@@ -200,7 +200,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_and_names_it(tmp_path, monkeypat
             VanillaTransformerForConditionalGeneration, "save_pretrained", full_disk
         )
     else:
-        monkeypatch.setattr(checkpointing, "write_whole", full_disk)
+        monkeypatch.setattr(checkpointing, "write_atomically", full_disk)
     with pytest.raises(
         OSError,
         match=r"step-5 cannot be written with .* kB free, .*step-4 is intact.*No space left",
