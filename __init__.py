@@ -16,6 +16,7 @@ __all__ = [
     "VanillaTransformerForConditionalGeneration",
     "VanillaTransformerModel",
     "VanillaTransformerTokenizer",
+    "load",
     "sinusoidal_encoding",
 ]
 
@@ -24,6 +25,7 @@ __all__ = [
 _is_console_script = PurePath(getattr(sys, "argv", [""])[0]).stem == "vanilla-transformer"
 
 if TYPE_CHECKING or not _is_console_script:
+    from vanilla_transformer.loading import load
     from vanilla_transformer.registration import (
         TranslationPipeline,
         VanillaTransformerConfig,
@@ -37,6 +39,6 @@ else:
     def __getattr__(name: str) -> Any:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        from vanilla_transformer import registration
+        from vanilla_transformer import loading, registration
 
-        return getattr(registration, name)
+        return getattr(loading if name == "load" else registration, name)

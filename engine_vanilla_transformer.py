@@ -28,7 +28,13 @@ from .identity_vanilla_transformer import (
     computing_modules,
     first_difference,
 )
-from .kernels_vanilla_transformer import FloatProduct, Int8Product, PlainProduct, captured
+from .kernels_vanilla_transformer import (
+    FloatProduct,
+    Int8Product,
+    PlainProduct,
+    captured,
+    is_used_in_place,
+)
 from .search_vanilla_transformer import Decoding
 
 # number of scores of attention in memory at a time
@@ -684,7 +690,7 @@ def engine_for(
         # packed weights of a model that was moved or changed would stay in memory
         forget_engine(model)
         return None, reason
-    state = (int8, *_state(modules))
+    state = (int8, *_state(modules, int8))
     with _engines_lock:
         known = _engines.get(model)
         if known is None or not _is_equal(known[0], state):
@@ -843,11 +849,11 @@ def _changed(target: Tensor) -> Tensor:
     return torch.cat((target[:, :, :2].flip(1), target[:, :, 2:]), dim=2)
 
 
-def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], Tensor]:
+def _state(modules: list[tuple[str, Any, Any]], int8: bool) -> tuple[list[Any], list[Any], Tensor]:
     """Return modules and settings of a model, addresses, versions and checksums of its weights.
 
     Checksums show writes through `.data` or NumPy, which do not change the version of a tensor.
-    Embeddings and norms are left out: they are not packed, and the engine reads the model's own.
+    Embeddings, norms and large weights are left out: the engine reads the model's own.
     """
     objects: list[Any] = []
     addresses: list[Any] = []
@@ -868,13 +874,15 @@ def _state(modules: list[tuple[str, Any, Any]]) -> tuple[list[Any], list[Any], T
             version = None if weight.is_inference() else weight._version
             addresses.append((weight.data_ptr(), weight.shape, weight.stride(), version))
             addresses.append((weight.device, weight.dtype))
+            if not int8 and is_used_in_place(weight):
+                continue
             # a sum in half precision would not show small changes
             numbers = weight.detach().flatten().float()
             rest = len(numbers) % NUMBERS_PER_SUM
             rows = numbers[rest:].view(-1, NUMBERS_PER_SUM)
             sums += [numbers[:rest], torch.mv(rows, _random_vector(weight.device))]
     # compared as bits, because NaN is not equal to itself
-    return objects, addresses, torch.cat(sums).view(torch.int32)
+    return objects, addresses, torch.cat(sums or [torch.empty(0)]).view(torch.int32)
 
 
 def _is_equal(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

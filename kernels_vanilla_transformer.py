@@ -18,6 +18,8 @@ PACKED_ROWS = 128
 TESTED_ROWS = (1, 4, 7, 60, 300)
 # oneDNN builds a kernel for each number of rows: larger numbers are rounded up to a multiple of it
 ROW_MULTIPLE = 8
+# larger weights come from main memory for each product: packed they are no faster, and take memory
+LARGEST_PACKED = 2**20
 # top-k looks for the largest scores within groups of this size
 TOKENS_PER_GROUP = 64
 SMALLEST_GROUPED_VOCABULARY = 4096
@@ -31,7 +33,9 @@ FEW_OUTPUTS = 2**19
 
 
 class FloatProduct:
-    """x W^T + b of one or several linear layers with the same input, with packed weights.
+    """x W^T + b of one or several linear layers with the same input.
+
+    On a CPU, small weights are packed, and large ones are read from the layers.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -39,8 +43,13 @@ class FloatProduct:
     """
 
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
-        weight, self.bias = side_by_side(layers)
         self.then_relu = then_relu
+        self.in_place = [side_by_side([layer]) for layer in layers]
+        if any(is_used_in_place(weight) for weight, _ in self.in_place):
+            self.library = "onednn" if _multiplies("onednn") else None
+            return
+        self.in_place = []
+        weight, self.bias = side_by_side(layers)
         is_on_cpu = weight.device.type == "cpu"
         self.library = packing_library() if is_on_cpu else None
         if not is_on_cpu:
@@ -67,6 +76,9 @@ class FloatProduct:
         Returns:
             Outputs of all layers, [rows, outputs].
         """
+        if self.in_place:
+            parts = [self._product_in_place(x, weight, bias) for weight, bias in self.in_place]
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.library == "onednn":
             return onednn_product(x, self.weight, self.bias, self.then_relu)
         if self.library == "mkl":
@@ -75,6 +87,12 @@ class FloatProduct:
             product = x @ self.weight
         else:
             product = torch.addmm(self.bias, x, self.weight)
+        return product.relu_() if self.then_relu else product
+
+    def _product_in_place(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if self.library == "onednn":
+            return onednn_product(x, weight, bias, self.then_relu)
+        product = nn.functional.linear(x, weight, bias)
         return product.relu_() if self.then_relu else product
 
 
@@ -148,6 +166,15 @@ class Int8Product:
         return self.multiply(x, weight, self.in_seven_bits)
 
 
+def is_used_in_place(weight: Tensor) -> bool:
+    """Return whether `FloatProduct` reads a weight from its layer, without a copy of it.
+
+    Args:
+        weight: Weight of a linear layer.
+    """
+    return weight.device.type == "cpu" and weight.numel() > LARGEST_PACKED
+
+
 def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
     """Concatenate the weights and the biases of layers with the same input.
 
@@ -187,14 +214,12 @@ def mkl_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tensor |
     return torch.ops.mkl._mkl_linear.default(x, packed_weight, weight, bias, x.shape[0])
 
 
-def onednn_product(
-    x: Tensor, packed_weight: Tensor, bias: Tensor | None, then_relu: bool
-) -> Tensor:
-    """Compute x W^T + b with weights that oneDNN has packed.
+def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bool) -> Tensor:
+    """Compute x W^T + b with oneDNN, faster than torch for few rows even with plain weights.
 
     Args:
         x: Input, [rows, inputs].
-        packed_weight: Result of `_reorder_linear_weight`.
+        weight: Weights [outputs, inputs], or the result of `_reorder_linear_weight`.
         bias: Bias, [outputs], or None.
         then_relu: Apply ReLU to the outputs.
 
@@ -206,7 +231,7 @@ def onednn_product(
     if rows > ROW_MULTIPLE and rows % ROW_MULTIPLE:
         x = nn.functional.pad(x, (0, 0, 0, -rows % ROW_MULTIPLE))
     then = "relu" if then_relu else "none"
-    product = torch.ops.mkldnn._linear_pointwise.default(x, packed_weight, bias, then, [], "")
+    product = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, then, [], "")
     return product[:rows]
 
 
@@ -233,26 +258,30 @@ def is_intel() -> bool:
         return "Intel" in platform.processor()
 
 
+@functools.cache
 def _multiplies(library: str) -> bool:
     if not getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available():
         return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
+    multiply: list[Callable[[Tensor], Tensor]]
     try:
         if library == "mkl":
             packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-            multiply = functools.partial(
-                mkl_product, packed_weight=packed, weight=weight, bias=None
-            )
+            multiply = [
+                functools.partial(mkl_product, packed_weight=packed, weight=weight, bias=None)
+            ]
         else:
             packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            multiply = functools.partial(
-                onednn_product, packed_weight=packed, bias=None, then_relu=False
-            )
+            multiply = [
+                functools.partial(onednn_product, weight=either, bias=None, then_relu=False)
+                for either in (packed, weight)
+            ]
         for num_rows in TESTED_ROWS:
             x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
-            if not torch.allclose(multiply(x), x @ weight.T, rtol=1e-4, atol=1e-4):
-                return False
+            for product in multiply:
+                if not torch.allclose(product(x), x @ weight.T, rtol=1e-4, atol=1e-4):
+                    return False
     except (AttributeError, RuntimeError):
         # another version of torch lacks these operators, or refuses these arguments
         return False

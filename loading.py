@@ -21,6 +21,7 @@ from huggingface_hub.utils import validate_repo_id
 from safetensors import SafetensorError
 from transformers import (
     CONFIG_MAPPING,
+    MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoTokenizer,
     GenerationConfig,
@@ -100,8 +101,46 @@ HUB_TIMEOUT = 10
 RUN = "run must be a run folder, a model folder or a Hub name"
 
 
+def load(
+    name: str | Path,
+    device: torch.device | str | None = None,
+    trust_remote_code: bool = False,
+    int8: bool = False,
+    **settings: Any,
+) -> TranslationPipeline:
+    """Load a model for translation: one of this package, or an encoder-decoder of transformers.
+
+    The inference engine searches if it can run the model: Marian (OPUS-MT), FSMT, M2M100 and NLLB
+    models share their weights with it. Other models run their own modules.
+
+    Args:
+        name: Run folder, checkpoint of a run, model folder or Hub name.
+        device: Device of the model; by default the GPU if there is one.
+        trust_remote_code: Run the Python code that is saved with the model.
+        int8: Quantize the linear layers to int8, which needs weights in float32.
+        **settings: Settings of `TranslationPipeline` and of `generate`, such as `src_lang`,
+            `tgt_lang` and `num_beams`.
+
+    Returns:
+        Pipeline with the model in evaluation mode.
+
+    Raises:
+        ValueError: If the model cannot be loaded or cannot translate, or the tokenizer does not fit
+            the model.
+    """
+    model, tokenizer = load_run(name, trust_remote_code, of_library=True)
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if int8:
+        settings["int8"] = True
+        model.to(torch.float32)
+    return TranslationPipeline(model.eval().to(device), tokenizer, device=device, **settings)
+
+
 def load_run(
-    run: str | Path | TranslationPipeline, trust_remote_code: bool = False
+    run: str | Path | TranslationPipeline,
+    trust_remote_code: bool = False,
+    of_library: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load the model and the tokenizer of a run.
 
@@ -109,6 +148,7 @@ def load_run(
         run: Run folder, checkpoint of a run, model folder, Hub name, or a pipeline, whose model and
             tokenizer are returned.
         trust_remote_code: Run the Python code that is saved with the model.
+        of_library: Also load encoder-decoders of transformers, whether a run trained them or not.
 
     Returns:
         Model and tokenizer.
@@ -128,7 +168,7 @@ def load_run(
     if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
         raise ValueError(f"{RUN}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
     try:
-        model = load_whole(_class_of(run, trust_remote_code), run)
+        model = load_whole(_class_of(run, trust_remote_code, of_library), run, of_library)
         # the tokenizer of a checkpoint is in the run folder
         is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
         is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
@@ -140,7 +180,7 @@ def load_run(
     return model, tokenizer
 
 
-def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]:
+def _class_of(run: str | Path, trust_remote_code: bool, of_library: bool) -> type[PreTrainedModel]:
     """Return the class that a model was saved with; refuse code that is not trusted."""
     settings = read_config(run)
     auto_map, kind = settings.get("auto_map") or {}, settings.get("model_type")
@@ -181,7 +221,10 @@ def _class_of(run: str | Path, trust_remote_code: bool) -> type[PreTrainedModel]
     is_model = inspect.isclass(found) and issubclass(found, PreTrainedModel)
     if is_model and recipe.is_file() and f"transformers:{name}" in read_text(recipe):
         return found
-    raise ValueError(f"run must be a vanilla_transformer, got a {kind}: {run}.")
+    if of_library and config_class in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
+        return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class]
+    wanted = "an encoder-decoder for translation" if of_library else "a vanilla_transformer"
+    raise ValueError(f"run must be {wanted}, got a {kind}: {run}.")
 
 
 def _described(address: str, difference: str | None = None) -> str:
@@ -302,7 +345,9 @@ def _has_file(source: str | Path, name: str) -> bool:
     return found is not None
 
 
-def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTrainedModel:
+def load_whole(
+    model_class: type[PreTrainedModel], source: str | Path, may_have_more: bool = False
+) -> PreTrainedModel:
     """Load a model; refuse damaged files and weights that do not fit.
 
     `from_pretrained` alone leaves out unknown weights and initializes missing ones at random.
@@ -310,6 +355,8 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
     Args:
         model_class: Class of the model.
         source: Folder or Hub name.
+        may_have_more: Leave out unknown weights of a class of transformers, as the library does:
+            old checkpoints have some. It warns of them.
 
     Returns:
         The model.
@@ -339,6 +386,8 @@ def load_whole(model_class: type[PreTrainedModel], source: str | Path) -> PreTra
     missing, unexpected, mismatched = (
         loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")
     )
+    if may_have_more and model_class.__module__.startswith("transformers."):
+        unexpected = set()
     if missing or unexpected or mismatched:
         weights = {name: part for name, part in model.state_dict().items() if name not in missing}
         weights |= dict.fromkeys(unexpected)
@@ -417,6 +466,7 @@ def auto_map_address(public: type) -> str:
 __all__ = [
     "auto_map_address",
     "check_local",
+    "load",
     "load_run",
     "load_whole",
     "read_config",

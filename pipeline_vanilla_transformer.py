@@ -32,6 +32,8 @@ TEXTS_PER_WINDOW = 256
 # settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
 PREPARE_SETTINGS = ("tokens_per_batch", "src_lang", "tgt_lang", "truncation")
 OUTPUT_SETTINGS = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
+# settings of this package, which the library's search does not have
+OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 # search with a model of the library whose configuration says nothing, and the library's own default
 DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
 LIBRARY_MAX_LENGTH = 20
@@ -298,13 +300,15 @@ class TranslationPipeline(Pipeline):
                 converted, reason = self._conversion.for_engine(int8)
                 if converted is not None:
                     return converted
-        for name, is_set in (("int8", int8), ("engine='required'", engine == "required")):
+        needed = {"int8": int8, "engine='required'": engine == "required"}
+        needed |= {name: search.get(name) is not None for name in OWN_SETTINGS}
+        for name, is_set in needed.items():
             if is_set:
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
         logger.info("%s runs its own modules, because %s.", type(self.model).__name__, reason)
-        for name in ("engine", "int8"):
+        for name in ("engine", "int8", *OWN_SETTINGS):
             search.pop(name, None)
         return self.model
 

@@ -18,6 +18,7 @@ from ..export.marian import to_marian
 from ..export.onnx import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, to_onnx
 from ..loading import load_run
 from ..paper.study import Section, show_study
+from ..pipeline_vanilla_transformer import TranslationPipeline
 from ..search_vanilla_transformer import gnmt_length_penalty
 from ..train.translate import one_line, translate_lines
 from .work import run_parser, texts_of_run
@@ -45,6 +46,7 @@ class Engines:
 
     def __init__(self, run: str, folder: Path):
         self.model, self.tokenizer = load_run(run)
+        self.pipeline = TranslationPipeline(self.model, self.tokenizer)
         self.folder = folder
 
     def ours(self, texts: list[str], **search: float | None) -> list[str]:
@@ -60,9 +62,7 @@ class Engines:
         usual = {"num_beams": NUM_BEAMS, "length_penalty_alpha": ALPHA}
         # the other engines have no limit for each sentence
         bounds = {"max_new_tokens": LONGEST, "max_extra_tokens": None}
-        return list(
-            translate_lines(self.model, self.tokenizer, texts, **{**usual, **bounds, **search})
-        )
+        return list(translate_lines(self.pipeline, texts, **{**usual, **bounds, **search}))
 
     def ctranslate2(self, texts: list[str], quantization: str, **search: float) -> list[str]:
         """Translate with CTranslate2.

@@ -20,7 +20,7 @@ from ..console import run_command
 from ..export.marian import to_marian
 from ..loading import load_run
 from ..paper.study import Section, show_study
-from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH, TranslationPipeline
 from ..train.config import PRECISIONS
 from ..train.devices.distribution import DTYPES
 from ..train.run_folder.files import read_recipe
@@ -87,8 +87,7 @@ class Translator:
         if self.name in (OURS, OURS_INT8):
             return list(
                 translate_lines(
-                    self.model,
-                    self.tokenizer,
+                    TranslationPipeline(self.model, self.tokenizer, device=self.model.device),
                     texts,
                     num_beams=self.num_beams,
                     length_penalty_alpha=0.0,

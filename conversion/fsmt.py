@@ -10,15 +10,16 @@ from .weights import bart_fields, build_model, check_kind, stack_weights
 
 
 def from_fsmt(
-    model: FSMTForConditionalGeneration,
+    model: FSMTForConditionalGeneration, copy: bool = True
 ) -> VanillaTransformerForConditionalGeneration:
     """Convert an FSMT model to a model of this package; the same ids give the same logits.
 
     Args:
         model: FSMT model whose two vocabularies have the same size.
+        copy: Copy the weights; otherwise both models share those in float32 on the CPU.
 
     Returns:
-        The model in evaluation mode; its weights are copies. Its embeddings are tied if those of
+        The model in evaluation mode, in float32. Its embeddings are tied if those of
         source, target and output are equal.
 
     Raises:
@@ -55,4 +56,4 @@ def from_fsmt(
         "model.decoder.embed_tokens.weight": target_table,
         "lm_head.weight": output_table,
     }
-    return check_logits(model, build_model(config, weights, "an FSMT model"))
+    return check_logits(model, build_model(config, weights, "an FSMT model", copy))

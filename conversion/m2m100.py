@@ -9,15 +9,16 @@ from .weights import bart_fields, build_model, check_kind, stack_weights
 
 
 def from_m2m100(
-    model: M2M100ForConditionalGeneration,
+    model: M2M100ForConditionalGeneration, copy: bool = True
 ) -> VanillaTransformerForConditionalGeneration:
     """Convert an M2M100 or NLLB model to a model of this package, with equal ids and logits.
 
     Args:
         model: M2M100 model; NLLB's dense models are of this class too.
+        copy: Copy the weights; otherwise both models share those in float32 on the CPU.
 
     Returns:
-        The model in evaluation mode; its weights are copies.
+        The model in evaluation mode, in float32.
 
     Raises:
         TypeError: If the model is of another class.
@@ -52,4 +53,4 @@ def from_m2m100(
         norm = model.get_submodule(f"model.{name}.layer_norm")
         weights[f"model.{name}.norm.weight"] = norm.weight
         weights[f"model.{name}.norm.bias"] = norm.bias
-    return check_logits(model, build_model(config, weights, "an M2M100 model"))
+    return check_logits(model, build_model(config, weights, "an M2M100 model", copy))

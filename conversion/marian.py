@@ -12,14 +12,17 @@ from .check import check_logits, refuse_modified_source
 from .weights import bart_fields, build_model, check_kind, stack_weights
 
 
-def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGeneration:
+def from_marian(
+    model: MarianMTModel, copy: bool = True
+) -> VanillaTransformerForConditionalGeneration:
     """Convert a Marian model to a model of this package, with equal ids and logits.
 
     Args:
         model: Marian model with one vocabulary.
+        copy: Copy the weights; otherwise both models share those in float32 on the CPU.
 
     Returns:
-        The model in evaluation mode; its weights are copies.
+        The model in evaluation mode, in float32.
 
     Raises:
         TypeError: If the model is of another class.
@@ -59,7 +62,7 @@ def from_marian(model: MarianMTModel) -> VanillaTransformerForConditionalGenerat
         "lm_head.bias": model.final_logits_bias[0],
         **({} if are_sinusoids else positions),
     }
-    ours = build_model(config, weights, "a Marian model")
+    ours = build_model(config, weights, "a Marian model", copy)
     # forbids the padding token, which starts Marian's decoder and was never trained as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
     return check_logits(model, ours)

@@ -88,7 +88,7 @@ class SharedConversion:
                 try:
                     # a new model draws weights, and the user may have set the seed of a search
                     with torch.random.fork_rng(devices=[]):
-                        converted = convert(self._model)
+                        converted = convert(self._model, copy=False)
                 except ValueError as error:
                     self._ours = None
                     self._refusals[self._model.dtype] = str(error)

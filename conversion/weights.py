@@ -2,6 +2,7 @@
 
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
@@ -172,17 +173,18 @@ def check_kind(name: str, value: Any, kind: type):
 
 
 def build_model(
-    config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str
+    config: VanillaTransformerConfig, weights: dict[str, Tensor], origin: str, copy: bool = True
 ) -> VanillaTransformerForConditionalGeneration:
     """Build a model with given weights and the paper's search settings.
 
     Args:
         config: Configuration of the model.
-        weights: All parameters, by our names.
+        weights: All parameters, by our names; one tensor may have several names.
         origin: Model that the weights come from, for the error.
+        copy: Copy all weights; otherwise only those that are not in float32 on the CPU.
 
     Returns:
-        The model in evaluation mode; its weights are copies.
+        The model in evaluation mode, in float32 on the CPU.
 
     Raises:
         ValueError: If a parameter is missing, left over or of another shape, or the model is too
@@ -190,8 +192,16 @@ def build_model(
     """
     refuse_impossible(config, origin)
     refuse_beyond_memory(FLOAT32_BYTES * num_weights(config), origin)
-    model = VanillaTransformerForConditionalGeneration(config)
+    # without memory for weights that would be drawn and replaced
+    with torch.device("meta"):
+        model = VanillaTransformerForConditionalGeneration(config)
     check_fit(model, weights, origin)
-    model.load_state_dict(weights, strict=True)
+    own: dict[int, Tensor] = {}
+    for tensor in weights.values():
+        if id(tensor) not in own:
+            moved = tensor.detach().to("cpu", torch.float32)
+            own[id(tensor)] = moved.clone(memory_format=torch.contiguous_format) if copy else moved
+    model.load_state_dict({name: own[id(it)] for name, it in weights.items()}, assign=True)
+    model.tie_weights()
     set_paper_search(model)
     return model.eval()

@@ -3,10 +3,11 @@
 import argparse
 from pathlib import Path
 
+import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import add_trust_flag
-from ..train.translate import load_model
+from ..loading import load_run
 
 DEMO = "runs/demo"
 
@@ -51,4 +52,5 @@ def load_trained(
             f"model must be a trained model, got none in {run}: `make demo` trains one, "
             "or choose another one with --model."
         )
-    return load_model(run, trust_remote_code=trust_remote_code)
+    model, tokenizer = load_run(run, trust_remote_code)
+    return model.eval().to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer

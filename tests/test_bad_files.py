@@ -8,13 +8,12 @@ import pytest
 import train_toys
 
 from vanilla_transformer.cli import main
-from vanilla_transformer.loading import load_run
+from vanilla_transformer.loading import load, load_run
 from vanilla_transformer.publishing import export_for_hub
 from vanilla_transformer.train.averaging import average_run
 from vanilla_transformer.train.evaluate import evaluate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import load_config
-from vanilla_transformer.train.translate import load_model
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +38,7 @@ def change(path, **changes):
 
 LOAD = (
     lambda run: load_run(run),
-    lambda run: load_model(str(run)),
+    lambda run: load(str(run)),
     lambda run: export_for_hub(str(run), run.parent / "out"),
 )
 
@@ -68,7 +67,7 @@ LOAD = (
         ("tokenizer.json", {"added_tokens": "x"}, "cannot be loaded"),
     ],
 )
-@pytest.mark.parametrize("read", LOAD, ids=["load_run", "load_model", "export_for_hub"])
+@pytest.mark.parametrize("read", LOAD, ids=["load_run", "load", "export_for_hub"])
 def test_a_file_of_a_model_is_named(run, read, file, changes, message):
     change(run / file, **changes)
     with pytest.raises(ValueError, match=message) as refused:

@@ -39,11 +39,17 @@ def test_exponentials_are_those_of_the_math_module():
 
 
 @pytest.mark.parametrize("num_rows", [1, 2, 31, 129, 300])
+@pytest.mark.parametrize("is_large", [False, True])
 @pytest.mark.parametrize("library", ["mkl", "onednn", None])
-def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_rows, library):
+def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
+    monkeypatch, num_rows, library, is_large
+):
     if library is not None and not kernels._multiplies(library):
         pytest.skip(f"this torch has no kernels of {library} for packed weights")
     monkeypatch.setattr(kernels, "packing_library", lambda: library)
+    if is_large:
+        monkeypatch.setattr(kernels, "LARGEST_PACKED", 40 * 70)
+        monkeypatch.setattr(kernels, "_multiplies", lambda _: library == "onednn")
     for inputs, outputs, bias in ((40, 70, True), (600, 90, False)):
         layers = [torch.nn.Linear(inputs, outputs + more, bias=bias) for more in (0, 3)]
         x = torch.randn(num_rows, inputs)
@@ -53,6 +59,18 @@ def test_a_packed_product_is_the_product_of_any_number_of_rows(monkeypatch, num_
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             rectified = kernels.FloatProduct(layers[:1], then_relu=True)(x)
             torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_large_weight_is_read_from_its_layer():
+    layers = [torch.nn.Linear(1024, size) for size in (1025, 8)]
+    product = kernels.FloatProduct(layers)
+    x = torch.randn(3, 1024)
+    with torch.no_grad():
+        for layer in layers:
+            layer.weight.data.normal_()
+            layer.bias.data.normal_()
+        expected = torch.cat([layer(x) for layer in layers], dim=1)
+        torch.testing.assert_close(product(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(
@@ -66,6 +84,7 @@ def test_a_library_that_is_right_for_one_number_of_rows_is_not_used(monkeypatch)
 
     monkeypatch.setattr(kernels, "mkl_product", right_for_those_packed_for)
     monkeypatch.setattr(kernels, "is_intel", lambda: True)
+    monkeypatch.setattr(kernels, "_multiplies", kernels._multiplies.__wrapped__)
     tried_anew = functools.cache(kernels.packing_library.__wrapped__)
     monkeypatch.setattr(kernels, "packing_library", tried_anew)
     layer, x = torch.nn.Linear(40, 70), torch.randn(3, 40)
@@ -96,6 +115,7 @@ def test_a_torch_without_these_kernels_multiplies_too(monkeypatch):
 
     monkeypatch.setattr(kernels, "onednn_product", gone)
     monkeypatch.setattr(kernels, "mkl_product", gone)
+    monkeypatch.setattr(kernels, "_multiplies", kernels._multiplies.__wrapped__)
     assert kernels.packing_library.__wrapped__() is None
 
 

@@ -209,9 +209,9 @@ def check(model, tokenizer, run, plain, monkeypatch, named):
     ids = greedily(model, tokenizer, TEXTS[2], alone.shape[1] - 1)
     assert alone[0].tolist()[: len(ids)] == ids
     texts = [text.strip() for text in tokenizer.batch_decode(expected, skip_special_tokens=True)]
-    found = TranslationPipeline(model, tokenizer, device="cpu")(TEXTS)
-    assert [one["translation_text"].strip() for one in found] == texts
-    assert [line.strip() for line in translate_lines(model, tokenizer, TEXTS)] == texts
+    translator = TranslationPipeline(model, tokenizer, device="cpu")
+    assert [one["translation_text"].strip() for one in translator(TEXTS)] == texts
+    assert [line.strip() for line in translate_lines(translator, TEXTS)] == texts
     with monkeypatch.context() as patch:
         patch.setattr(loading, "load_whole", lambda *_: model)
         evaluate(
@@ -700,9 +700,7 @@ def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_pat
     assert found["auto"] == found["off"]
     assert found["required"].returncode == 1
     assert "FeedForward differs from the released code" in found["required"].stderr
-    plain = "".join(
-        f"{line}\n" for line in translate_lines(*loading.load_run(run / "model"), TEXTS)
-    )
+    plain = "".join(f"{line}\n" for line in translate_lines(loading.load(run / "model"), TEXTS))
     assert found["auto"] != plain
 
 

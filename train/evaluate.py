@@ -17,14 +17,14 @@ from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
 from torch import Tensor
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
 from ..console import add_trust_flag, checked_folder, run_command
 from ..identity_vanilla_transformer import difference_outside_layers
-from ..loading import check_local
-from ..pipeline_vanilla_transformer import evaluating
+from ..loading import check_local, load
+from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
@@ -48,7 +48,7 @@ from .scoring import (
     score_translations,
 )
 from .step import REPLICATED, smoothed_loss_sum
-from .translate import SEARCH, add_search, fitting_lines, load_model, one_line, translate_lines
+from .translate import SEARCH, add_search, fitting_lines, one_line, translate_lines
 
 # time to wait for another evaluation, which locks the folder only while it writes
 SECONDS_TO_WAIT = 10.0
@@ -200,10 +200,11 @@ def evaluate(
     # the main process prepares the data, and the others then find it in the cache
     sources, references = main_process_first(lambda: _load_split(task))
     int8 = bool(search.get("int8"))
-    model, tokenizer, average = in_all_processes(
+    pipeline, average = in_all_processes(
         lambda: _load_with_average(task, state.device, trust_remote_code, int8)
     )
-    in_all_processes(lambda: list(fitting_lines([sources], model, tokenizer, split)))
+    model = pipeline.model
+    in_all_processes(lambda: list(fitting_lines([sources], pipeline, split)))
     key = _result_name(task, search, model)
     # the engine changes the speed, not the translations
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
@@ -213,7 +214,7 @@ def evaluate(
         )
     main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
     started = time.monotonic()
-    translations = _translate_shared(state, model, tokenizer, sources, split, search | engine)
+    translations = _translate_shared(state, pipeline, sources, split, search | engine)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
@@ -286,17 +287,15 @@ def _resolve(
     )
 
 
-def _load_with_average(
-    task: Evaluation, *options: Any
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, str | None]:
+def _load_with_average(task: Evaluation, *options: Any) -> tuple[TranslationPipeline, str | None]:
     """Load model and tokenizer, and describe which checkpoints the model is the average of."""
     folder = Path(task.run) if task.recipe is not None else None
     while True:
         before = describe_average(folder) if folder else None
-        model, tokenizer = load_model(task.run, *options)
+        pipeline = load(task.run, *options)
         # another command may have replaced the model meanwhile
         if before == (describe_average(folder) if folder else None):
-            return model, tokenizer, before
+            return pipeline, before
 
 
 def _check_arguments(
@@ -334,7 +333,7 @@ def _load_split(task: Evaluation) -> list[list[str]]:
 def _result_name(task: Evaluation, search: Mapping[str, Any], model: PreTrainedModel) -> str:
     """Return the name of the results: the data, and the settings that differ from the defaults."""
     settings = [
-        field if value is True else f"{field}{value}"
+        field if value is True else f"{field}{'-' * isinstance(value, str)}{value}"
         for field, value in sorted(search.items())
         if field != "engine" and value != getattr(model.generation_config, field, None)
     ]
@@ -413,8 +412,7 @@ def _processes() -> PartialState:
 
 def _translate_shared(
     state: PartialState,
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
+    pipeline: TranslationPipeline,
     sources: list[str],
     split: str,
     search: dict[str, Any],
@@ -423,7 +421,7 @@ def _translate_shared(
     share = slice(state.process_index, None, state.num_processes)
     own = list(
         tqdm(
-            translate_lines(model, tokenizer, sources[share], **search),
+            translate_lines(pipeline, sources[share], **search),
             total=len(sources[share]),
             desc=f"translating {split}",
             unit=" sentences",

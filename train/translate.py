@@ -10,15 +10,13 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-import torch
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from .. import TranslationPipeline
 from ..checks_vanilla_transformer import ENGINES
 from ..console import add_trust_flag
-from ..loading import load_run
+from ..loading import load
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .data.text_files import MAX_LINE_BYTES, opened, read_lines
 
@@ -35,45 +33,16 @@ PIPE_BYTES = 65536
 MAX_LINE_TOKENS = 4096
 
 
-def load_model(
-    run: str | Path,
-    device: torch.device | str | None = None,
-    trust_remote_code: bool = False,
-    int8: bool = False,
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a model and its tokenizer for translation.
-
-    Args:
-        run: Run folder, model folder or Hub name.
-        device: Device of the model; by default the GPU if there is one.
-        trust_remote_code: Run the Python code that is saved with the model.
-        int8: Whether the model will be quantized, which needs weights in float32.
-
-    Returns:
-        Model in evaluation mode, and its tokenizer.
-
-    Raises:
-        ValueError: If the model cannot be loaded.
-    """
-    model, tokenizer = load_run(run, trust_remote_code)
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    return model.eval().to(device, torch.float32 if int8 else None), tokenizer
-
-
 def translate_lines(
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    lines: Iterable[str],
-    **search: Any,
+    pipeline: TranslationPipeline, lines: Iterable[str], **search: Any
 ) -> Iterator[str]:
     """Translate lines, with the search of the model's generation config.
 
     Args:
-        model: Encoder-decoder with a language model head.
-        tokenizer: Tokenizer of the model.
+        pipeline: Model and tokenizer.
         lines: Sentences without line feeds.
-        search: Settings of `generate` that differ from the model's, `num_beams` for example.
+        search: Settings of the pipeline's call that differ from the model's, `num_beams` for
+            example.
 
     Yields:
         Translation of each line, in order.
@@ -81,14 +50,13 @@ def translate_lines(
     Raises:
         MemoryError: If a batch with its beams does not fit into memory.
     """
-    pipeline = TranslationPipeline(model, tokenizer, device=model.device)
     try:
         for translations in pipeline(iter(lines), **search):
             yield one_line(translations[0]["translation_text"])
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
-        beams = search.get("num_beams", model.generation_config.num_beams)
+        beams = search.get("num_beams", pipeline.model.generation_config.num_beams) or 1
         raise MemoryError(
             f"out of memory: a batch with {beams:,} beams for each sentence does not fit. Use a "
             "smaller num_beams."
@@ -154,17 +122,13 @@ def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
 
 
 def fitting_lines(
-    groups: Iterable[list[str]],
-    model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    name: str,
+    groups: Iterable[list[str]], pipeline: TranslationPipeline, name: str
 ) -> Iterator[list[str]]:
     """Pass lines through until a line has too many tokens.
 
     Args:
         groups: Lists of lines.
-        model: Model that translates the lines.
-        tokenizer: Tokenizer of the model.
+        pipeline: Model that translates the lines, and its tokenizer.
         name: Name of the file, for an error.
 
     Yields:
@@ -174,10 +138,10 @@ def fitting_lines(
         ValueError: If a line has more tokens than `MAX_LINE_TOKENS` or the positions of the model;
             names the line.
     """
-    most = min(MAX_LINE_TOKENS, max_source_tokens(model.config) or MAX_LINE_TOKENS)
+    most = min(MAX_LINE_TOKENS, max_source_tokens(pipeline.model.config) or MAX_LINE_TOKENS)
     num_lines_read = 0
     for lines in groups:
-        for index, ids in enumerate(tokenizer(lines)["input_ids"]):
+        for index, ids in enumerate(pipeline.tokenizer(lines)["input_ids"]):
             if len(ids) > most:
                 # the lines before it are still translated
                 if index:
@@ -199,6 +163,12 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "the defaults are the model's own settings")
     for name, (kind, help_text) in SEARCH.items():
         group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=help_text)
+    for side in ("src", "tgt"):
+        group.add_argument(
+            f"--{side}_lang",
+            default=argparse.SUPPRESS,
+            help=f"{'source' if side == 'src' else 'target'} language, for a multilingual model",
+        )
     group.add_argument(
         "--int8",
         action="store_true",
@@ -260,10 +230,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         int8 = search.get("int8", False)
-        model, tokenizer = load_model(search.pop("run"), trust_remote_code=trust, int8=int8)
+        pipeline = load(search.pop("run"), trust_remote_code=trust, int8=int8)
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             name = path or "stdin"
-            for lines in fitting_lines(arriving_lines(file, name), model, tokenizer, name):
-                for line in translate_lines(model, tokenizer, lines, **search):
+            for lines in fitting_lines(arriving_lines(file, name), pipeline, name):
+                for line in translate_lines(pipeline, lines, **search):
                     yield line
                     bar.update()

@@ -222,7 +222,7 @@ def test_a_conversion_that_was_refused_is_not_tried_again(pair, monkeypatch):
     model, *_ = pair
     conversion, tried = SharedConversion(model), []
 
-    def refuse(model):
+    def refuse(model, copy):
         tried.append(model.dtype)
         raise ValueError("no.")
 

@@ -436,7 +436,7 @@ def test_an_end_of_line_inside_a_text_does_not_shift_lines(run, tmp_path):
 
 def test_a_missing_comet_is_reported_before_the_translation(run, monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(evaluating, "load_model", lambda *given: pytest.fail("too late"))
+    monkeypatch.setattr(evaluating, "load", lambda *given: pytest.fail("too late"))
     assert main([str(run), "--comet"]) == 1
     assert "comet needs the program comet-score" in capsys.readouterr().err
 

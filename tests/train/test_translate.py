@@ -16,7 +16,7 @@ from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
 from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
-from vanilla_transformer.loading import load_run
+from vanilla_transformer.loading import load, load_run
 from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.files import read_recipe
@@ -32,12 +32,12 @@ def run(tmp_path_factory):
 
 
 def test_lines_come_back_in_order_whatever_their_lengths(run):
-    model, tokenizer = load_run(run)
+    pipeline = load(run)
     lines = ["ant bee cat dog elk fox", "gnu", "", "hen ibis jay", "kite " * 9]
     # a model with so little training would generate nothing
     search = {"max_extra_tokens": 9, "min_new_tokens": 8}
-    together = list(translate_lines(model, tokenizer, lines, **search))
-    alone = [next(translate_lines(model, tokenizer, [line], **search)) for line in lines]
+    together = list(translate_lines(pipeline, lines, **search))
+    alone = [next(translate_lines(pipeline, [line], **search)) for line in lines]
     assert together == alone
     assert together[2] == ""
     assert len(set(together)) > 3
@@ -172,9 +172,10 @@ def test_a_line_with_too_many_tokens_is_refused_by_number(
 
 
 def test_a_model_with_fewer_positions_has_a_lower_limit(run, tmp_path):
-    model, tokenizer = load_run(run)
-    model.config.position_encoding, model.config.max_position_embeddings = "learned", 9
-    windows = translate.fitting_lines([["ant"], ["bee " * 30]], model, tokenizer, "file")
+    pipeline = load(run)
+    config = pipeline.model.config
+    config.position_encoding, config.max_position_embeddings = "learned", 9
+    windows = translate.fitting_lines([["ant"], ["bee " * 30]], pipeline, "file")
     assert next(windows) == ["ant"]
     with pytest.raises(ValueError, match="file line 2 must have at most 9 tokens, got "):
         next(windows)

@@ -11,13 +11,13 @@ from torch.profiler import ProfilerActivity, profile
 
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer.conversion.shared_weights import SharedConversion
-from vanilla_transformer.loading import load_run
+from vanilla_transformer.loading import load
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints
 from vanilla_transformer.train.run_folder.environment import read_environment
 from vanilla_transformer.train.run_folder.files import read_metrics
-from vanilla_transformer.train.translate import load_model, translate_lines
+from vanilla_transformer.train.translate import translate_lines
 
 pytestmark = [
     pytest.mark.gpu,
@@ -113,10 +113,10 @@ def test_micro_batches_are_as_large_as_the_memory_of_the_gpu_allows(corpus, tmp_
 
 def test_a_gpu_translates_as_a_cpu_does(cpu_run):
     lines = ["cat dog", "", "ant bee cat dog elk fox", "pig"]
-    expected = list(translate_lines(*load_run(cpu_run), lines))
-    model, tokenizer = load_model(str(cpu_run))
-    assert model.device.type == "cuda"
-    assert list(translate_lines(model, tokenizer, lines)) == expected
+    expected = list(translate_lines(load(cpu_run, device="cpu"), lines))
+    pipeline = load(cpu_run)
+    assert pipeline.model.device.type == "cuda"
+    assert list(translate_lines(pipeline, lines)) == expected
 
 
 def test_a_step_neither_waits_nor_copies_from_memory_that_is_not_pinned(corpus, tmp_path):
