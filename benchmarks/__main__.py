@@ -15,7 +15,7 @@ from ..configuration_vanilla_transformer import closest_name
 from ..console import run_command
 from ..paper.study import show_study
 from ..train.recipe import parse_arguments
-from .work import SIZES, add_device, open_device
+from .work import MODELS, SIZES, add_device, open_device
 
 if TYPE_CHECKING:
     from ..paper.study import Section
@@ -101,6 +101,13 @@ def parser() -> argparse.ArgumentParser:
         type=_names(SIZES),
         default=["small", "base"],
         help=f"model sizes, from {', '.join(SIZES)}, with commas between (default: small,base)",
+    )
+    made.add_argument(
+        "--models",
+        type=_names(MODELS),
+        default=[],
+        help="models of transformers to translate with in place of --sizes, random weights, from "
+        f"{', '.join(MODELS)}, with commas between",
     )
     made.add_argument(
         "--model_vocab_size",

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from transformers import (
     FSMTConfig,
     FSMTForConditionalGeneration,
+    M2M100Config,
+    M2M100ForConditionalGeneration,
     MarianConfig,
     MarianMTModel,
     PreTrainedModel,
@@ -24,6 +26,7 @@ from ..train.step import smoothed_loss_sum
 
 OURS = "this package"
 MARIAN = "transformers Marian"
+M2M100 = "transformers M2M100"
 
 
 class Peer(NamedTuple):
@@ -81,6 +84,21 @@ def build_marian(config: VanillaTransformerConfig) -> MarianMTModel:
         A model of the same sizes.
     """
     return MarianMTModel(marian_config(config))
+
+
+def build_m2m100(config: VanillaTransformerConfig) -> M2M100ForConditionalGeneration:
+    """Build transformers' M2M100, the class of NLLB.
+
+    Args:
+        config: Configuration of our model.
+
+    Returns:
+        A model of the same sizes.
+    """
+    same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
+    return M2M100ForConditionalGeneration(
+        M2M100Config(**same, scale_embedding=True, forced_eos_token_id=None)
+    )
 
 
 def build_fsmt(config: VanillaTransformerConfig) -> FSMTForConditionalGeneration:

@@ -11,8 +11,10 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..conversion import from_marian
+from ..conversion.m2m100 import from_m2m100
+from ..conversion.shared_weights import SharedConversion
 from ..paper.study import Section
-from .peers import MARIAN, OURS, build_marian
+from .peers import M2M100, MARIAN, OURS, build_m2m100, build_marian
 from .timing import (
     COLUMNS,
     Implementation,
@@ -23,9 +25,11 @@ from .timing import (
     time_in_turn,
 )
 from .training import dtype_of
-from .work import Corpus, model_config, read_corpus, search_flops
+from .work import MODELS, Corpus, model_config, read_corpus, search_flops
 
 OURS_INT8 = f"{OURS} int8"
+# searches of the library: how to build a model, and its conversion
+PEERS: dict[str, Any] = {MARIAN: (build_marian, from_marian), M2M100: (build_m2m100, from_m2m100)}
 CTRANSLATE2 = "CTranslate2 "
 # quantiles of source lengths that a batch is drawn from
 LENGTHS = {"short": (0.1, 0.5), "long": (0.8, 1.0)}
@@ -45,8 +49,8 @@ class Search:
     """Search of one engine, from token ids to token ids.
 
     Args:
-        name: `OURS`, `OURS_INT8`, `MARIAN` or one of `ctranslate2_names`.
-        size: One of `work.SIZES`.
+        name: `OURS`, `OURS_INT8`, `MARIAN`, `M2M100` or one of `ctranslate2_names`.
+        size: One of `work.SIZES` or `work.MODELS`.
         tokenizer: Tokenizer of the corpus.
         flags: Flags of the command line.
     """
@@ -63,16 +67,21 @@ class Search:
         self.dtype = dtype_of(flags.config)
         torch.manual_seed(flags.config.seed)
         # all implementations have the same weights
-        model: PreTrainedModel = build_marian(model_config(size, flags.model_vocab_size)).eval()
-        if name != MARIAN:
-            model = from_marian(model)
+        build, convert = PEERS[library_name(size)]
+        model: PreTrainedModel = build(model_config(size, flags.model_vocab_size)).eval()
+        self.conversion = None
+        if name in (OURS, OURS_INT8) and size in MODELS:
+            self.conversion = SharedConversion(model)
+        elif name not in PEERS:
+            model = convert(model, copy=False)
         if name.startswith(CTRANSLATE2):
             self.engine = load_ctranslate2(model, tokenizer, name, self.device)
             self.tokens = self.engine_tokens(model, tokenizer)
         else:
             self.model = model.to(self.device, self.dtype)
         # without a length penalty, our search is that of the others
-        self.settings = {} if name == MARIAN else {"length_penalty_alpha": 0.0}
+        is_of_library = name in PEERS or self.conversion is not None
+        self.settings = {} if is_of_library else {"length_penalty_alpha": 0.0}
         if name == OURS_INT8:
             self.settings["int8"] = True
 
@@ -112,8 +121,12 @@ class Search:
             ids = {token: index for index, token in enumerate(self.tokens)}
             return [[ids[token] for token in found.hypotheses[0]] for found in results]
         padded = self.tokenizer.pad({"input_ids": sentences}, return_tensors="pt")
+        model = self.model
+        if self.conversion is not None:
+            # before each batch, as the pipeline does
+            model, _ = self.conversion.for_engine(self.name == OURS_INT8)
         with torch.no_grad():
-            ids = self.model.generate(
+            ids = model.generate(
                 **padded.to(self.device),
                 num_beams=num_beams,
                 do_sample=False,
@@ -124,6 +137,15 @@ class Search:
                 **self.settings,
             )
         return ids[:, 1:].tolist()
+
+
+def library_name(size: str) -> str:
+    """Return the name of the library's search.
+
+    Args:
+        size: One of `work.SIZES` or `work.MODELS`.
+    """
+    return M2M100 if "nllb" in size else MARIAN
 
 
 def load_ctranslate2(
@@ -199,7 +221,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         Sections.
     """
     corpus = read_corpus(flags.config, flags.model_vocab_size)
-    for size in flags.sizes:
+    for size in flags.models or flags.sizes:
         yield _forced(size, corpus, flags)
 
 
@@ -236,7 +258,8 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     device, dtype = torch.device(flags.device), dtype_of(flags.config)
     peers, absent = ctranslate2_names(device, dtype)
     is_float32 = dtype == torch.float32
-    own = [OURS, MARIAN]
+    library = library_name(size)
+    own = [OURS, library]
     if flags.device == "cpu" and is_float32:
         own.append(OURS_INT8)
     names = [*own, *peers]
@@ -274,7 +297,7 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
         for number, title in enumerate(titles):
             translations = {name: found[name][number] for name in names}
             # in half precision, rounding changes translations; in float32, only few equal scores
-            equal[title] = equality(translations, must_be_same=is_float32)
+            equal[title] = equality(translations, library, must_be_same=is_float32)
 
     starts = range(0, len(pieces), flags.batches)
     *results, product = time_in_turn(
@@ -283,32 +306,33 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     tables, numbers, rows = {}, {}, []
     for title, start in zip(titles, starts, strict=True):
         some = [result.part(slice(start, start + flags.batches)) for result in results]
-        tables[title] = rows_of(some, MARIAN, product)
+        tables[title] = rows_of(some, library, product)
         numbers[title] = {**numbers_of(some, product), "equal": equal[title]}
         rows += [(title, *row[:-1], equal[title][row[0]], row[-1]) for row in tables[title]]
     return Section(
         name=f"translation-{size}",
         title=f"Translation, {size}",
         says="All searches have the same random weights; translations are as long as references; "
-        f"vocabulary {flags.model_vocab_size:,}, {flags.config.precision}; sentences of a batch "
-        f"are of similar length. Equal is the share of tokens that {MARIAN} gives too; two scores "
+        f"vocabulary {config.vocab_size:,}, {flags.config.precision}; sentences of a batch "
+        f"are of similar length. Equal is the share of tokens that {library} gives too; two scores "
         "closer than rounding may change places. Each implementation has its own process, and the "
         "implementations do each batch in turn; ratios are medians over batches and rounds, with "
         "quartiles; memory is that of all searches, beyond that after the imports."
         + (f" Not installed: {', '.join(absent)}." if absent else ""),
         columns=("search", *COLUMNS[:-1], "equal", COLUMNS[-1]),
         rows=rows,
-        figure=ratio_figure(tables, MARIAN),
+        figure=ratio_figure(tables, library),
         numbers={"searches": numbers},
     )
 
 
-def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str, str]:
-    """Return the share of tokens that each engine has in common with Marian.
+def equality(found: dict[str, list[list[int]]], library: str, must_be_same: bool) -> dict[str, str]:
+    """Return the share of tokens that each engine has in common with the library.
 
     Args:
         found: Translations by engine.
-        must_be_same: Whether to refuse translations of this package that differ from Marian's.
+        library: Name of the library's search among them.
+        must_be_same: Whether to refuse translations of this package that differ from the library's.
 
     Returns:
         Shares in percent, by engine.
@@ -318,7 +342,7 @@ def equality(found: dict[str, list[list[int]]], must_be_same: bool) -> dict[str,
     """
     shares = {}
     for name, translations in found.items():
-        pairs = list(zip(translations, found[MARIAN], strict=True))
+        pairs = list(zip(translations, found[library], strict=True))
         same = sum(sum(map(lambda a, b: a == b, *pair)) for pair in pairs)
         share = same / sum(len(theirs) for _, theirs in pairs)
         if name == OURS and must_be_same:

@@ -53,20 +53,35 @@ SIZES: dict[str, dict[str, Any]] = {
         "decoder_ffn_dim": 32,
     },
 }
+# models of transformers that many people translate with, and their vocabularies
+MODELS: dict[str, dict[str, Any]] = {
+    "opus-mt": {"vocab_size": 58101, "activation_function": "swish"},
+    "nllb-600m": {
+        **SIZES["big"],
+        "vocab_size": 256206,
+        "encoder_layers": 12,
+        "decoder_layers": 12,
+        "norm_first": True,
+    },
+    # for tests only
+    "toy-opus-mt": {**SIZES["toy"], "activation_function": "swish"},
+    "toy-nllb": {**SIZES["toy"], "norm_first": True},
+}
 
 
 def model_config(size: str, vocab_size: int, **fields: Any) -> VanillaTransformerConfig:
     """Return the configuration of a model.
 
     Args:
-        size: One of `SIZES`.
-        vocab_size: Size of the vocabulary.
+        size: One of `SIZES` or `MODELS`.
+        vocab_size: Size of the vocabulary; a model has its own.
         fields: Further fields that differ from the paper's base model.
 
     Returns:
         The configuration, with the special tokens of the package's tokenizer.
     """
-    return VanillaTransformerConfig(**SIZES[size], vocab_size=vocab_size, **fields)
+    sizes = SIZES[size] if size in SIZES else MODELS[size]
+    return VanillaTransformerConfig(**{"vocab_size": vocab_size, **sizes, **fields})
 
 
 @dataclass
