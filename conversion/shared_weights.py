@@ -72,7 +72,8 @@ class SharedConversion:
             int8: Whether the engine quantizes the linear layers.
 
         Returns:
-            The conversion with the generation configuration of the model, or None and the reason.
+            The conversion with the generation configuration of the model, or None and the reason, a
+            clause.
         """
         convert = CONVERSIONS.get(type(self._model))
         if convert is None:
@@ -81,7 +82,7 @@ class SharedConversion:
             try:
                 refuse_modified_source(self._model, f"transformers' {type(self._model).__name__}")
             except ValueError as error:
-                return None, str(error)
+                return None, str(error).removesuffix(".")
             if self._model.dtype in self._refusals:
                 return None, self._refusals[self._model.dtype]
             if self._ours is None or not self._is_unchanged(self._ours):
@@ -91,8 +92,8 @@ class SharedConversion:
                         converted = convert(self._model, copy=False)
                 except ValueError as error:
                     self._ours = None
-                    self._refusals[self._model.dtype] = str(error)
-                    return None, str(error)
+                    reason = self._refusals[self._model.dtype] = str(error).removesuffix(".")
+                    return None, reason
                 self._ours = converted.to(self._model.device, self._model.dtype)
                 self._share(self._ours)
             self._ours.generation_config = self._model.generation_config

@@ -15,7 +15,15 @@ import torch
 import train_toys
 from sacrebleu.metrics import BLEU
 
-from vanilla_transformer.benchmarks import marian_trainer, peers, startup, timing, training, work
+from vanilla_transformer.benchmarks import (
+    identical,
+    marian_trainer,
+    peers,
+    startup,
+    timing,
+    training,
+    work,
+)
 from vanilla_transformer.benchmarks.__main__ import main, parser
 from vanilla_transformer.benchmarks.peers import MARIAN, OURS
 from vanilla_transformer.benchmarks.translation import equality
@@ -332,6 +340,30 @@ def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, 
     assert float(rows[natural.OURS][5]) == pytest.approx(expected, abs=0.005)
     # two pieces of each, in one round
     assert np.shape(section["seconds"][natural.OURS]) == (1, 2)
+
+
+def test_searches_of_a_model_of_the_library_are_compared(tmp_path, capsys):
+    corpus, run = train_toys.write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    changes = {"model_class": "transformers:MarianMTModel", "model": {"scale_embedding": True}}
+    train(train_toys.toy_config(corpus, run, max_steps=3, **changes))
+    out = tmp_path / "out"
+    assert identical.main([str(run), "--num_sentences", "4", "--output_dir", str(out)]) == 0
+    section = json.loads((out / "study.json").read_text())["sections"]["identical"]
+    assert [row[0] for row in section["rows"]] == list(identical.SEARCHES)
+    for name, num_equal, num_close, num_other, apart in section["rows"]:
+        assert num_equal + num_close == 4, name
+        assert num_other == 0, name
+        assert apart < identical.CLOSE
+    assert identical.main([str(run), "--num_sentences", "0"]) == 1
+    assert "num_sentences must be at least 1, got 0." in capsys.readouterr().err
+
+
+def test_a_model_that_the_engine_does_not_run_is_not_compared(tmp_path, capsys):
+    corpus, run = train_toys.write_corpus(tmp_path / "corpus"), tmp_path / "run"
+    model_class = "transformers:BartForConditionalGeneration"
+    train(train_toys.toy_config(corpus, run, max_steps=1, model_class=model_class))
+    assert identical.main([str(run)]) == 1
+    assert "RUN must be a model that the inference engine runs, and Bart" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_sorted", [True, False])

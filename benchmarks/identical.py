@@ -1,0 +1,172 @@
+"""Compare searches with a trained model: `python -m vanilla_transformer.benchmarks.identical RUN`.
+
+A run that trained a class of transformers translates its corpus twice: with the library's own
+modules, and on the inference engine. Both use the library's search.
+"""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..console import run_command
+from ..conversion.shared_weights import SharedConversion
+from ..loading import load_run
+from ..paper.study import Section, show_study
+from ..pipeline_vanilla_transformer import batches_by_length
+from .work import run_parser, texts_of_run
+
+# settings of the library's search; "end" and "common" stand for the end token and a frequent token
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"num_beams": 1},
+    "beam 4": {"num_beams": 4},
+    "beam 6, early stopping": {"num_beams": 6, "length_penalty": 0.6, "early_stopping": True},
+    "beam 4, exhaustive": {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never"},
+    "no repeated trigrams": {"num_beams": 4, "no_repeat_ngram_size": 3},
+    "forced end": {"num_beams": 4, "max_new_tokens": 12, "forced_eos_token_id": "end"},
+    "forbidden token": {"num_beams": 4, "bad_words_ids": "common"},
+    "forced first token": {"num_beams": 4, "forced_bos_token_id": "common"},
+}
+# two hypotheses whose scores are closer may change places
+CLOSE = 1e-4
+LONGEST = 100
+
+Found = tuple[list[int], float]
+
+
+def compare(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    texts: list[str],
+) -> Iterator[tuple[str, list[tuple[Found, Found]]]]:
+    """Translate the same sentences with both.
+
+    Args:
+        model: Model of transformers that converts.
+        tokenizer: Its tokenizer.
+        texts: Sentences.
+
+    Yields:
+        Name of each search, and for each sentence the ids and the score (sum of the
+        log-probabilities divided by the length penalty) that the library finds, and ours.
+
+    Raises:
+        ValueError: If the engine cannot run the model.
+    """
+    conversion = SharedConversion(model)
+    converted, reason = conversion.for_engine()
+    if converted is None:
+        raise ValueError(f"RUN must be a model that the inference engine runs, and {reason}.")
+    ids = tokenizer(texts)["input_ids"]
+    batches = batches_by_length({index: len(row) for index, row in enumerate(ids)}, batch_size=32)
+    for name, settings in SEARCHES.items():
+        search = {"max_new_tokens": LONGEST, **settings}
+        for field, value in settings.items():
+            if value == "end":
+                search[field] = model.config.eos_token_id
+            elif value == "common":
+                token = tokenizer.convert_tokens_to_ids(tokenizer.tokenize("in")[0])
+                search[field] = [[token]] if field == "bad_words_ids" else token
+        pairs: dict[int, tuple[Found, Found]] = {}
+        for batch in tqdm(batches, desc=name, leave=False):
+            inputs = tokenizer.pad({"input_ids": [ids[it] for it in batch]}, return_tensors="pt")
+            both = [_found(it, model, dict(inputs), search) for it in (model, converted)]
+            pairs |= dict(zip(batch, zip(*both, strict=True), strict=True))
+        yield name, [pairs[index] for index in range(len(texts))]
+
+
+def _found(
+    searched: PreTrainedModel, model: PreTrainedModel, inputs: dict[str, Tensor], search: dict
+) -> list[Found]:
+    with torch.no_grad():
+        output = searched.generate(
+            input_ids=inputs["input_ids"],
+            attention_mask=inputs["attention_mask"],
+            max_length=None,
+            return_dict_in_generate=True,
+            output_scores=True,
+            **search,
+        )
+    if search["num_beams"] > 1:
+        scores = output.sequences_scores
+    else:
+        steps = model.compute_transition_scores(
+            output.sequences, output.scores, normalize_logits=True
+        )
+        is_token = output.sequences[:, 1:] != model.config.pad_token_id
+        scores = steps.masked_fill(~is_token, 0.0).sum(dim=1)
+    end, pad = model.config.eos_token_id, model.config.pad_token_id
+    found = []
+    for row, score in zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True):
+        # padding follows the end, and the padding token is never written
+        length = row.index(end) + 1 if end in row else len(row)
+        found.append(([token for token in row[:length] if token != pad], score))
+    return found
+
+
+def sections(flags: argparse.Namespace) -> Iterator[Section]:
+    """Compare all searches.
+
+    Args:
+        flags: Flags of the command line.
+
+    Yields:
+        One section.
+    """
+    texts, _ = texts_of_run(Path(flags.run), flags.split, flags.num_sentences)
+    model, tokenizer = load_run(flags.run)
+    rows, others = [], {}
+    for name, pairs in compare(model.eval(), tokenizer, texts):
+        different = [
+            {"sentence": index, "library": theirs, "engine": ours}
+            for index, (theirs, ours) in enumerate(pairs)
+            if theirs[0] != ours[0]
+        ]
+        num_close = sum(abs(it["library"][1] - it["engine"][1]) < CLOSE for it in different)
+        apart = max(abs(theirs[1] - ours[1]) for theirs, ours in pairs)
+        others[name] = different
+        num_equal, num_other = len(texts) - len(different), len(different) - num_close
+        rows.append((name, num_equal, num_close, num_other, apart))
+    yield Section(
+        name="identical",
+        title=f"{type(model).__name__} on the engine",
+        says=f"{len(texts):,} sentences of the split {flags.split} in float32, in batches of 32. "
+        f"Close: translations that differ, and whose scores differ by less than {CLOSE:g}. The "
+        "score of a translation is its log-probability divided by the length penalty.",
+        columns=("search", "identical", "close", "other", "largest difference of scores"),
+        rows=rows,
+        numbers={"different": others},
+    )
+
+
+def _compare(argv: list[str]):
+    parser = run_parser("identical", "Compare the library's search on its modules and the engine.")
+    parser.add_argument(
+        "--num_sentences", type=int, default=1000, help="number of sentences (default: %(default)s)"
+    )
+    flags = parser.parse_args(argv)
+    if flags.num_sentences < 1:
+        raise ValueError(f"num_sentences must be at least 1, got {flags.num_sentences}.")
+    show_study(sections(flags), "The library's search on the engine", flags.output_dir)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the command; show an error as one sentence.
+
+    Args:
+        argv: Command-line arguments; those of the process if not given.
+
+    Returns:
+        The exit status.
+    """
+    return run_command(_compare, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
