@@ -48,6 +48,7 @@ from .search_vanilla_transformer import (
     Decoding,
     PaperBeamSearch,
     SentenceLengthCriteria,
+    TokenRules,
     greedy_search,
 )
 
@@ -114,7 +115,8 @@ class SearchMixin(_Base):
                 this package: `length_penalty_alpha` and `max_extra_tokens` (section 6.1); `int8`
                 quantizes the linear layers; `engine` is "auto" to use the inference engine if it
                 computes the same as the model's modules, "off" to use the modules, or "required" to
-                refuse a search that the engine cannot do.
+                refuse a search that the engine cannot do. With "required", the library's output has
+                no cache.
 
         Returns:
             Prompts and translations, [B * num_return_sequences, T], or the library's output if
@@ -189,7 +191,10 @@ class SearchMixin(_Base):
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
-        return call(None, generation_config, stopping_criteria=criteria, **kwargs)
+        output = call(None, generation_config, stopping_criteria=criteria, **kwargs)
+        if engine is not None and config.return_dict_in_generate:
+            output[CACHE_NAME] = None
+        return output
 
     @staticmethod
     def _name_cache(kwargs: dict[str, Any]):
@@ -273,15 +278,16 @@ class SearchMixin(_Base):
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
         chosen, criteria = chosen_search(stopping_criteria, generation_config)
-        is_plain = not generation_config.do_sample and kwargs.get("streamer") is None
+        config = generation_config
+        is_plain = not (config.do_sample or config.return_dict_in_generate)
+        is_plain = is_plain and kwargs.get("streamer") is None
         if chosen.engine is not None and is_plain:
             decoding = begin(chosen.engine, kwargs, 1)
             return greedy_search(decoding, input_ids, logits_processor, criteria, generation_config)
         search = super()._sample
         if chosen.engine is not None:
-            search = partial(
-                GenerationMixin._sample, EngineModel(self, chosen.engine, kwargs, num_beams=1)
-            )
+            model = EngineModel(self, chosen.engine, kwargs, config, logits_processor)
+            search = partial(GenerationMixin._sample, model)
         return search(
             input_ids, logits_processor, criteria, generation_config=generation_config, **kwargs
         )
@@ -295,7 +301,8 @@ class SearchMixin(_Base):
         if alpha is None or config.do_sample:
             search = super()._beam_search
             if chosen.engine is not None:
-                model = EngineModel(self, chosen.engine, kwargs, config.num_beams)
+                model = EngineModel(self, chosen.engine, kwargs, config, logits_processor)
+                logits_processor = model.process
                 search = partial(GenerationMixin._beam_search, model)
             return search(input_ids, logits_processor, criteria, generation_config=config, **kwargs)
         synced_gpus = kwargs.pop("synced_gpus", False)
@@ -304,6 +311,8 @@ class SearchMixin(_Base):
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
             decoding = begin(chosen.engine, kwargs, config.num_beams)
+            # the output has scores of all sentences in every step
+            decoding.is_fixed = bool(config.return_dict_in_generate)
         paper = PaperBeamSearch(decoding, input_ids, logits_processor, criteria, config, alpha)
         return paper.run()
 
@@ -458,13 +467,15 @@ class EngineModel:
     """Model for the searches of the library, whose logits the engine computes.
 
     It has the methods of the library that read or change the inputs of a step; all others are those
-    of the model.
+    of the model. A beam search gets only the tokens that can continue a hypothesis, if the
+    processors allow it: its passes over the whole vocabulary would take as long as the engine.
 
     Args:
         model: Model of the search.
         engine: Its inference engine.
         model_kwargs: Encoder outputs and source mask, once for each beam.
-        num_beams: Beam size, K.
+        config: Generation configuration, as `generate` has prepared it.
+        processors: Processors of the scores.
     """
 
     def __init__(
@@ -472,10 +483,21 @@ class EngineModel:
         model: PreTrainedModel,
         engine: SearchEngine,
         model_kwargs: Mapping[str, Any],
-        num_beams: int,
+        config: GenerationConfig,
+        processors: LogitsProcessorList,
     ):
-        self._model, self._num_beams = model, num_beams
-        self._decoding = begin(engine, model_kwargs, num_beams)
+        self._model, self._num_beams = model, config.num_beams
+        self._decoding = begin(engine, model_kwargs, self._num_beams)
+        self._processors = processors
+        self._rules = None
+        if self._num_beams > 1 and not (
+            config.do_sample or config.output_scores or config.output_logits
+        ):
+            self._rules = TokenRules.of(processors)
+            num_ends = config._eos_token_tensor.shape[0]
+            self._num_candidates = max(2, 1 + num_ends) * self._num_beams
+        # log-probabilities and tokens of the candidates of this step, [B * K, C] each
+        self._candidates: tuple[Tensor, Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -488,11 +510,36 @@ class EngineModel:
             kwargs: Unused.
 
         Returns:
-            The logits, [B * K, 1, V].
+            The logits, [B * K, 1, V], or those of the candidates, [B * K, 1, C].
         """
-        rows = input_ids.view(-1, self._num_beams, input_ids.shape[1])
-        logits = self._decoding.step(rows).expand(-1, self._num_beams, -1)  # [B, K, V]
-        return Seq2SeqLMOutput(logits=logits.flatten(0, 1)[:, None])
+        length = input_ids.shape[1]
+        logits = self._decoding.step(input_ids.view(-1, self._num_beams, length))  # [B, 1 or K, V]
+        times = self._num_beams // logits.shape[1]
+        logits = logits.flatten(0, 1)
+        found = None
+        if self._rules is not None:
+            found = self._rules.likeliest(logits, self._num_candidates, length)
+        if found is None:
+            self._candidates = None
+            return Seq2SeqLMOutput(logits=logits.repeat_interleave(times, dim=0)[:, None])
+        scores, tokens = (it.repeat_interleave(times, dim=0) for it in found)
+        self._candidates = scores, tokens
+        return Seq2SeqLMOutput(logits=scores[:, None])
+
+    def process(self, input_ids: Tensor, log_probs: Tensor) -> Tensor:
+        """Return what the processors make of the log-probabilities of a step, [B * K, V or C]."""
+        if self._candidates is None:
+            return self._processors(input_ids, log_probs)
+        return self._candidates[0]
+
+    def _get_top_k_continuations(self, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
+        scores, sequences, origins = self._model._get_top_k_continuations(**kwargs)
+        if self._candidates is not None:
+            place = kwargs["cur_len"]
+            rows = origins[:, :, place - kwargs["decoder_prompt_len"]].long()
+            # the library takes the index of a candidate for its token
+            sequences[:, :, place] = self._candidates[1][rows, sequences[:, :, place]]
+        return scores, sequences, origins
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
         """Return the inputs of a step."""
@@ -680,8 +727,11 @@ def reason_for_modules(
     """
     if mode not in ENGINE_MODES:
         return f"this is {mode.value.replace('_', ' ')}"
-    if config.return_dict_in_generate:
-        return "return_dict_in_generate is set"
+    for name in ("output_attentions", "output_hidden_states"):
+        if getattr(config, name):
+            return f"{name} is set"
+    if config.return_dict_in_generate and config.engine != "required":
+        return "return_dict_in_generate is set, and engine='required' is not: it returns no cache"
     if config.use_cache is False:
         return "use_cache is False"
     if config.cache_implementation is not None:

@@ -19,10 +19,14 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import (
     EosTokenCriteria,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    LogitNormalization,
     LogitsProcessorList,
     MaxLengthCriteria,
     MinLengthLogitsProcessor,
     MinNewTokensLengthLogitsProcessor,
+    NoBadWordsLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
 from transformers.generation.utils import GenerateBeamEncoderDecoderOutput
@@ -215,9 +219,9 @@ class PaperBeamSearch:
         self.config = config
         self.logits_processor = logits_processor
         # scores of every token are needed only by other processors and for the library's output
-        self.suppression = None
+        self.rules = None
         if not (config.output_scores or config.output_logits):
-            self.suppression = Suppression.of(logits_processor)
+            self.rules = TokenRules.of(logits_processor)
         # lengths and end tokens are checked below, without a call for every hypothesis
         own = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
         self.stopping_criteria = StoppingCriteriaList(
@@ -284,13 +288,15 @@ class PaperBeamSearch:
         logits = self.decoding.step(ids)  # [B, R, V]
         rows, vocab_size = logits.shape[1:]
         logits = logits.flatten(0, 1)  # [B * R, V]
-        if self.suppression is not None and self.num_candidates <= vocab_size:
-            suppressed = self.suppression.at(length, vocab_size)
-            scores, tokens = likeliest(logits, self.num_candidates, suppressed)
-            shape = -1, rows, self.num_candidates
-            return scores.view(shape), tokens.view(shape)
+        if self.rules is not None:
+            found = self.rules.likeliest(logits, self.num_candidates, length)
+            if found is not None:
+                scores, tokens = (it.view(-1, rows, self.num_candidates) for it in found)
+                return scores, tokens
         if self.config.return_dict_in_generate and self.config.output_logits:
-            self.record["logits"].append(logits)
+            # the next step may overwrite them, and the first may have one row for all beams
+            times = self.num_beams // rows
+            self.record["logits"].append(logits.repeat_interleave(times, dim=0))
         log_probs = logits.log_softmax(dim=-1)
         if rows < self.num_beams:
             log_probs = log_probs.repeat_interleave(self.num_beams, dim=0)
@@ -467,17 +473,18 @@ def greedy_search(
     # for each sentence that is still searched, its index in the original batch
     sentences = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(sentences, dtype=torch.bool)
-    suppression = Suppression.of(logits_processor)
+    rules = TokenRules.of(logits_processor)
     # for the sentences that are still searched, in CPU memory
     done = [False] * num_sentences
     while not all(done):
         logits = decoding.step(ids[sentences, None, :length])[:, 0]  # [B, V]
-        if suppression is None:
+        suppressed = None if rules is None else rules.suppressed(length, logits.shape[1])
+        if suppressed is None:
             # a processor may identify each row by its index in the original batch
             whole = logits.new_zeros(num_sentences, logits.shape[1])
             whole.index_copy_(0, sentences, logits)
             logits = logits_processor(ids[:, :length], whole)[sentences]
-        elif suppressed := suppression.at(length, logits.shape[1]):
+        elif suppressed:
             logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
         ids[sentences, length] = logits.argmax(dim=-1).masked_fill_(is_done[sentences], pad)
         length += 1
@@ -502,41 +509,88 @@ def is_worth_shrinking(decoding: Decoding, done: Sequence[bool]) -> bool:
     return not decoding.is_fixed and sum(done) >= max(1, decoding.share_to_remove * len(done))
 
 
-class Suppression:
-    """Tokens that the processors of a search forbid, if they do nothing else.
+class TokenRules:
+    """What the processors of a search do, if they only forbid tokens, force them or renormalize.
 
     Args:
-        rules: Pairs of a length and tokens, which are forbidden in shorter hypotheses.
+        forbidden: Pairs of a length and tokens, which are forbidden in shorter hypotheses.
+        forced_lengths: Lengths of hypotheses whose next token a processor forces.
+        renormalizes: The probabilities of the allowed tokens sum to 1.
     """
 
-    def __init__(self, rules: list[tuple[float, set[int]]]):
-        self.rules = rules
+    def __init__(
+        self,
+        forbidden: list[tuple[float, set[int]]],
+        forced_lengths: set[int],
+        renormalizes: bool,
+    ):
+        self.forbidden = forbidden
+        self.forced_lengths = forced_lengths
+        self.renormalizes = renormalizes
 
     @classmethod
-    def of(cls, processors: LogitsProcessorList) -> "Suppression | None":
-        """Read the forbidden tokens from the processors, and so from the device, once.
+    def of(cls, processors: LogitsProcessorList) -> "TokenRules | None":
+        """Read the processors, and so the device, once.
 
         Args:
             processors: Processors, as `generate` has prepared them.
 
         Returns:
-            The forbidden tokens, or None if one of the processors does anything else.
+            The rules, or None if one of the processors does anything else.
         """
-        rules = []
+        forbidden: list[tuple[float, set[int]]] = []
+        forced_lengths = set()
+        renormalizes = False
         for processor in processors:
+            if renormalizes:
+                # a processor after the normalization
+                return None
+            end = math.inf
             if type(processor) is SuppressTokensLogitsProcessor:
-                tokens, end = processor.suppress_tokens, math.inf
+                tokens = processor.suppress_tokens.tolist()
             elif type(processor) is MinLengthLogitsProcessor:
-                tokens, end = processor.eos_token_id, processor.min_length
+                tokens, end = processor.eos_token_id.tolist(), processor.min_length
             elif type(processor) is MinNewTokensLengthLogitsProcessor:
-                tokens = processor.eos_token_id
+                tokens = processor.eos_token_id.tolist()
                 end = processor.prompt_length_to_skip + processor.min_new_tokens
+            elif type(processor) is NoBadWordsLogitsProcessor:
+                if any(len(ids) > 1 for ids in processor.sequence_bias):
+                    return None
+                tokens = [token for ids in processor.sequence_bias for token in ids]
+            elif type(processor) is ForcedBOSTokenLogitsProcessor:
+                tokens = []
+                forced_lengths.add(1)
+            elif type(processor) is ForcedEOSTokenLogitsProcessor:
+                tokens = []
+                forced_lengths.add(processor.max_length - 1)
+            elif type(processor) is LogitNormalization:
+                tokens, renormalizes = [], True
             else:
                 return None
-            rules.append((end, set(tokens.tolist())))
-        return cls(rules)
+            forbidden.append((end, set(tokens)))
+        return cls(forbidden, forced_lengths, renormalizes)
 
-    def at(self, length: int, vocab_size: int) -> list[int]:
+    def likeliest(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor] | None:
+        """Return the most probable allowed tokens of each row; the logits are overwritten.
+
+        Args:
+            logits: Scores of all tokens in float32, [rows, V].
+            count: C, number of tokens to return.
+            length: Number of target tokens so far, with the prompt.
+
+        Returns:
+            Log-probabilities and tokens, most probable first, [rows, C] each; None if a processor
+            forces the next token, or if there are fewer than C tokens.
+        """
+        suppressed = self.suppressed(length, logits.shape[1])
+        if suppressed is None or count > logits.shape[1]:
+            return None
+        if suppressed and self.renormalizes:
+            logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
+            suppressed = []
+        return likeliest(logits, count, suppressed)
+
+    def suppressed(self, length: int, vocab_size: int) -> list[int] | None:
         """Return the tokens that are forbidden at one step.
 
         Args:
@@ -544,9 +598,11 @@ class Suppression:
             vocab_size: V; the library's processors ignore ids that are not in the vocabulary.
 
         Returns:
-            Token ids, sorted.
+            Token ids, sorted; None if a processor forces the next token.
         """
-        tokens = set().union(*(tokens for end, tokens in self.rules if length < end))
+        if length in self.forced_lengths:
+            return None
+        tokens = set().union(*(tokens for end, tokens in self.forbidden if length < end))
         return sorted(token for token in tokens if 0 <= token < vocab_size)
 
 

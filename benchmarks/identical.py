@@ -92,6 +92,7 @@ def _found(
             return_dict_in_generate=True,
             output_scores=True,
             **search,
+            **({} if searched is model else {"engine": "required"}),
         )
     if search["num_beams"] > 1:
         scores = output.sequences_scores

@@ -9,11 +9,13 @@ import torch
 from accelerate import cpu_offload
 from fake_graphs import FakeGraphs
 from peft import LoraConfig, get_peft_model
+from transformers import LogitsProcessorList
 from transformers.generation.streamers import BaseStreamer
 
 from vanilla_transformer import engine_vanilla_transformer as engine
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import kernels_vanilla_transformer as kernels
+from vanilla_transformer.generation_vanilla_transformer import CACHE_NAME
 from vanilla_transformer.search_vanilla_transformer import PaperBeamSearch
 
 PAPER = {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 6}
@@ -444,7 +446,10 @@ def test_the_modules_do_what_the_engine_cannot(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"return_dict_in_generate": True}, "return_dict_in_generate is set"),
+        (
+            {"return_dict_in_generate": True, "output_hidden_states": True},
+            "output_hidden_states is set",
+        ),
         ({"use_cache": False}, "use_cache is False"),
         ({"cache_implementation": "static"}, "cache_implementation is 'static'"),
         ({"decoder_attention_mask": torch.ones(4, 1)}, "decoder_attention_mask is given"),
@@ -472,6 +477,10 @@ def test_the_modules_search_with_settings_that_the_engine_lacks(
         {"num_beams": 3, "early_stopping": "never", "repetition_penalty": 1.3},
         {"num_beams": 4, "forced_bos_token_id": 7, "bad_words_ids": [[9], [10, 11]]},
         {"num_beams": 2, "max_length": 6, "min_length": 4, "suppress_tokens": [5]},
+        {"num_beams": 4, "bad_words_ids": [[9]], "forced_eos_token_id": 2},
+        {"num_beams": 3, "suppress_tokens": [5, 9], "renormalize_logits": True},
+        {"num_beams": 3, "forced_bos_token_id": 7, "num_return_sequences": 3, "min_new_tokens": 3},
+        {"num_beams": 4, "eos_token_id": [2, 6]},
         {"do_sample": True},
         {"do_sample": True, "num_return_sequences": 3, "top_k": 5, "top_p": 0.9},
         {"do_sample": True, "num_beams": 3, "temperature": 0.7},
@@ -492,6 +501,37 @@ def test_the_library_searches_on_the_engine_as_on_the_modules(
     assert len(searched) == 1
     assert found[0].unique().numel() > 2
     assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("search", "steps_with_all_tokens"),
+    [
+        ({}, 0),
+        ({"suppress_tokens": [5], "renormalize_logits": True}, 0),
+        # the first and the last token are forced
+        ({"forced_bos_token_id": 7, "forced_eos_token_id": 2}, 2),
+        ({"no_repeat_ngram_size": 2}, 9),
+        ({"bad_words_ids": [[9, 10]]}, 9),
+        ({"logits_processor": LogitsProcessorList([lambda ids, scores: scores])}, 9),
+        ({"return_dict_in_generate": True, "output_scores": True}, 9),
+        ({"do_sample": True}, 9),
+    ],
+)
+def test_the_library_gets_only_tokens_that_can_continue_a_hypothesis(
+    lively_model, source, monkeypatch, search, steps_with_all_tokens
+):
+    model, seen = lively_model(), []
+    look = generation.EngineModel._get_top_k_continuations
+
+    def looking(self, **kwargs):
+        seen.append(kwargs["accumulated_log_probs"].shape[1])
+        return look(self, **kwargs)
+
+    monkeypatch.setattr(generation.EngineModel, "_get_top_k_continuations", looking)
+    settings = {"num_beams": 3, "min_new_tokens": 9, "max_new_tokens": 9, "engine": "required"}
+    model.generate(**source, **settings, **search)
+    assert seen.count(3 * model.config.vocab_size) == steps_with_all_tokens
+    assert len(seen) == 9
 
 
 def test_the_library_streams_on_the_engine(lively_model, source, searched):
@@ -546,6 +586,40 @@ def test_recorded_outputs_do_not_turn_the_engine_off(lively_model, source, searc
     assert not searched
     model.generate(**source, **PAPER)
     assert len(searched) == 1
+
+
+SCORES = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+@pytest.mark.parametrize(
+    "search", [PAPER, {"num_beams": 1}, {"num_beams": 3, "length_penalty_alpha": None}]
+)
+def test_the_engine_returns_scores_if_it_is_required(lively_model, source, searched, search):
+    model = lively_model()
+    expected = model.generate(**source, **search, **SCORES)
+    assert not searched
+    found = model.generate(**source, **search, **SCORES, engine="required")
+    assert len(searched) == 1
+    assert set(found) | {CACHE_NAME} == set(expected) | {CACHE_NAME}
+    assert found.get(CACHE_NAME) is None
+    assert found.sequences.tolist() == expected.sequences.tolist()
+    # beams of finished sentences go on from scores that rounding may order otherwise
+    transitions = [
+        model.compute_transition_scores(it.sequences, it.scores, it.get("beam_indices"))
+        for it in (found, expected)
+    ]
+    torch.testing.assert_close(*transitions, rtol=1e-4, atol=1e-4)
+    if "sequences_scores" in expected:
+        torch.testing.assert_close(
+            found.sequences_scores, expected.sequences_scores, rtol=1e-4, atol=1e-4
+        )
+    shapes = [[step.shape for step in it.logits] for it in (found, expected)]
+    assert shapes[0] == shapes[1]
+
+
+def test_int8_gives_scores_only_without_a_cache(lively_model, source):
+    with pytest.raises(ValueError, match="return_dict_in_generate is set, and engine='required'"):
+        lively_model().generate(**source, **PAPER, **SCORES, int8=True)
 
 
 @pytest.mark.parametrize("fields", [{}, {"norm_first": True, "output_bias": True}])

@@ -43,6 +43,7 @@ PRIVATE_NAMES = {
         "_eos_token_tensor",
         "_pad_token_tensor",
         # a method that the beam search calls if the model has it
+        "_get_top_k_continuations",
         "_reorder_cache",
     ),
     "transformers.models.nllb.tokenization_nllb.NllbTokenizer": ("_build_translation_inputs",),
