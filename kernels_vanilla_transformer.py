@@ -18,8 +18,9 @@ PACKED_ROWS = 128
 TESTED_ROWS = (1, 4, 7, 60, 300)
 # oneDNN builds a kernel for each number of rows: larger numbers are rounded up to a multiple of it
 ROW_MULTIPLE = 8
-# larger weights come from main memory for each product: packed they are no faster, and take memory
-LARGEST_PACKED = 2**20
+# larger weights, and those with this many inputs and outputs, come from main memory for each
+# product: packed they are hardly faster, and take memory
+LARGEST_PACKED, WIDEST_PACKED = 2**20, 2**10
 # top-k looks for the largest scores within groups of this size
 TOKENS_PER_GROUP = 64
 SMALLEST_GROUPED_VOCABULARY = 4096
@@ -172,7 +173,8 @@ def is_used_in_place(weight: Tensor) -> bool:
     Args:
         weight: Weight of a linear layer.
     """
-    return weight.device.type == "cpu" and weight.numel() > LARGEST_PACKED
+    is_large = weight.numel() > LARGEST_PACKED or min(weight.shape) >= WIDEST_PACKED
+    return weight.device.type == "cpu" and is_large
 
 
 def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

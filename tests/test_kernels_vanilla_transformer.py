@@ -61,10 +61,11 @@ def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
             torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
 
 
-def test_a_large_weight_is_read_from_its_layer():
-    layers = [torch.nn.Linear(1024, size) for size in (1025, 8)]
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 1024), (16, 2**16 + 1)])
+def test_a_large_weight_is_read_from_its_layer(inputs, outputs):
+    layers = [torch.nn.Linear(inputs, size) for size in (outputs, 8)]
     product = kernels.FloatProduct(layers)
-    x = torch.randn(3, 1024)
+    x = torch.randn(3, inputs)
     with torch.no_grad():
         for layer in layers:
             layer.weight.data.normal_()
