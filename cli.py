@@ -67,6 +67,8 @@ def _parser() -> argparse.ArgumentParser:
     verb("evaluate", _evaluate, "translate and score a split: BLEU, chrF", takes_more=True)
     verb("translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True)
 
+    verb("score", _score, "compute log-probabilities of given translations", takes_more=True)
+
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
     verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
@@ -171,6 +173,14 @@ def _paper(arguments: argparse.Namespace, rest: list[str]):
     from .paper.__main__ import run
 
     run(rest, "vanilla-transformer paper")
+
+
+def _score(arguments: argparse.Namespace, rest: list[str]):
+    _write_utf_8()
+    from .train.score import run
+
+    for line in run(rest, "vanilla-transformer score"):
+        print(line)
 
 
 def _space(arguments: argparse.Namespace, rest: list[str]):

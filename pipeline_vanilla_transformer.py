@@ -4,9 +4,11 @@ The model's own `generate` searches; this file turns texts into batches and ids 
 copied to the Hub beside the model, and `custom_pipelines` of the configuration names it.
 """
 
+import copy
 import logging
+import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from threading import Lock
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from transformers import (
     AutoModelForSeq2SeqLM,
+    GenerationConfig,
     Pipeline,
     PreTrainedConfig,
     PreTrainedModel,
@@ -23,6 +26,7 @@ from transformers import (
 )
 
 from .configuration_vanilla_transformer import VanillaTransformerConfig
+from .scores_vanilla_transformer import length_penalty, token_log_probabilities
 
 TASK = "translation"
 # source tokens of a batch, with padding
@@ -31,7 +35,12 @@ TOKENS_PER_BATCH = 4096
 TEXTS_PER_WINDOW = 256
 # settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
 PREPARE_SETTINGS = ("tokens_per_batch", "src_lang", "tgt_lang", "truncation")
-OUTPUT_SETTINGS = ("return_tensors", "return_text", "clean_up_tokenization_spaces")
+OUTPUT_SETTINGS = (
+    "return_tensors",
+    "return_text",
+    "return_scores",
+    "clean_up_tokenization_spaces",
+)
 # settings of this package, which the library's search does not have
 OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 # search with a model of the library whose configuration says nothing, and the library's own default
@@ -106,7 +115,8 @@ class TranslationPipeline(Pipeline):
             **kwargs: `tokens_per_batch`; `src_lang` and `tgt_lang`, languages of a multilingual
                 model; `truncation`, whether to cut a text that is too long for the model;
                 `return_tensors` and `return_text`, whether results have token ids and text (text
-                alone by default, ids alone if only `return_tensors` is set);
+                alone by default, ids alone if only `return_tensors` is set); `return_scores`,
+                whether results have log-probabilities, as those of `score` do;
                 `clean_up_tokenization_spaces`, for `decode`; `stop_sequence`, text whose first
                 token ends a translation; and settings of `generate`.
 
@@ -121,23 +131,7 @@ class TranslationPipeline(Pipeline):
             ValueError: If a text is too long for the model or has a token outside its vocabulary,
                 or a setting is invalid.
         """
-        prepare, search, output = self._sanitize_parameters(**kwargs)
-        prepare = {**self._preprocess_params, **prepare}
-        self._check_languages(**prepare)
-        batching = {"batch_size": self._batch_size if batch_size is None else batch_size}
-        if "tokens_per_batch" in prepare:
-            batching["tokens_per_batch"] = prepare.pop("tokens_per_batch")
-        for name, size in batching.items():
-            if size is None and name == "batch_size":
-                continue
-            if not isinstance(size, int) or size < 1:
-                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
-        job = _Job(
-            batching,
-            prepare,
-            {**self._forward_params, **search},
-            {**self._postprocess_params, **output},
-        )
+        job = self._job(batch_size, kwargs)
         if isinstance(inputs, str):
             return self._translate([inputs], job)[0]
         if isinstance(inputs, list | tuple):
@@ -155,6 +149,110 @@ class TranslationPipeline(Pipeline):
             dataset = inputs
             inputs = (dataset[index] for index in range(len(dataset)))
         return self._stream(inputs, job)
+
+    def _job(self, batch_size: int | None, settings: dict[str, Any]) -> "_Job":
+        """Sort the settings of a call, and check those of batches and languages."""
+        prepare, search, output = self._sanitize_parameters(**settings)
+        prepare = {**self._preprocess_params, **prepare}
+        self._check_languages(**prepare)
+        batching = {"batch_size": self._batch_size if batch_size is None else batch_size}
+        if "tokens_per_batch" in prepare:
+            batching["tokens_per_batch"] = prepare.pop("tokens_per_batch")
+        for name, size in batching.items():
+            if size is None and name == "batch_size":
+                continue
+            if not isinstance(size, int) or size < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
+        return _Job(
+            batching,
+            prepare,
+            {**self._forward_params, **search},
+            {**self._postprocess_params, **output},
+        )
+
+    def score(
+        self, inputs: Sequence[str], translations: Sequence[str], **kwargs: Any
+    ) -> list[dict[str, Any]]:
+        """Compute the log-probabilities of given translations.
+
+        Args:
+            inputs: Texts.
+            translations: A translation of each text. It is cut into tokens anew: a search may have
+                found the same text in other tokens, with another probability.
+            **kwargs: Settings of a call that concern texts and batches, and settings of `generate`
+                that concern the length penalty.
+
+        Returns:
+            For each text, a mapping: `log_probability`, the natural logarithm of the probability of
+            the translation with its end token; `score`, the same divided by the length penalty of
+            the model's search; `token_log_probabilities`, pairs of a token and its logarithm. A
+            token that the search is forced to write, such as a language, has the logarithm 0.
+
+        Raises:
+            TypeError: If the inputs are not texts.
+            ValueError: If there are not as many translations as texts, a text or translation is too
+                long for the model or has a token outside its vocabulary, or a setting is invalid.
+        """
+        if len(inputs) != len(translations):
+            raise ValueError(
+                f"translations must be as many as inputs, got {len(translations):,} and "
+                f"{len(inputs):,}."
+            )
+        job = self._job(None, kwargs)
+        encoded = self.preprocess(list(inputs), **job.prepare)
+        targets = self._encode_targets(list(translations), job.prepare.get("tgt_lang"))
+        sources = encoded.pop("input_ids")
+        config = self._search_config({**job.search, **encoded})
+        results: list[dict[str, Any]] = [{} for _ in inputs]
+        for batch in batches_by_length(dict(enumerate(map(len, sources))), **job.batching):
+            padded = self._padded([sources[index] for index in batch])
+            padded = {name: tensor.to(self.device) for name, tensor in padded.items()}
+            found = self._scores(padded, [targets[index] for index in batch], config)
+            for index, result in zip(batch, found, strict=True):
+                results[index] = result
+        return results
+
+    def _encode_targets(self, texts: list[str], tgt_lang: str | None) -> list[list[int]]:
+        if hasattr(self.tokenizer, "_build_translation_inputs"):
+            with _TOKENIZER_LOCK:
+                self.tokenizer.tgt_lang = tgt_lang
+                ids = self.tokenizer(text_target=texts)["input_ids"]
+        else:
+            ids = self.tokenizer(text_target=texts)["input_ids"] if texts else []
+        longest = max_source_tokens(self.model.config)
+        self._check_ids(texts, ids, longest, "a translation")
+        return ids
+
+    def _search_config(self, search: Mapping[str, Any]) -> GenerationConfig:
+        """Return the settings of a search: those of the call, else those of the model."""
+        config = copy.deepcopy(search.get("generation_config") or self.model.generation_config)
+        for name, value in search.items():
+            setattr(config, name, value)
+        return config
+
+    def _scores(
+        self,
+        inputs: Mapping[str, Tensor],
+        targets: Sequence[Sequence[int]],
+        config: GenerationConfig,
+    ) -> list[dict[str, Any]]:
+        """Return the mapping of `score` for token ids of translations."""
+        with evaluating(self.model):
+            found = token_log_probabilities(self.model, inputs, targets)
+        results = []
+        for ids, logarithms in zip(targets, found, strict=True):
+            if ids and ids[0] == config.forced_bos_token_id:
+                logarithms[0] = 0.0
+            tokens = self.tokenizer.convert_ids_to_tokens(ids)
+            total = math.fsum(logarithms)
+            results.append(
+                {
+                    "log_probability": total,
+                    "score": total / length_penalty(config, len(ids)) if ids else total,
+                    "token_log_probabilities": list(zip(tokens, logarithms, strict=True)),
+                }
+            )
+        return results
 
     def preprocess(
         self,
@@ -206,11 +304,15 @@ class TranslationPipeline(Pipeline):
         encoded = self._encode(
             [self.prefix + text for text in input_], src_lang, tgt_lang, settings
         )
+        self._check_ids(input_, encoded["input_ids"], longest, "a text")
+        return encoded
+
+    def _check_ids(self, texts: list[str], ids: list[list[int]], longest: int | None, kind: str):
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        for text, text_ids in zip(input_, encoded["input_ids"], strict=True):
+        for text, text_ids in zip(texts, ids, strict=True):
             if longest is not None and len(text_ids) > longest:
                 raise ValueError(
-                    f"a text must have at most {longest} tokens, the number of positions of the "
+                    f"{kind} must have at most {longest} tokens, the number of positions of the "
                     f"model, got {len(text_ids)}: {_shortened(text)}."
                 )
             if text_ids and max(text_ids) >= vocab_size:
@@ -218,7 +320,6 @@ class TranslationPipeline(Pipeline):
                     f"token ids must be below the model's vocabulary size {vocab_size}, "
                     f"got {max(text_ids)}: {_shortened(text)}."
                 )
-        return encoded
 
     def _encode(
         self, texts: list[str], src_lang: str | None, tgt_lang: str | None, settings: dict[str, Any]
@@ -263,11 +364,27 @@ class TranslationPipeline(Pipeline):
         self,
         input_tensors: dict[str, Tensor],
         searched: PreTrainedModel | None = None,
+        return_scores: bool = False,
         **search,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         with evaluating(self.model):
             output = (searched or self.model).generate(**input_tensors, **search)
-        return {"ids": output if isinstance(output, Tensor) else output.sequences}
+        ids = output if isinstance(output, Tensor) else output.sequences
+        if not return_scores:
+            return {"ids": ids}
+        config = self._search_config(search)
+        limits = [ids.shape[1]] * len(ids)
+        most = getattr(config, "max_extra_tokens", None)
+        if most is not None:
+            # where a sentence is cut, the library fills up with end tokens if the padding id is 0
+            lengths = input_tensors["attention_mask"].sum(dim=1) + most
+            limits = lengths.repeat_interleave(len(ids) // len(lengths)).tolist()
+        ends = config.eos_token_id, config.pad_token_id
+        targets = [
+            without_padding(row[1 : limit + 1], *ends)
+            for row, limit in zip(ids.tolist(), limits, strict=True)
+        ]
+        return {"ids": ids, "scores": self._scores(input_tensors, targets, config)}
 
     def _missing_settings(self, search: dict[str, Any]) -> dict[str, Any]:
         """Return what version 4's pipeline set where call and model say nothing of the search."""
@@ -317,14 +434,17 @@ class TranslationPipeline(Pipeline):
         model_outputs: dict[str, Tensor],
         return_tensors: bool = False,
         return_text: bool | None = None,
+        return_scores: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> list[dict[str, Any]]:
         """Turn the ids of translations into results.
 
         Args:
-            model_outputs: `ids`, token ids of the translations, [translations, T].
+            model_outputs: `ids`, token ids of the translations, [translations, T], and `scores`,
+                mappings with their log-probabilities.
             return_tensors: Whether results have `translation_token_ids`.
             return_text: Whether results have `translation_text`; by default, unless they have ids.
+            return_scores: Whether results have log-probabilities.
             clean_up_tokenization_spaces: Passed to `decode`.
 
         Returns:
@@ -342,6 +462,9 @@ class TranslationPipeline(Pipeline):
             )
             for result, text in zip(results, texts, strict=True):
                 result["translation_text"] = text
+        if return_scores:
+            for result, score in zip(results, model_outputs["scores"], strict=True):
+                result.update(score)
         return results
 
     def _sanitize_parameters(self, **parameters) -> tuple[dict, dict, dict]:
@@ -377,25 +500,29 @@ class TranslationPipeline(Pipeline):
                 f"num_return_sequences must be a whole number of at least 1, got {count!r}."
             )
         # the translation of an empty text is empty; each batch overwrites the results of its texts
-        nothing = {"ids": torch.empty(count, 0, dtype=torch.long)}
+        certain = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
+        nothing = {"ids": torch.empty(count, 0, dtype=torch.long), "scores": [certain] * count}
         results = [self.postprocess(nothing, **job.output) for _ in texts]
         filled = [index for index, text in enumerate(texts) if text.strip()]
         lengths = {index: len(ids[index]) for index in filled}
         searched = self._searched(search)
         for batch in batches_by_length(lengths, **job.batching):
-            # the first token of a source must have the first position
-            inputs = self.tokenizer.pad(
-                {"input_ids": [ids[index] for index in batch]},
-                padding_side="right",
-                return_tensors="pt",
+            inputs = self._padded([ids[index] for index in batch])
+            outputs = self.forward(
+                inputs,
+                searched=searched,
+                return_scores=job.output.get("return_scores", False),
+                **search,
             )
-            inputs = {name: inputs[name] for name in ("input_ids", "attention_mask")}
-            translations = self.postprocess(
-                self.forward(inputs, searched=searched, **search), **job.output
-            )
+            translations = self.postprocess(outputs, **job.output)
             for row, index in enumerate(batch):
                 results[index] = translations[row * count : (row + 1) * count]
         return results
+
+    def _padded(self, ids: list[list[int]]) -> dict[str, Tensor]:
+        # the first token of a source must have the first position
+        inputs = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
+        return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
 class _Job(NamedTuple):
@@ -405,6 +532,23 @@ class _Job(NamedTuple):
     prepare: dict[str, Any]
     search: dict[str, Any]
     output: dict[str, Any]
+
+
+def without_padding(ids: list[int], end: int | list[int] | None, pad: int | None) -> list[int]:
+    """Return the tokens of a translation, with its end token if the search did not cut it.
+
+    Args:
+        ids: Token ids, without the start token.
+        end: Token or tokens that end a translation.
+        pad: Token that fills shorter translations of a batch.
+    """
+    ends = {end} if isinstance(end, int) else set(end or ())
+    length = next((place for place, token in enumerate(ids, 1) if token in ends), None)
+    if length is None:
+        length = len(ids)
+        while length and ids[length - 1] == pad:
+            length -= 1
+    return ids[:length]
 
 
 def languages_of(task: str) -> dict[str, str]:

@@ -38,6 +38,7 @@ CODE_FILES = {
     "kernels_vanilla_transformer.py",
     "modeling_vanilla_transformer.py",
     "pipeline_vanilla_transformer.py",
+    "scores_vanilla_transformer.py",
     "search_vanilla_transformer.py",
     "tokenization_vanilla_transformer.py",
 }

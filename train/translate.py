@@ -1,6 +1,7 @@
 """Translate lines as they arrive: `vanilla-transformer translate RUN [FILE]`."""
 
 import argparse
+import json
 import re
 import sys
 from collections import deque
@@ -50,9 +51,28 @@ def translate_lines(
     Raises:
         MemoryError: If a batch with its beams does not fit into memory.
     """
+    for translations in search_lines(pipeline, lines, **search):
+        yield one_line(translations[0]["translation_text"])
+
+
+def search_lines(
+    pipeline: TranslationPipeline, lines: Iterable[str], **search: Any
+) -> Iterator[list[dict[str, Any]]]:
+    """Translate lines, and return all that the pipeline finds.
+
+    Args:
+        pipeline: Model and tokenizer.
+        lines: Sentences without line feeds.
+        search: Settings of the pipeline's call that differ from the model's.
+
+    Yields:
+        The results for each line, in order: a mapping for each of its translations, best first.
+
+    Raises:
+        MemoryError: If a batch with its beams does not fit into memory.
+    """
     try:
-        for translations in pipeline(iter(lines), **search):
-            yield one_line(translations[0]["translation_text"])
+        yield from pipeline(iter(lines), **search)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
@@ -154,6 +174,20 @@ def fitting_lines(
         yield lines
 
 
+def add_languages(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
+    """Add the languages of a multilingual model to a command.
+
+    Args:
+        parser: Parser of the command, or a group of its flags.
+    """
+    for name, side in (("src_lang", "source"), ("tgt_lang", "target")):
+        parser.add_argument(
+            f"--{name}",
+            default=argparse.SUPPRESS,
+            help=f"{side} language, for a multilingual model",
+        )
+
+
 def add_search(parser: argparse.ArgumentParser) -> None:
     """Add the settings of the search to a command.
 
@@ -163,12 +197,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("search", "the defaults are the model's own settings")
     for name, (kind, help_text) in SEARCH.items():
         group.add_argument(f"--{name}", type=kind, default=argparse.SUPPRESS, help=help_text)
-    for side in ("src", "tgt"):
-        group.add_argument(
-            f"--{side}_lang",
-            default=argparse.SUPPRESS,
-            help=f"{'source' if side == 'src' else 'target'} language, for a multilingual model",
-        )
+    add_languages(group)
     group.add_argument(
         "--int8",
         action="store_true",
@@ -215,12 +244,33 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         help="text file, plain or .gz; by default, or as -, stdin. A line must have at most "
         f"{MAX_LINE_TOKENS:,} tokens",
     )
+    output = parser.add_argument_group("output", "by default, one translation on a line")
+    output.add_argument(
+        "--num_return_sequences",
+        type=int,
+        default=argparse.SUPPRESS,
+        help="number of translations of each line, best first: an n-best list, with lines "
+        "NUMBER ||| TRANSLATION, where NUMBER is that of the line, from 0",
+    )
+    output.add_argument(
+        "--scores",
+        action="store_true",
+        help="add the log-probability of a translation, and the same divided by the length "
+        "penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
+    )
+    output.add_argument(
+        "--jsonl",
+        action="store_true",
+        help="write a JSON object for each line, with scores and those of each token if --scores "
+        "is given",
+    )
     add_search(parser)
     add_trust_flag(parser)
     # the file can follow flags
     search = vars(parser.parse_intermixed_args(argv))
     trust = search.pop("trust_remote_code")
     path = search.pop("file")
+    scores, jsonl = (search.pop(name, False) for name in ("scores", "jsonl"))
     path = None if path == "-" else path
     for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
@@ -231,9 +281,37 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         int8 = search.get("int8", False)
         pipeline = load(search.pop("run"), trust_remote_code=trust, int8=int8)
+        number = 0
+        is_plain = not (scores or jsonl or "num_return_sequences" in search)
+        if scores:
+            search["return_scores"] = True
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             name = path or "stdin"
             for lines in fitting_lines(arriving_lines(file, name), pipeline, name):
-                for line in translate_lines(pipeline, lines, **search):
-                    yield line
+                for line, found in zip(lines, search_lines(pipeline, lines, **search), strict=True):
+                    if is_plain:
+                        yield one_line(found[0]["translation_text"])
+                    elif jsonl:
+                        record = {"source": line, "translations": found}
+                        yield json.dumps(record, ensure_ascii=False)
+                    else:
+                        yield from n_best(number, found)
+                    number += 1
                     bar.update()
+
+
+def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
+    """Write translations as an n-best list of Moses and Marian.
+
+    Args:
+        number: Number of the source line, from 0.
+        translations: Results of the pipeline, with or without scores.
+
+    Yields:
+        A line for each translation, with fields between " ||| ".
+    """
+    for found in translations:
+        fields = [str(number), one_line(found["translation_text"])]
+        if "score" in found:
+            fields += [f"{found[name]:.6f}" for name in ("log_probability", "score")]
+        yield " ||| ".join(fields)

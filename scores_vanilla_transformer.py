@@ -1,0 +1,83 @@
+"""Log-probabilities of translations: one pass of the decoder reads all tokens of a translation.
+
+Shapes: B sentences, N translations of all of them, T tokens of the longest translation with its end
+token, S source positions, V tokens in the vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, PreTrainedModel
+
+from .search_vanilla_transformer import gnmt_length_penalty
+
+# number of logits in memory at a time
+MOST_LOGITS = 2**26
+
+
+@torch.no_grad()
+def token_log_probabilities(
+    model: PreTrainedModel, inputs: Mapping[str, Tensor], targets: Sequence[Sequence[int]]
+) -> list[list[float]]:
+    """Compute the log-probability of each token, given the source and the tokens before it.
+
+    Args:
+        model: Any encoder-decoder, in evaluation mode.
+        inputs: `input_ids` and `attention_mask` of the sources, [B, S], on the model's device.
+        targets: Token ids of N translations, without start token and padding; N is a multiple of B,
+            and the translations of a source follow one another.
+
+    Returns:
+        Natural logarithms, one for each token.
+
+    Raises:
+        ValueError: If the configuration names no token that starts a translation.
+    """
+    config = model.generation_config
+    start = config.decoder_start_token_id
+    start = config.bos_token_id if start is None else start
+    if start is None:
+        raise ValueError("decoder_start_token_id must be set to score a translation, got None.")
+    longest = max(map(len, targets), default=0)
+    if not longest:
+        return [[] for _ in targets]
+    mask, device = inputs["attention_mask"], inputs["input_ids"].device
+    memory = model.get_encoder()(**inputs)[0]  # [B, S, d_model]
+    ids = torch.full((len(targets), longest + 1), start, device=device)
+    for row, tokens in enumerate(targets):
+        ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens, device=device)
+    sources = torch.arange(len(targets), device=device) // (len(targets) // len(memory))
+    vocab_size = model.get_output_embeddings().weight.shape[0]
+    rows = max(1, MOST_LOGITS // (longest * vocab_size))
+    found: list[list[float]] = []
+    for part, source in zip(ids.split(rows), sources.split(rows), strict=True):
+        logits = model(
+            encoder_outputs=(memory[source],),
+            attention_mask=mask[source],
+            decoder_input_ids=part[:, :-1],
+            use_cache=False,
+        ).logits
+        log_probs = logits.float().log_softmax(dim=-1)  # [rows, T, V]
+        found += log_probs.gather(2, part[:, 1:, None])[:, :, 0].tolist()
+    return [row[: len(tokens)] for row, tokens in zip(found, targets, strict=True)]
+
+
+def length_penalty(config: GenerationConfig, length: int) -> float:
+    """Return the number that the search divides a log-probability by.
+
+    Args:
+        config: Settings of the search.
+        length: Number of tokens of the translation, with the end token.
+
+    Returns:
+        The penalty of section 6.1 if `length_penalty_alpha` is set, else that of the library.
+    """
+    alpha = getattr(config, "length_penalty_alpha", None)
+    if alpha is not None:
+        return float(gnmt_length_penalty(length, alpha))
+    exponent = 1.0 if config.length_penalty is None else config.length_penalty
+    return float(length**exponent)
+
+
+__all__ = ["length_penalty", "token_log_probabilities"]
