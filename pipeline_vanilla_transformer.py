@@ -34,7 +34,7 @@ TOKENS_PER_BATCH = 4096
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
 # settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
-PREPARE_SETTINGS = ("tokens_per_batch", "src_lang", "tgt_lang", "truncation")
+PREPARE_SETTINGS = ("tokens_per_batch", "split_sentences", "src_lang", "tgt_lang", "truncation")
 OUTPUT_SETTINGS = (
     "return_tensors",
     "return_text",
@@ -113,7 +113,10 @@ class TranslationPipeline(Pipeline):
                 which is read while the translations are read.
             batch_size: Maximum number of texts in a batch; 1 also turns reading ahead off.
             **kwargs: `tokens_per_batch`; `src_lang` and `tgt_lang`, languages of a multilingual
-                model; `truncation`, whether to cut a text that is too long for the model;
+                model; `split_sentences`, to translate each sentence of a text alone and keep the
+                white space between them: the language whose rules end a sentence, such as "en", or
+                true for that of the model, English if the model names none; `truncation`, whether
+                to cut a text that is too long for the model;
                 `return_tensors` and `return_text`, whether results have token ids and text (text
                 alone by default, ids alone if only `return_tensors` is set); `return_scores`,
                 whether results have log-probabilities, as those of `score` do;
@@ -163,8 +166,12 @@ class TranslationPipeline(Pipeline):
                 continue
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
+        split = prepare.pop("split_sentences", False)
+        if split and output.get("return_tensors"):
+            raise ValueError("return_tensors must be false with split_sentences, got true.")
         return _Job(
             batching,
+            split,
             prepare,
             {**self._forward_params, **search},
             {**self._postprocess_params, **output},
@@ -211,6 +218,45 @@ class TranslationPipeline(Pipeline):
             for index, result in zip(batch, found, strict=True):
                 results[index] = result
         return results
+
+    def split(
+        self, text: str, split_sentences: bool | str | None = True, src_lang: str | None = None
+    ) -> list[str]:
+        """Split a text as the setting `split_sentences` does; joined, the parts are the text.
+
+        Args:
+            text: Any text.
+            split_sentences: Language whose rules end a sentence, such as "en"; true for that of the
+                model, English if the model names none; false for the whole text.
+            src_lang: Language of the text, for a multilingual model.
+
+        Returns:
+            Sentences with the white space around them, and white space between paragraphs.
+
+        Raises:
+            ValueError: If the language is not known in two letters, or the package sentencex is not
+                installed.
+        """
+        if not split_sentences:
+            return [text]
+        language = split_sentences
+        if language is True:
+            # mBART writes en_XX, NLLB eng_Latn
+            code = src_lang or getattr(self.tokenizer, "source_lang", None) or "en"
+            language = re.split("[_-]", code)[0]
+        if not isinstance(language, str) or len(language) != 2:
+            raise ValueError(
+                "split_sentences must be the language of the texts in two letters, such as 'en', "
+                f"got {language!r}."
+            )
+        try:
+            from sentencex import segment
+        except ImportError as error:
+            raise ValueError(
+                "split_sentences needs sentencex, got none: "
+                "pip install 'vanilla_transformer[sentences]'"
+            ) from error
+        return list(segment(language, text))
 
     def _encode_targets(self, texts: list[str], tgt_lang: str | None) -> list[list[int]]:
         if hasattr(self.tokenizer, "_build_translation_inputs"):
@@ -279,19 +325,7 @@ class TranslationPipeline(Pipeline):
             ValueError: If a text is too long, has a token outside the model's vocabulary, or has
                 an unpaired surrogate, which is not valid Unicode.
         """
-        for text in input_:
-            if not isinstance(text, str):
-                raise TypeError(
-                    f"each text must be a string, got {type(text).__name__} "
-                    f"({_shortened(text)}). KeyDataset(dataset, column) takes a dataset's column."
-                )
-            try:
-                text.encode()
-            except UnicodeEncodeError as error:
-                raise ValueError(
-                    f"each text must be valid Unicode, got an unpaired surrogate at index "
-                    f"{error.start}: {_shortened(text)}."
-                ) from None
+        self._check_texts(input_)
         if not input_:
             return {"input_ids": []}
         longest = max_source_tokens(self.model.config)
@@ -306,6 +340,22 @@ class TranslationPipeline(Pipeline):
         )
         self._check_ids(input_, encoded["input_ids"], longest, "a text")
         return encoded
+
+    @staticmethod
+    def _check_texts(texts: list[str]):
+        for text in texts:
+            if not isinstance(text, str):
+                raise TypeError(
+                    f"each text must be a string, got {type(text).__name__} "
+                    f"({_shortened(text)}). KeyDataset(dataset, column) takes a dataset's column."
+                )
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"each text must be valid Unicode, got an unpaired surrogate at index "
+                    f"{error.start}: {_shortened(text)}."
+                ) from None
 
     def _check_ids(self, texts: list[str], ids: list[list[int]], longest: int | None, kind: str):
         vocab_size = self.model.get_input_embeddings().num_embeddings
@@ -485,20 +535,24 @@ class TranslationPipeline(Pipeline):
 
     def _translate(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
         """Return the translations of each text, in the order of the texts."""
+        if not job.split:
+            return self._translate_whole(texts, job)
+        if self._num_returned(dict(job.search)) > 1:
+            raise ValueError(
+                "num_return_sequences must be 1 with split_sentences: the translations of the "
+                "sentences of a text form one text."
+            )
+        self._check_texts(texts)
+        parts = [self.split(text, job.split, job.prepare.get("src_lang")) for text in texts]
+        sentences = [part for split in parts for part in split if part.strip()]
+        found = iter(self._translate_whole([part.strip() for part in sentences], job))
+        return [[_joined(split, found)] for split in parts]
+
+    def _translate_whole(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
         encoded = self.preprocess(texts, **job.prepare)
         ids = encoded.pop("input_ids")
         search = {**self._missing_settings(job.search), **job.search, **encoded}
-        # the argument, else the given configuration, else that of the model, else 1
-        configs = (search.get("generation_config"), self.model.generation_config)
-        counts = (getattr(config, "num_return_sequences", None) for config in configs)
-        given = search.get("num_return_sequences")
-        if given is None:
-            search.pop("num_return_sequences", None)
-        count = next(filter(None, counts), 1) if given is None else given
-        if type(count) is not int or count < 1:
-            raise ValueError(
-                f"num_return_sequences must be a whole number of at least 1, got {count!r}."
-            )
+        count = self._num_returned(search)
         # the translation of an empty text is empty; each batch overwrites the results of its texts
         certain = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
         nothing = {"ids": torch.empty(count, 0, dtype=torch.long), "scores": [certain] * count}
@@ -519,6 +573,21 @@ class TranslationPipeline(Pipeline):
                 results[index] = translations[row * count : (row + 1) * count]
         return results
 
+    def _num_returned(self, search: dict[str, Any]) -> int:
+        """Return the number of translations of a text; a missing one is removed from the search."""
+        # the argument, else the given configuration, else that of the model, else 1
+        configs = (search.get("generation_config"), self.model.generation_config)
+        counts = (getattr(config, "num_return_sequences", None) for config in configs)
+        given = search.get("num_return_sequences")
+        if given is None:
+            search.pop("num_return_sequences", None)
+        count = next(filter(None, counts), 1) if given is None else given
+        if type(count) is not int or count < 1:
+            raise ValueError(
+                f"num_return_sequences must be a whole number of at least 1, got {count!r}."
+            )
+        return count
+
     def _padded(self, ids: list[list[int]]) -> dict[str, Tensor]:
         # the first token of a source must have the first position
         inputs = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
@@ -526,12 +595,35 @@ class TranslationPipeline(Pipeline):
 
 
 class _Job(NamedTuple):
-    """Settings of a call: of batches, of `preprocess`, of `generate` and of `postprocess`."""
+    """Settings of a call: of batches, of `preprocess`, of `generate` and of `postprocess`.
+
+    `split` is the setting `split_sentences`.
+    """
 
     batching: dict[str, Any]
+    split: bool | str | None
     prepare: dict[str, Any]
     search: dict[str, Any]
     output: dict[str, Any]
+
+
+def _joined(parts: list[str], found: Iterator[list[dict[str, Any]]]) -> dict[str, Any]:
+    """Put translations in the place of the sentences of a text."""
+    results, texts = [], []
+    for part in parts:
+        if not part.strip():
+            texts.append(part)
+            continue
+        (result,) = next(found)
+        results.append(result)
+        start = len(part) - len(part.lstrip())
+        end = len(part.rstrip())
+        texts.append(part[:start] + result["translation_text"].strip() + part[end:])
+    joined: dict[str, Any] = {"translation_text": "".join(texts)}
+    if any("log_probability" in result for result in results):
+        joined["log_probability"] = math.fsum(it["log_probability"] for it in results)
+        joined["sentences"] = results
+    return joined
 
 
 def without_padding(ids: list[int], end: int | list[int] | None, pad: int | None) -> list[int]:

@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import sys
 import time
 from threading import Thread
 
@@ -393,3 +394,54 @@ def test_the_number_of_translations_must_be_a_whole_number(translate, count):
 
 def test_without_a_number_of_translations_that_of_the_model_counts(translate):
     assert translate("dogs", num_return_sequences=None) == translate("dogs")
+
+
+LONG = "  The small cat sleeps.  Dogs, e.g. the small dog, sleep too.\n\nIs it a house?\tYes. "
+
+
+def test_sentences_of_a_text_are_translated_alone_and_keep_the_space_between_them(
+    translate, model, tokenizer
+):
+    sentences = [
+        "The small cat sleeps.",
+        "Dogs, e.g. the small dog, sleep too.",
+        "Is it a house?",
+        "Yes.",
+    ]
+    one, two, three, four = [alone(model, tokenizer, text)[0].strip() for text in sentences]
+    found = translate(["", LONG, "\n \n", "dogs"], split_sentences="en")
+    assert texts_of(found) == [
+        "",
+        f"  {one}  {two}\n\n{three}\t{four} ",
+        "\n \n",
+        alone(model, tokenizer, "dogs")[0].strip(),
+    ]
+    assert translate(LONG, split_sentences=True) == [found[1]]
+    assert list(translate((text for text in [LONG]), split_sentences=True)) == [[found[1]]]
+
+
+def test_scores_of_sentences_are_added(translate):
+    (found,) = translate(LONG, split_sentences=True, return_scores=True)
+    assert len(found["sentences"]) == 4
+    total = sum(it["log_probability"] for it in found["sentences"])
+    assert found["log_probability"] == pytest.approx(total)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"split_sentences": "English"}, "split_sentences must be the language of the texts in tw"),
+        ({"split_sentences": 3}, "split_sentences must be the language of the texts in two letter"),
+        ({"num_return_sequences": 2}, "num_return_sequences must be 1 with split_sentences"),
+        ({"return_tensors": True}, "return_tensors must be false with split_sentences"),
+    ],
+)
+def test_settings_that_splitting_does_not_allow_are_refused(translate, settings, message):
+    with pytest.raises(ValueError, match=message):
+        translate(LONG, **{"split_sentences": True, **settings})
+
+
+def test_splitting_without_its_package_is_refused(translate, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(ValueError, match="split_sentences needs sentencex, got none: pip install"):
+        translate(LONG, split_sentences=True)

@@ -5,9 +5,10 @@ import json
 import re
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
-from itertools import islice
+from functools import partial
+from itertools import chain, islice
 from pathlib import Path
 from typing import IO, Any
 
@@ -142,7 +143,10 @@ def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
 
 
 def fitting_lines(
-    groups: Iterable[list[str]], pipeline: TranslationPipeline, name: str
+    groups: Iterable[list[str]],
+    pipeline: TranslationPipeline,
+    name: str,
+    split: Callable[[str], list[str]] = lambda line: [line],
 ) -> Iterator[list[str]]:
     """Pass lines through until a line has too many tokens.
 
@@ -150,6 +154,7 @@ def fitting_lines(
         groups: Lists of lines.
         pipeline: Model that translates the lines, and its tokenizer.
         name: Name of the file, for an error.
+        split: Function that splits a line into the texts that the model reads.
 
     Yields:
         The same lists; if a line is too long, first the lines before it.
@@ -161,14 +166,18 @@ def fitting_lines(
     most = min(MAX_LINE_TOKENS, max_source_tokens(pipeline.model.config) or MAX_LINE_TOKENS)
     num_lines_read = 0
     for lines in groups:
-        for index, ids in enumerate(pipeline.tokenizer(lines)["input_ids"]):
-            if len(ids) > most:
+        parts = [split(line) or [""] for line in lines]
+        lengths = map(len, pipeline.tokenizer(list(chain(*parts)))["input_ids"])
+        for index, part in enumerate(parts):
+            length = max(islice(lengths, len(part)))
+            if length > most:
                 # the lines before it are still translated
                 if index:
                     yield lines[:index]
                 raise ValueError(
                     f"{name} line {num_lines_read + index + 1} must have at most {most:,} tokens, "
-                    f"got {len(ids):,}: split the line into sentences, one on each line."
+                    f"got {length:,}: split the line into sentences, one on each line, or with "
+                    "--split_sentences."
                 )
         num_lines_read += len(lines)
         yield lines
@@ -246,6 +255,15 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     )
     output = parser.add_argument_group("output", "by default, one translation on a line")
     output.add_argument(
+        "--split_sentences",
+        nargs="?",
+        const=True,
+        metavar="LANGUAGE",
+        default=argparse.SUPPRESS,
+        help="translate each sentence of a line alone, with the rules of a language, such as en "
+        "(default: that of the model)",
+    )
+    output.add_argument(
         "--num_return_sequences",
         type=int,
         default=argparse.SUPPRESS,
@@ -281,13 +299,15 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         int8 = search.get("int8", False)
         pipeline = load(search.pop("run"), trust_remote_code=trust, int8=int8)
+        split_sentences, src_lang = search.get("split_sentences"), search.get("src_lang")
+        split = partial(pipeline.split, split_sentences=split_sentences, src_lang=src_lang)
         number = 0
         is_plain = not (scores or jsonl or "num_return_sequences" in search)
         if scores:
             search["return_scores"] = True
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
             name = path or "stdin"
-            for lines in fitting_lines(arriving_lines(file, name), pipeline, name):
+            for lines in fitting_lines(arriving_lines(file, name), pipeline, name, split):
                 for line, found in zip(lines, search_lines(pipeline, lines, **search), strict=True):
                     if is_plain:
                         yield one_line(found[0]["translation_text"])

@@ -171,6 +171,19 @@ def test_a_line_with_too_many_tokens_is_refused_by_number(
     assert "split the line into sentences" in said
 
 
+def test_sentences_of_a_line_may_be_longer_together_than_a_line(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(translate, "MAX_LINE_TOKENS", 20)
+    path = tmp_path / "lines.txt"
+    path.write_text("ant bee. Cat dog elk. Fox gnu hen. Ibis jay kite.\n\nant\n")
+    assert main(["translate", str(run), str(path)]) == 1
+    assert "or with --split_sentences" in capsys.readouterr().err
+    for flags in (["--split_sentences"], ["--split_sentences", "en"]):
+        assert main(["translate", str(run), str(path), *flags]) == 0
+        lines = capsys.readouterr().out.split("\n")
+        assert len(lines) == 4
+        assert lines[1] == ""
+
+
 def test_a_model_with_fewer_positions_has_a_lower_limit(run, tmp_path):
     pipeline = load(run)
     config = pipeline.model.config
