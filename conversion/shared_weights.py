@@ -62,6 +62,8 @@ class SharedConversion:
         self._rest: tuple[Any, ...] = ()
         # a conversion takes long, so one that was refused is not tried again in the same precision
         self._refusals: dict[torch.dtype, str] = {}
+        # accepted by the engine, which reads all packed weights to answer; `generate` asks it again
+        self._accepted: set[tuple[bool, torch.dtype, torch.device]] = set()
 
     def for_engine(
         self, int8: bool = False
@@ -95,10 +97,16 @@ class SharedConversion:
                     reason = self._refusals[self._model.dtype] = str(error).removesuffix(".")
                     return None, reason
                 self._ours = converted.to(self._model.device, self._model.dtype)
+                self._accepted.clear()
                 self._share(self._ours)
             self._ours.generation_config = self._model.generation_config
-            _, reason = engine_for(self._ours, int8)
-            return (self._ours, None) if reason is None else (None, reason)
+            kind = int8, self._model.dtype, self._model.device
+            if kind not in self._accepted:
+                _, reason = engine_for(self._ours, int8)
+                if reason is not None:
+                    return None, reason
+                self._accepted.add(kind)
+            return self._ours, None
 
     def _share(self, converted: VanillaTransformerForConditionalGeneration):
         self._parameters = dict(self._model.named_parameters())
