@@ -43,6 +43,7 @@ from .checks_vanilla_transformer import (
 )
 from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
+from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
     Decoding,
@@ -116,7 +117,8 @@ class SearchMixin(_Base):
                 quantizes the linear layers; `engine` is "auto" to use the inference engine if it
                 computes the same as the model's modules, "off" to use the modules, or "required" to
                 refuse a search that the engine cannot do. With "required", the library's output has
-                no cache.
+                no cache. `ensemble` is a list of further models of this class and vocabulary: each
+                step takes the mean of the probabilities of all models.
 
         Returns:
             Prompts and translations, [B * num_return_sequences, T], or the library's output if
@@ -139,6 +141,7 @@ class SearchMixin(_Base):
             assistant_model=assistant_model,
             streamer=streamer,
         )
+        ensemble = kwargs.pop("ensemble", None) or ()
         if kwargs.get("custom_generate") is not None:
             return call(inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs)
         if inputs is not None:
@@ -186,7 +189,9 @@ class SearchMixin(_Base):
         modules_reason = reason_for_modules(config, mode, model_inputs)
         if synced_gpus:
             modules_reason = modules_reason or "synced_gpus is set"
-        engine = self._engine(config, modules_reason)
+        engine: Any = self._engine(config, modules_reason, bool(ensemble))
+        if ensemble:
+            engine = ensemble_engine(self, engine, ensemble, bool(config.int8))
         criteria.append(ChosenSearch(config.length_penalty_alpha, engine))
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
@@ -254,11 +259,15 @@ class SearchMixin(_Base):
             )
         return None
 
-    def _engine(self, config: GenerationConfig, modules_reason: str | None) -> SearchEngine | None:
+    def _engine(
+        self, config: GenerationConfig, modules_reason: str | None, is_ensemble: bool
+    ) -> SearchEngine | None:
         """Return the engine that computes this search, or None if the modules do."""
+        needed = {"ensemble": is_ensemble, "int8": config.int8}
         if config.engine == "off":
-            if config.int8:
-                raise ValueError("int8 needs the inference engine, got engine='off'.")
+            for name, is_set in needed.items():
+                if is_set:
+                    raise ValueError(f"{name} needs the inference engine, got engine='off'.")
             return None
         engine, reason = None, modules_reason
         if reason is None:
@@ -267,8 +276,9 @@ class SearchMixin(_Base):
             engine, reason = engine_for(self, bool(config.int8))
         if engine is not None:
             return engine
-        for name, is_set in (("int8", config.int8), ("engine='required'", config.engine)):
-            if is_set not in (None, False, "auto"):
+        needed["engine='required'"] = config.engine == "required"
+        for name, is_set in needed.items():
+            if is_set:
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
@@ -447,11 +457,13 @@ def chosen_search(
     return chosen, StoppingCriteriaList(rest)
 
 
-def begin(engine: SearchEngine, model_kwargs: Mapping[str, Any], num_beams: int) -> Decoding:
+def begin(
+    engine: SearchEngine | EnsembleEngine, model_kwargs: Mapping[str, Any], num_beams: int
+) -> Decoding:
     """Begin the decoder of the engine with the memory of a batch.
 
     Args:
-        engine: Inference engine.
+        engine: Inference engine of one model or several.
         model_kwargs: Encoder outputs and source mask, once for each beam.
         num_beams: Beam size, K.
 

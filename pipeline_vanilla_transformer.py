@@ -42,7 +42,7 @@ OUTPUT_SETTINGS = (
     "clean_up_tokenization_spaces",
 )
 # settings of this package, which the library's search does not have
-OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
+OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens", "ensemble")
 # search with a model of the library whose configuration says nothing, and the library's own default
 DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
 LIBRARY_MAX_LENGTH = 20
@@ -283,8 +283,9 @@ class TranslationPipeline(Pipeline):
         config: GenerationConfig,
     ) -> list[dict[str, Any]]:
         """Return the mapping of `score` for token ids of translations."""
+        models = [self.model, *(getattr(config, "ensemble", None) or ())]
         with evaluating(self.model):
-            found = token_log_probabilities(self.model, inputs, targets)
+            found = token_log_probabilities(models, inputs, targets)
         results = []
         for ids, logarithms in zip(targets, found, strict=True):
             if ids and ids[0] == config.forced_bos_token_id:

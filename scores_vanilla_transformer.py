@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationConfig, PreTrainedModel
 
+from .ensemble_vanilla_transformer import mean_log_probs
 from .search_vanilla_transformer import gnmt_length_penalty
 
 # number of logits in memory at a time
@@ -18,12 +19,15 @@ MOST_LOGITS = 2**26
 
 @torch.no_grad()
 def token_log_probabilities(
-    model: PreTrainedModel, inputs: Mapping[str, Tensor], targets: Sequence[Sequence[int]]
+    models: Sequence[PreTrainedModel],
+    inputs: Mapping[str, Tensor],
+    targets: Sequence[Sequence[int]],
 ) -> list[list[float]]:
     """Compute the log-probability of each token, given the source and the tokens before it.
 
     Args:
-        model: Any encoder-decoder, in evaluation mode.
+        models: Any encoder-decoders of one vocabulary, in evaluation mode; the probability of a
+            token is the mean of theirs.
         inputs: `input_ids` and `attention_mask` of the sources, [B, S], on the model's device.
         targets: Token ids of N translations, without start token and padding; N is a multiple of B,
             and the translations of a source follow one another.
@@ -34,7 +38,7 @@ def token_log_probabilities(
     Raises:
         ValueError: If the configuration names no token that starts a translation.
     """
-    config = model.generation_config
+    config = models[0].generation_config
     start = config.decoder_start_token_id
     start = config.bos_token_id if start is None else start
     if start is None:
@@ -43,22 +47,28 @@ def token_log_probabilities(
     if not longest:
         return [[] for _ in targets]
     mask, device = inputs["attention_mask"], inputs["input_ids"].device
-    memory = model.get_encoder()(**inputs)[0]  # [B, S, d_model]
+    memories = [model.get_encoder()(**inputs)[0] for model in models]  # [B, S, d_model] each
     ids = torch.full((len(targets), longest + 1), start, device=device)
     for row, tokens in enumerate(targets):
         ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens, device=device)
-    sources = torch.arange(len(targets), device=device) // (len(targets) // len(memory))
-    vocab_size = model.get_output_embeddings().weight.shape[0]
+    sources = torch.arange(len(targets), device=device) // (len(targets) // len(mask))
+    vocab_size = models[0].get_output_embeddings().weight.shape[0]
     rows = max(1, MOST_LOGITS // (longest * vocab_size))
     found: list[list[float]] = []
     for part, source in zip(ids.split(rows), sources.split(rows), strict=True):
-        logits = model(
-            encoder_outputs=(memory[source],),
-            attention_mask=mask[source],
-            decoder_input_ids=part[:, :-1],
-            use_cache=False,
-        ).logits
-        log_probs = logits.float().log_softmax(dim=-1)  # [rows, T, V]
+        log_probs = mean_log_probs(
+            [
+                model(
+                    encoder_outputs=(memory[source],),
+                    attention_mask=mask[source],
+                    decoder_input_ids=part[:, :-1],
+                    use_cache=False,
+                )
+                .logits.float()
+                .log_softmax(dim=-1)
+                for model, memory in zip(models, memories, strict=True)
+            ]
+        )  # [rows, T, V]
         found += log_probs.gather(2, part[:, 1:, None])[:, :, 0].tolist()
     return [row[: len(tokens)] for row, tokens in zip(found, targets, strict=True)]
 

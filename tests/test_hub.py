@@ -33,6 +33,7 @@ CODE_FILES = {
     "configuration_vanilla_transformer.py",
     "cores_vanilla_transformer.py",
     "engine_vanilla_transformer.py",
+    "ensemble_vanilla_transformer.py",
     "generation_vanilla_transformer.py",
     "identity_vanilla_transformer.py",
     "kernels_vanilla_transformer.py",

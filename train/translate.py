@@ -244,12 +244,17 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         argument_default=argparse.SUPPRESS,
         description="Translate the lines of a file or stdin, and write them to stdout.",
     )
-    parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="+",
+        help="run folder, model folder or Hub name; several models of one vocabulary translate "
+        "together, with the mean of their probabilities",
+    )
     parser.add_argument(
         "file",
         metavar="FILE",
         nargs="?",
-        default=None,
         help="text file, plain or .gz; by default, or as -, stdin. A line must have at most "
         f"{MAX_LINE_TOKENS:,} tokens",
     )
@@ -287,7 +292,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # the file can follow flags
     search = vars(parser.parse_intermixed_args(argv))
     trust = search.pop("trust_remote_code")
-    path = search.pop("file")
+    runs, path = search.pop("runs"), search.pop("file", None)
+    # the parser takes every word for a run
+    if len(runs) > 1 and not Path(runs[-1]).is_dir():
+        path = runs.pop()
     scores, jsonl = (search.pop(name, False) for name in ("scores", "jsonl"))
     path = None if path == "-" else path
     for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
@@ -298,7 +306,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
         int8 = search.get("int8", False)
-        pipeline = load(search.pop("run"), trust_remote_code=trust, int8=int8)
+        pipeline, *others = [load(run, trust_remote_code=trust, int8=int8) for run in runs]
+        if others:
+            _refuse_other_vocabularies(runs, [pipeline, *others])
+            search["ensemble"] = [other.model for other in others]
         split_sentences, src_lang = search.get("split_sentences"), search.get("src_lang")
         split = partial(pipeline.split, split_sentences=split_sentences, src_lang=src_lang)
         number = 0
@@ -318,6 +329,16 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
                         yield from n_best(number, found)
                     number += 1
                     bar.update()
+
+
+def _refuse_other_vocabularies(runs: list[str], pipelines: list[TranslationPipeline]):
+    vocabularies = [pipeline.tokenizer.get_vocab() for pipeline in pipelines]
+    for run, vocabulary in zip(runs[1:], vocabularies[1:], strict=True):
+        if vocabulary != vocabularies[0]:
+            raise ValueError(
+                f"models that translate together must have one vocabulary, and that of {run} "
+                f"differs from that of {runs[0]}."
+            )
 
 
 def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:

@@ -1,0 +1,142 @@
+"""Search with several models: each step takes the mean of their probabilities.
+
+Shapes: as in `search_vanilla_transformer`.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .engine_vanilla_transformer import SearchEngine, engine_for
+from .search_vanilla_transformer import Decoding
+
+
+class EnsembleEngine:
+    """Engines of several models, with the interface of one.
+
+    Args:
+        engines: Engines of models with one vocabulary.
+        widths: d_model of each.
+    """
+
+    def __init__(self, engines: Sequence[SearchEngine], widths: Sequence[int]):
+        self.engines, self.widths = engines, list(widths)
+
+    def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
+        """Encode a batch with each model.
+
+        Args:
+            input_ids: Source tokens, [B, S].
+            attention_mask: 1 for a token, 0 for padding, [B, S]; all are tokens if None.
+
+        Returns:
+            Memories side by side, [B, S, sum of d_model].
+        """
+        return torch.cat([it.encode(input_ids, attention_mask) for it in self.engines], dim=-1)
+
+    def begin(self, memory: Tensor, attention_mask: Tensor | None) -> "EnsembleDecoding":
+        """Return the decoder for a batch, before its first step.
+
+        Args:
+            memory: Output of `encode`, [B, S, sum of d_model].
+            attention_mask: 1 for a source token, 0 for padding, [B, S]; all are tokens if None.
+
+        Returns:
+            Decoder of all models.
+        """
+        parts = zip(self.engines, memory.split(self.widths, dim=-1), strict=True)
+        return EnsembleDecoding([engine.begin(part, attention_mask) for engine, part in parts])
+
+
+class EnsembleDecoding(Decoding):
+    """Decoders of several models, which read the same hypotheses.
+
+    Args:
+        members: Decoder of each model, before its first step.
+    """
+
+    def __init__(self, members: Sequence[Decoding]):
+        self.members = members
+        self.share_to_remove = max(member.share_to_remove for member in members)
+
+    def step(self, ids: Tensor) -> Tensor:
+        """Read the tokens that were added since the last call, and score the next token.
+
+        Args:
+            ids: All tokens of each hypothesis, [B, R, T].
+
+        Returns:
+            Logarithm of the mean probability, [B, R or 1, V].
+        """
+        return mean_log_probs([member.step(ids).log_softmax(dim=-1) for member in self.members])
+
+    def follow(self, parents: Tensor, stays: Tensor | None = None):
+        """Reorder the hypotheses after a step, and remove finished sentences.
+
+        Args:
+            parents: Index of the hypothesis that each new one continues, among those of its
+                sentence, [B', R'].
+            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
+        """
+        for member in self.members:
+            member.follow(parents, stays)
+
+
+def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of probabilities, from their logarithms, of any shape."""
+    if len(log_probs) == 1:
+        return log_probs[0]
+    return torch.stack(tuple(log_probs)).logsumexp(dim=0) - math.log(len(log_probs))
+
+
+def ensemble_engine(
+    model: nn.Module, engine: SearchEngine, others: Sequence[Any], int8: bool
+) -> EnsembleEngine:
+    """Return the engine of an ensemble.
+
+    Args:
+        model: Model whose `generate` searches.
+        engine: Its engine.
+        others: The other models.
+        int8: Quantize the linear layers to int8.
+
+    Returns:
+        Engine of all models.
+
+    Raises:
+        ValueError: If a model is of another package, vocabulary, device or type, has fewer
+            positions, or cannot run on the inference engine.
+    """
+    engines = [engine]
+    for place, other in enumerate(others, start=2):
+        name = f"model {place} of the ensemble"
+        if type(other) is not type(model):
+            raise ValueError(
+                f"{name} must be a {type(model).__name__}, got a {type(other).__name__}."
+            )
+        for field, expected, found in (
+            ("vocab_size", model.config.vocab_size, other.config.vocab_size),
+            ("eos_token_id", model.config.eos_token_id, other.config.eos_token_id),
+            ("device", model.device, other.device),
+            ("dtype", model.dtype, other.dtype),
+        ):
+            if expected != found:
+                raise ValueError(f"{name} must have the {field} {expected}, got {found}.")
+        most = [_num_positions(it.config) for it in (model, other)]
+        if most[1] < most[0]:
+            raise ValueError(f"{name} must have at least {most[0]} positions, got {most[1]}.")
+        found, reason = engine_for(other, int8)
+        if found is None:
+            raise ValueError(f"{name} cannot run on the inference engine: {reason}.")
+        engines.append(found)
+    return EnsembleEngine(engines, [it.config.d_model for it in (model, *others)])
+
+
+def _num_positions(config: Any) -> float:
+    return config.max_position_embeddings if config.position_encoding == "learned" else math.inf
+
+
+__all__ = ["EnsembleDecoding", "EnsembleEngine", "ensemble_engine", "mean_log_probs"]
