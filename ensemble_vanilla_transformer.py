@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from transformers import PreTrainedModel
 
 from .engine_vanilla_transformer import SearchEngine, engine_for
 from .search_vanilla_transformer import Decoding
@@ -93,7 +94,7 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def ensemble_engine(
-    model: nn.Module, engine: SearchEngine, others: Sequence[Any], int8: bool
+    model: PreTrainedModel, engine: SearchEngine, others: Sequence[Any], int8: bool
 ) -> EnsembleEngine:
     """Return the engine of an ensemble.
 

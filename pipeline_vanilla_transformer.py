@@ -482,7 +482,7 @@ class TranslationPipeline(Pipeline):
 
     def postprocess(
         self,
-        model_outputs: dict[str, Tensor],
+        model_outputs: dict[str, Any],
         return_tensors: bool = False,
         return_text: bool | None = None,
         return_scores: bool = False,

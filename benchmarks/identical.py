@@ -124,14 +124,11 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     model, tokenizer = load_run(flags.run)
     rows, others = [], {}
     for name, pairs in compare(model.eval(), tokenizer, texts):
-        different = [
-            {"sentence": index, "library": theirs, "engine": ours}
-            for index, (theirs, ours) in enumerate(pairs)
-            if theirs[0] != ours[0]
-        ]
-        num_close = sum(abs(it["library"][1] - it["engine"][1]) < CLOSE for it in different)
-        apart = max(abs(theirs[1] - ours[1]) for theirs, ours in pairs)
-        others[name] = different
+        gaps = [abs(theirs[1] - ours[1]) for theirs, ours in pairs]
+        different = [index for index, (theirs, ours) in enumerate(pairs) if theirs[0] != ours[0]]
+        num_close = sum(gaps[index] < CLOSE for index in different)
+        apart = max(gaps)
+        others[name] = {index: pairs[index] for index in different}
         num_equal, num_other = len(texts) - len(different), len(different) - num_close
         rows.append((name, num_equal, num_close, num_other, apart))
     yield Section(

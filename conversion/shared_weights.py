@@ -94,8 +94,9 @@ class SharedConversion:
                         converted = convert(self._model, copy=False)
                 except ValueError as error:
                     self._ours = None
-                    reason = self._refusals[self._model.dtype] = str(error).removesuffix(".")
-                    return None, reason
+                    refusal = str(error).removesuffix(".")
+                    self._refusals[self._model.dtype] = refusal
+                    return None, refusal
                 self._ours = converted.to(self._model.device, self._model.dtype)
                 self._accepted.clear()
                 self._share(self._ours)

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -132,8 +133,9 @@ class ParsingPipeline(TranslationPipeline):
         self,
         input_tensors: dict[str, Tensor],
         searched: PreTrainedModel | None = None,
+        return_scores: bool = False,
         **search,
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, Any]:
         # words have no spaces, so that spaces separate the words of the decoded sentence
         texts = self.tokenizer.batch_decode(input_tensors["input_ids"], skip_special_tokens=True)
         lengths = input_tensors["attention_mask"].sum(dim=1)
@@ -141,7 +143,7 @@ class ParsingPipeline(TranslationPipeline):
         limits = lengths + search["max_extra_tokens"]
         constraint = TreeConstraint(self.tokenizer, num_words, limits)
         search["logits_processor"] = LogitsProcessorList([constraint])
-        return super()._forward(input_tensors, searched, **search)
+        return super()._forward(input_tensors, searched, return_scores, **search)
 
 
 def parse(
