@@ -516,6 +516,7 @@ class TokenRules:
         forbidden: Pairs of a length and tokens, which are forbidden in shorter hypotheses.
         forced_lengths: Lengths of hypotheses whose next token a processor forces.
         renormalizes: The probabilities of the allowed tokens sum to 1.
+        highest_bad_word: Highest token of `bad_words_ids`, which must be in the vocabulary.
     """
 
     def __init__(
@@ -523,7 +524,9 @@ class TokenRules:
         forbidden: list[tuple[float, set[int]]],
         forced_lengths: set[int],
         renormalizes: bool,
+        highest_bad_word: int,
     ):
+        self.highest_bad_word = highest_bad_word
         self.forbidden = forbidden
         self.forced_lengths = forced_lengths
         self.renormalizes = renormalizes
@@ -540,7 +543,7 @@ class TokenRules:
         """
         forbidden: list[tuple[float, set[int]]] = []
         forced_lengths = set()
-        renormalizes = False
+        renormalizes, highest_bad_word = False, -1
         for processor in processors:
             if renormalizes:
                 # a processor after the normalization
@@ -557,6 +560,7 @@ class TokenRules:
                 if any(len(ids) > 1 for ids in processor.sequence_bias):
                     return None
                 tokens = [token for ids in processor.sequence_bias for token in ids]
+                highest_bad_word = max([highest_bad_word, *tokens])
             elif type(processor) is ForcedBOSTokenLogitsProcessor:
                 tokens = []
                 forced_lengths.add(1)
@@ -568,7 +572,7 @@ class TokenRules:
             else:
                 return None
             forbidden.append((end, set(tokens)))
-        return cls(forbidden, forced_lengths, renormalizes)
+        return cls(forbidden, forced_lengths, renormalizes, highest_bad_word)
 
     def likeliest(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor] | None:
         """Return the most probable allowed tokens of each row; the logits are overwritten.
@@ -579,8 +583,8 @@ class TokenRules:
             length: Number of target tokens so far, with the prompt.
 
         Returns:
-            Log-probabilities and tokens, most probable first, [rows, C] each; None if a processor
-            forces the next token, or if there are fewer than C tokens.
+            Log-probabilities and tokens, most probable first, [rows, C] each; None if the
+            processors must be called, or if there are fewer than C tokens.
         """
         suppressed = self.suppressed(length, logits.shape[1])
         if suppressed is None or count > logits.shape[1]:
@@ -595,12 +599,13 @@ class TokenRules:
 
         Args:
             length: Number of target tokens so far, with the prompt.
-            vocab_size: V; the library's processors ignore ids that are not in the vocabulary.
+            vocab_size: V; the library ignores `suppress_tokens` that are not in the vocabulary.
 
         Returns:
-            Token ids, sorted; None if a processor forces the next token.
+            Token ids, sorted; None if the processors must be called: one of them forces the next
+            token, or refuses a bad word that is not in the vocabulary.
         """
-        if length in self.forced_lengths:
+        if length in self.forced_lengths or self.highest_bad_word >= vocab_size:
             return None
         tokens = set().union(*(tokens for end, tokens in self.forbidden if length < end))
         return sorted(token for token in tokens if 0 <= token < vocab_size)

@@ -84,6 +84,13 @@ def test_a_wide_enough_beam_finds_what_exhaustive_search_finds(small_model, alph
     assert len(found.sequences) == 10
 
 
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 2}])
+def test_a_bad_word_outside_of_the_vocabulary_is_refused(model, source, search):
+    for bad in ([99999], [3, 99999]):
+        with pytest.raises(ValueError, match="99999"):
+            model.generate(**source, **{**search, "bad_words_ids": [[4], bad]})
+
+
 def test_a_score_is_the_log_probability_over_the_penalty(model, source):
     found = model.generate(
         **source, **PAPER, return_dict_in_generate=True, output_scores=True, output_logits=True
