@@ -20,6 +20,7 @@ from ..checks_vanilla_transformer import ENGINES
 from ..console import add_trust_flag
 from ..loading import load
 from ..pipeline_vanilla_transformer import max_source_tokens
+from .data.lines import column_reader, read_column, read_subtitles, with_translation
 from .data.text_files import MAX_LINE_BYTES, opened, read_lines
 
 SEARCH = {
@@ -256,7 +257,12 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         metavar="FILE",
         nargs="?",
         help="text file, plain or .gz; by default, or as -, stdin. A line must have at most "
-        f"{MAX_LINE_TOKENS:,} tokens",
+        f"{MAX_LINE_TOKENS:,} tokens. Subtitles (.srt) are translated to subtitles",
+    )
+    parser.add_argument(
+        "--column",
+        help="what to translate of each line: the number of a column, from 1, in a file with tabs, "
+        "or the name of a field in JSON lines (.jsonl), such as translation.en (default: all)",
     )
     output = parser.add_argument_group("output", "by default, one translation on a line")
     output.add_argument(
@@ -298,9 +304,20 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         path = runs.pop()
     scores, jsonl = (search.pop(name, False) for name in ("scores", "jsonl"))
     path = None if path == "-" else path
-    for name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
+    name, column = path or "stdin", search.pop("column", None)
+    is_subtitles = ".srt" in Path(name).suffixes
+    for flag, value in (
+        ("column", column),
+        ("jsonl", jsonl),
+        ("scores", scores),
+        ("num_return_sequences", search.get("num_return_sequences")),
+    ):
+        if is_subtitles and value:
+            raise ValueError(f"{flag} must not be given: subtitles are translated to subtitles.")
+    take = None if column is None else column_reader(path, column)
+    for side, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
-            raise ValueError(f"{name} must be open, got a closed one.")
+            raise ValueError(f"{side} must be open, got a closed one.")
     # on one terminal, the progress bar would appear between the translations
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     # opened first, so that an unreadable file is reported before the model is loaded
@@ -310,17 +327,25 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         if others:
             _refuse_other_vocabularies(runs, [pipeline, *others])
             search["ensemble"] = [other.model for other in others]
+        subtitles = read_subtitles(file, name) if is_subtitles else []
         split_sentences, src_lang = search.get("split_sentences"), search.get("src_lang")
         split = partial(pipeline.split, split_sentences=split_sentences, src_lang=src_lang)
+        groups: Iterable[list[str]] = arriving_lines(file, name)
+        if subtitles:
+            groups = [[" ".join(subtitle.content.split()) for subtitle in subtitles]]
+        elif take is not None:
+            groups = read_column(groups, name, take)
         number = 0
         is_plain = not (scores or jsonl or "num_return_sequences" in search)
         if scores:
             search["return_scores"] = True
         with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
-            name = path or "stdin"
-            for lines in fitting_lines(arriving_lines(file, name), pipeline, name, split):
+            for lines in fitting_lines(groups, pipeline, name, split):
                 for line, found in zip(lines, search_lines(pipeline, lines, **search), strict=True):
-                    if is_plain:
+                    if subtitles:
+                        text = one_line(found[0]["translation_text"])
+                        yield with_translation(subtitles[number], text)
+                    elif is_plain:
                         yield one_line(found[0]["translation_text"])
                     elif jsonl:
                         record = {"source": line, "translations": found}

@@ -1,0 +1,147 @@
+"""Texts to translate: columns of tables and JSON lines, and subtitles."""
+
+import json
+import re
+import sys
+
+import pytest
+import translation_toys
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.cli import main
+from vanilla_transformer.train.data.lines import with_translation
+
+TEXTS = translation_toys.TEXTS[:3]
+SUBTITLES = """1
+00:00:01,000 --> 00:00:02,500
+the small cat
+sleeps
+
+2
+00:00:03,250 --> 00:00:04,000
+dogs
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """Folder of a model, and its pipeline."""
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = translation_toys.make_tokenizer()
+    toy = translation_toys.make_model(tokenizer)
+    toy.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return str(folder), TranslationPipeline(toy, tokenizer, device="cpu")
+
+
+def texts_of(results):
+    return [found["translation_text"] for found in results]
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "line"),
+    [
+        ("table.tsv", "2", lambda text: f"id\t{text}\tmore"),
+        ("table.txt", "1", lambda text: f"{text}\tmore"),
+        ("lines.jsonl", "text", lambda text: json.dumps({"text": text, "id": 3})),
+        (
+            "lines.jsonl",
+            "translation.en",
+            lambda text: json.dumps({"translation": {"en": text, "de": "x"}}),
+        ),
+    ],
+)
+def test_a_column_is_translated(model, tmp_path, capsys, name, column, line):
+    folder, translate = model
+    path = tmp_path / name
+    path.write_text("".join(f"{line(text)}\n" for text in TEXTS))
+    assert main(["translate", folder, str(path), "--column", column]) == 0
+    assert capsys.readouterr().out.splitlines() == texts_of(translate(TEXTS))
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "content", "message"),
+    [
+        ("a.tsv", "3", "dogs\tb\tdogs\nb\tc\n", "a.tsv line 2 must have a column 3, got 2 columns"),
+        ("a.tsv", "en", "dogs\n", "column must be a number from 1 for a file with tabs, got 'en'"),
+        ("a.tsv", "0", "dogs\n", "column must be a number from 1"),
+        (
+            "a.jsonl",
+            "en",
+            '{"en": "dogs"}\n{"de": "x"}\n',
+            "line 2 must have the field 'en', got",
+        ),
+        (
+            "a.jsonl",
+            "en",
+            '{"en": "dogs"}\n{"en": 3}\n',
+            "field 'en' of .* line 2 must be text",
+        ),
+        ("a.jsonl", "en", '{"en": "dogs"}\n[]\n', "line 2 must have the field 'en', got no object"),
+        ("a.jsonl", "en", '{"en": "dogs"}\n{"en\n', "line 2 must be a JSON object: "),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused(
+    model, tmp_path, capsys, name, column, content, message
+):
+    folder, translate = model
+    path = tmp_path / name
+    path.write_text(content)
+    assert main(["translate", folder, str(path), "--column", column]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith("error: ")
+    assert re.search(message, captured.err), captured.err
+    # the lines before it are translated
+    expected = texts_of(translate(["dogs"])) if " line 2" in captured.err else []
+    assert captured.out.splitlines() == expected
+
+
+def test_subtitles_are_translated_to_subtitles(model, tmp_path, capsys):
+    pytest.importorskip("srt")
+    folder, translate = model
+    path = tmp_path / "film.srt"
+    path.write_text(SUBTITLES)
+    assert main(["translate", folder, str(path)]) == 0
+    first, second = texts_of(translate(["the small cat sleeps", "dogs"]))
+    blocks = capsys.readouterr().out.split("\n\n")
+    assert [block.splitlines()[:2] for block in blocks[:2]] == [
+        ["1", "00:00:01,000 --> 00:00:02,500"],
+        ["2", "00:00:03,250 --> 00:00:04,000"],
+    ]
+    assert [" ".join(block.splitlines()[2:]) for block in blocks[:2]] == [first, second]
+
+
+def test_a_translation_has_as_many_lines_as_its_subtitle():
+    srt = pytest.importorskip("srt")
+    (subtitle, *_) = srt.parse(SUBTITLES)
+    assert with_translation(subtitle, "die kleine Katze schläft").splitlines()[2:] == [
+        "die kleine",
+        "Katze schläft",
+    ]
+    (subtitle, *_) = srt.parse(SUBTITLES)
+    assert with_translation(subtitle, "nein").splitlines()[2:] == ["nein"]
+
+
+@pytest.mark.parametrize("content", ["no subtitles\n", ""])
+def test_a_file_without_subtitles_is_refused(model, tmp_path, capsys, content):
+    pytest.importorskip("srt")
+    path = tmp_path / "film.srt"
+    path.write_text(content)
+    assert main(["translate", model[0], str(path)]) == 1
+    assert "film.srt must hold subtitles, got " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags", [["--jsonl"], ["--scores"], ["--num_return_sequences", "2"], ["--column", "1"]]
+)
+def test_flags_for_lines_are_refused_with_subtitles(model, tmp_path, capsys, flags):
+    (tmp_path / "film.srt").write_text(SUBTITLES)
+    assert main(["translate", model[0], str(tmp_path / "film.srt"), *flags]) == 1
+    assert "must not be given: subtitles are translated to subtitles" in capsys.readouterr().err
+
+
+def test_subtitles_without_their_package_are_refused(model, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "srt", None)
+    (tmp_path / "film.srt").write_text(SUBTITLES)
+    assert main(["translate", model[0], str(tmp_path / "film.srt")]) == 1
+    assert "subtitles need srt, got none: pip install" in capsys.readouterr().err

@@ -1,0 +1,143 @@
+"""Texts to translate in a file: whole lines, a column of each line, or subtitles."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from .text_files import lines_of, read_lines
+
+
+def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
+    """Return the function that takes a column from a line.
+
+    Args:
+        path: File; its name says whether lines are JSON objects (.jsonl) or have tabs between
+            columns. None is standard input, with tabs unless the column has a name.
+        column: Number of the column, from 1, or the name of a field of JSON objects; dots separate
+            the names of nested fields, as in "translation.en".
+
+    Returns:
+        Function from a line, and its place for an error, to the text of the column. It raises a
+        ValueError if the line has no such column.
+
+    Raises:
+        ValueError: If the column of a file with tabs has no number.
+    """
+    is_json = any(suffix in (".jsonl", ".json") for suffix in Path(path or "").suffixes)
+    if is_json or (path is None and not column.isdecimal()):
+        return lambda line, place: _field(line, place, column)
+    if not column.isdecimal() or int(column) < 1:
+        raise ValueError(
+            f"column must be a number from 1 for a file with tabs, got {column!r}. For JSON lines, "
+            "the name of the file ends in .jsonl."
+        )
+    return lambda line, place: _cell(line, place, int(column))
+
+
+def _cell(line: str, place: str, number: int) -> str:
+    cells = line.split("\t")
+    if len(cells) < number:
+        raise ValueError(f"{place} must have a column {number}, got {len(cells)} columns.")
+    return cells[number - 1]
+
+
+def _field(line: str, place: str, column: str) -> str:
+    try:
+        value: Any = json.loads(line)
+    except ValueError as error:
+        raise ValueError(f"{place} must be a JSON object: {error}.") from error
+    for name in column.split("."):
+        if not isinstance(value, dict) or name not in value:
+            found = f"the fields {', '.join(value)}" if isinstance(value, dict) else "no object"
+            raise ValueError(f"{place} must have the field {column!r}, got {found}.")
+        value = value[name]
+    if not isinstance(value, str):
+        raise ValueError(
+            f"the field {column!r} of {place} must be text, got {type(value).__name__}."
+        )
+    return value
+
+
+def read_column(
+    groups: Iterable[list[str]], name: str, take: Callable[[str, str], str]
+) -> Iterator[list[str]]:
+    """Take the column of each line.
+
+    Args:
+        groups: Lists of lines.
+        name: Name of the file, for an error.
+        take: Function of `column_reader`.
+
+    Yields:
+        Lists of texts, in which a space stands for each line end. If a line has no such column,
+        first the texts before it.
+
+    Raises:
+        ValueError: If a line has no such column; names the line.
+    """
+    number = 0
+    for group in groups:
+        texts: list[str] = []
+        for line in group:
+            number += 1
+            try:
+                texts.append(" ".join(take(line, f"{name} line {number}").splitlines()))
+            except ValueError:
+                if texts:
+                    yield texts
+                raise
+        yield texts
+
+
+def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
+    """Read a file of subtitles in the form of SubRip, .srt.
+
+    Args:
+        file: File that is open for bytes.
+        name: Name of the file, for an error.
+
+    Returns:
+        Subtitles of the package srt, with `content` and `to_srt`.
+
+    Raises:
+        ValueError: If the file holds no subtitles, or the package srt is not installed.
+    """
+    try:
+        import srt
+    except ImportError as error:
+        raise ValueError(
+            "subtitles need srt, got none: pip install 'vanilla_transformer[sentences]'"
+        ) from error
+    text = "\n".join(read_lines(lines_of(file), name))
+    try:
+        found = list(srt.parse(text))
+    except (srt.SRTParseError, ValueError) as error:
+        raise ValueError(f"{name} must hold subtitles, got something else: {error}") from error
+    if not found:
+        raise ValueError(f"{name} must hold subtitles, got none.")
+    return found
+
+
+def with_translation(subtitle: Any, translation: str) -> str:
+    """Return a subtitle with its translation, in as many lines as before if there are words enough.
+
+    Args:
+        subtitle: Subtitle of the package srt.
+        translation: Translation of its content, one line.
+
+    Returns:
+        Number, times and text, as in the file.
+    """
+    count = len(subtitle.content.splitlines()) or 1
+    words = translation.split()
+    size = len(" ".join(words)) / count
+    lines: list[str] = [""]
+    for word in words:
+        # a word belongs to the line in which its middle lies
+        middle = sum(map(len, lines)) + len(lines) - 1 + len(word) / 2
+        if lines[-1] and len(lines) < count and middle > size * len(lines):
+            lines.append("")
+        lines[-1] = f"{lines[-1]} {word}".strip()
+    subtitle.content = "\n".join(lines)
+    return subtitle.to_srt().rstrip("\n") + "\n"
