@@ -253,8 +253,7 @@ class TranslationPipeline(Pipeline):
             from sentencex import segment
         except ImportError as error:
             raise ValueError(
-                "split_sentences needs sentencex, got none: "
-                "pip install 'vanilla_transformer[sentences]'"
+                "split_sentences needs sentencex, got none: pip install 'vanilla_transformer[text]'"
             ) from error
         return list(segment(language, text))
 

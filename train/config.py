@@ -131,7 +131,7 @@ class TrainConfig:
     dataset: str = setting(
         "wmt/wmt14",
         "Hub name or local folder of a translation dataset; a folder with train.en, train.de (and "
-        "validation., test.; .gz too), or PREFIX of PREFIX.en, PREFIX.de; or demo",
+        "validation., test.; compressed too), or PREFIX of PREFIX.en, PREFIX.de; or demo",
         data=True,
     )
     name: str | None = setting("de-en", "configuration of the dataset", data=True)

@@ -41,7 +41,11 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
     for name, what in (("source", "sentences"), ("target", "translations, as many lines")):
         parser.add_argument(
-            f"--{name}", required=True, type=Path, metavar="FILE", help=f"{what}; plain or .gz"
+            f"--{name}",
+            required=True,
+            type=Path,
+            metavar="FILE",
+            help=f"{what}; plain or compressed",
         )
     parser.add_argument(
         "--jsonl",

@@ -256,8 +256,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         "file",
         metavar="FILE",
         nargs="?",
-        help="text file, plain or .gz; by default, or as -, stdin. A line must have at most "
-        f"{MAX_LINE_TOKENS:,} tokens. Subtitles (.srt) are translated to subtitles",
+        help="text file, plain or .gz, .bz2, .xz, .zst; by default, or as -, stdin. A line must "
+        f"have at most {MAX_LINE_TOKENS:,} tokens. Subtitles (.srt) are translated to subtitles",
     )
     parser.add_argument(
         "--column",

@@ -20,7 +20,7 @@ from ...configuration_vanilla_transformer import closest_name
 from ...loading import check_local
 from .cache import cached
 from .json_records import is_json, read_json
-from .text_files import count_lines, decoded, lines_of, opened, read_lines
+from .text_files import COMPRESSIONS, count_lines, decoded, lines_of, opened, read_lines
 
 SPLITS = ("train", "validation", "test")
 
@@ -31,8 +31,6 @@ WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
 }
-# what can follow the language in the name of a text file
-COMPRESSIONS = ("", ".gz")
 # rows of text files that are written to the cache at once
 ROWS_PER_BATCH = 10_000
 # names of files with records
@@ -52,7 +50,7 @@ def load_translations(
     Args:
         dataset: "demo", a Hub name, a local folder, a file of records (.jsonl, .parquet) to train
             on, or a prefix of text files: `PREFIX.en`, or in a folder `train.en`,
-            `validation.en`, `test.en`; plain or .gz.
+            `validation.en`, `test.en`; plain or compressed (.gz, .bz2, .xz, .zst).
         name: Configuration of the dataset; must be None for text files.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
@@ -260,7 +258,7 @@ def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) 
 
 
 def _text_file(prefix: str, language: str) -> Path | None:
-    paths = (Path(f"{prefix}.{language}{compression}") for compression in COMPRESSIONS)
+    paths = (Path(f"{prefix}.{language}{compression}") for compression in ("", *COMPRESSIONS))
     return next((path for path in paths if path.is_file()), None)
 
 

@@ -107,7 +107,7 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
         import srt
     except ImportError as error:
         raise ValueError(
-            "subtitles need srt, got none: pip install 'vanilla_transformer[sentences]'"
+            "subtitles need srt, got none: pip install 'vanilla_transformer[text]'"
         ) from error
     text = "\n".join(read_lines(lines_of(file), name))
     try:

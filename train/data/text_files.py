@@ -1,9 +1,11 @@
 """Read text files, plain or compressed, line by line in bounded memory."""
 
+import bz2
 import codecs
 import gzip
 import io
 import lzma
+import sys
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -14,6 +16,28 @@ from typing import IO, Any
 GZIP = b"\x1f\x8b"
 # what reading a truncated file raises
 TRUNCATED = (OSError, EOFError, zlib.error, lzma.LZMAError)
+
+
+def _open_zstd(path: Path, mode: str) -> Any:
+    try:
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd
+    except ImportError as error:
+        raise ValueError(
+            f"{path} needs backports.zstd, got none: pip install 'vanilla_transformer[text]'"
+        ) from error
+    return zstd.open(path, mode)
+
+
+# functions that open compressed files, by their suffix
+COMPRESSIONS: dict[str, Callable[..., Any]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+    ".zst": _open_zstd,
+}
 # longest line in a file or a pipe, line feed included
 MAX_LINE_BYTES = 1 << 20
 
@@ -95,22 +119,27 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     """Open a plain or compressed file for reading bytes.
 
     Args:
-        path: Path of the file, plain, .gz or .xz.
+        path: Path of the file, plain or with a suffix of `COMPRESSIONS`.
 
     Yields:
         The file, which is decompressed while it is read.
 
     Raises:
-        ValueError: If the file cannot be read to its end.
+        ValueError: If the file cannot be read to its end, or needs a package that is not
+            installed.
     """
-    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
-    opener = openers.get(path.suffix, Path.open)
+    opener = COMPRESSIONS.get(path.suffix, Path.open)
     try:
         with opener(path, "rb") as file:
             yield file
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except TRUNCATED as error:
+        raise ValueError(f"{path} cannot be read to its end: {error}") from error
+    except Exception as error:
+        # a package that is imported only for .zst has this error
+        if type(error).__name__ != "ZstdError":
+            raise
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 

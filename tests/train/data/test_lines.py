@@ -1,6 +1,9 @@
 """Texts to translate: columns of tables and JSON lines, and subtitles."""
 
+import bz2
+import gzip
 import json
+import lzma
 import re
 import sys
 
@@ -10,6 +13,7 @@ import translation_toys
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
 from vanilla_transformer.train.data.lines import with_translation
+from vanilla_transformer.train.data.text_files import opened
 
 TEXTS = translation_toys.TEXTS[:3]
 SUBTITLES = """1
@@ -145,3 +149,38 @@ def test_subtitles_without_their_package_are_refused(model, tmp_path, capsys, mo
     (tmp_path / "film.srt").write_text(SUBTITLES)
     assert main(["translate", model[0], str(tmp_path / "film.srt")]) == 1
     assert "subtitles need srt, got none: pip install" in capsys.readouterr().err
+
+
+OPENERS = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def compressed(suffix, content):
+    if suffix == ".zst":
+        home = "compression" if sys.version_info >= (3, 14) else "backports"
+        zstd = pytest.importorskip(f"{home}.zstd")
+        return zstd.compress(content)
+    return OPENERS[suffix](content)
+
+
+@pytest.mark.parametrize("suffix", [*OPENERS, ".zst"])
+def test_a_compressed_file_is_read_to_its_end_or_refused(suffix, tmp_path):
+    path, content = tmp_path / f"text{suffix}", "".join(f"line {n}\n" for n in range(5000)).encode()
+    path.write_bytes(compressed(suffix, content))
+    with opened(path) as file:
+        assert b"".join(file) == content
+    path.write_bytes(path.read_bytes()[:-9])
+    with pytest.raises(ValueError, match="cannot be read to its end"), opened(path) as file:
+        file.read()
+    path.write_bytes(b"no such format")
+    with pytest.raises(ValueError, match="cannot be read to its end"), opened(path) as file:
+        file.read()
+
+
+def test_a_file_of_zstd_without_its_package_is_refused(tmp_path, monkeypatch):
+    if sys.version_info >= (3, 14):
+        pytest.skip("zstd is a part of Python")
+    monkeypatch.setitem(sys.modules, "backports.zstd", None)
+    monkeypatch.delattr("backports.zstd", raising=False)
+    (tmp_path / "text.zst").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"needs backports.zstd, got none: pip install"):
+        opened(tmp_path / "text.zst").__enter__()
