@@ -119,7 +119,8 @@ class TranslationPipeline(Pipeline):
                 to cut a text that is too long for the model;
                 `return_tensors` and `return_text`, whether results have token ids and text (text
                 alone by default, ids alone if only `return_tensors` is set); `return_scores`,
-                whether results have log-probabilities, as those of `score` do;
+                whether results have log-probabilities, as those of `score` do (for a text that is
+                split, their sum, the mean score, and the results of its `sentences`);
                 `clean_up_tokenization_spaces`, for `decode`; `stop_sequence`, text whose first
                 token ends a translation; and settings of `generate`.
 
@@ -546,7 +547,8 @@ class TranslationPipeline(Pipeline):
         parts = [self.split(text, job.split, job.prepare.get("src_lang")) for text in texts]
         sentences = [part for split in parts for part in split if part.strip()]
         found = iter(self._translate_whole([part.strip() for part in sentences], job))
-        return [[_joined(split, found)] for split in parts]
+        has_scores = job.output.get("return_scores", False)
+        return [[_joined(split, found, has_scores)] for split in parts]
 
     def _translate_whole(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
         encoded = self.preprocess(texts, **job.prepare)
@@ -607,8 +609,10 @@ class _Job(NamedTuple):
     output: dict[str, Any]
 
 
-def _joined(parts: list[str], found: Iterator[list[dict[str, Any]]]) -> dict[str, Any]:
-    """Put translations in the place of the sentences of a text."""
+def _joined(
+    parts: list[str], found: Iterator[list[dict[str, Any]]], has_scores: bool
+) -> dict[str, Any]:
+    """Put translations in the place of the sentences of a text, and join their scores."""
     results, texts = [], []
     for part in parts:
         if not part.strip():
@@ -620,8 +624,10 @@ def _joined(parts: list[str], found: Iterator[list[dict[str, Any]]]) -> dict[str
         end = len(part.rstrip())
         texts.append(part[:start] + result["translation_text"].strip() + part[end:])
     joined: dict[str, Any] = {"translation_text": "".join(texts)}
-    if any("log_probability" in result for result in results):
+    if has_scores:
         joined["log_probability"] = math.fsum(it["log_probability"] for it in results)
+        total = math.fsum(it["score"] for it in results)
+        joined["score"] = total / max(1, len(results))
         joined["sentences"] = results
     return joined
 

@@ -425,6 +425,15 @@ def test_scores_of_sentences_are_added(translate):
     assert len(found["sentences"]) == 4
     total = sum(it["log_probability"] for it in found["sentences"])
     assert found["log_probability"] == pytest.approx(total)
+    mean = sum(it["score"] for it in found["sentences"]) / 4
+    assert found["score"] == pytest.approx(mean)
+    (nothing,) = translate("", split_sentences=True, return_scores=True)
+    assert nothing == {
+        "translation_text": "",
+        "log_probability": 0.0,
+        "score": 0.0,
+        "sentences": [],
+    }
 
 
 @pytest.mark.parametrize(
