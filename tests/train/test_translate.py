@@ -259,9 +259,9 @@ BOUNDS = ["--num_beams", "1", "--max_extra_tokens", "1"]
 
 
 def test_a_file_that_cannot_be_read_is_named_before_a_model_is_loaded(tmp_path):
-    for path, reason in ((tmp_path / "no.txt", "No such file"), (tmp_path, "Is a directory")):
-        with pytest.raises(ValueError, match=rf"{path} cannot be read: {reason}"):
-            list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
+    path = tmp_path / "no.txt"
+    with pytest.raises(ValueError, match=rf"{path} cannot be read: No such file"):
+        list(translate.run([str(tmp_path / "no-model"), str(path)], prog="translate"))
 
 
 def test_a_file_can_be_compressed(run, tmp_path):
