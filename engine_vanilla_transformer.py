@@ -867,14 +867,16 @@ def _state(modules: list[tuple[str, Any, Any]], int8: bool) -> tuple[list[Any], 
             config = own["config"]
             objects += [config.position_encoding, config.position_base, config.position_layout]
             objects += [config.position_offset, config.d_model, config._attn_implementation]
-        for weight in own["_parameters"].values() if isinstance(module, nn.Linear) else ():
+        is_linear = isinstance(module, nn.Linear)
+        is_in_place = is_linear and not int8 and is_used_in_place(module.weight)
+        for weight in own["_parameters"].values() if is_linear else ():
             if weight is None:
                 continue
             # tensors that are made for inference only have no version
             version = None if weight.is_inference() else weight._version
             addresses.append((weight.data_ptr(), weight.shape, weight.stride(), version))
             addresses.append((weight.device, weight.dtype))
-            if not int8 and is_used_in_place(weight):
+            if is_in_place:
                 continue
             # a sum in half precision would not show small changes
             numbers = weight.detach().flatten().float()

@@ -141,9 +141,11 @@ class SearchMixin(_Base):
             assistant_model=assistant_model,
             streamer=streamer,
         )
-        ensemble = kwargs.pop("ensemble", None) or ()
         if kwargs.get("custom_generate") is not None:
             return call(inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs)
+        ensemble = kwargs.pop("ensemble", None) or ()
+        if ensemble and kwargs.get("encoder_outputs") is not None:
+            raise ValueError("encoder_outputs must not be given with ensemble: each model encodes.")
         if inputs is not None:
             # the library also finds the source under this name
             if kwargs.get("input_ids") is not None:
@@ -743,7 +745,9 @@ def reason_for_modules(
         if getattr(config, name):
             return f"{name} is set"
     if config.return_dict_in_generate and config.engine != "required":
-        return "return_dict_in_generate is set, and engine='required' is not: it returns no cache"
+        return (
+            "return_dict_in_generate is set, and engine='required', which returns no cache, is not"
+        )
     if config.use_cache is False:
         return "use_cache is False"
     if config.cache_implementation is not None:

@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
@@ -42,7 +42,7 @@ OUTPUT_SETTINGS = (
     "clean_up_tokenization_spaces",
 )
 # settings of this package, which the library's search does not have
-OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens", "ensemble")
+OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 # search with a model of the library whose configuration says nothing, and the library's own default
 DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
 LIBRARY_MAX_LENGTH = 20
@@ -210,12 +210,12 @@ class TranslationPipeline(Pipeline):
         encoded = self.preprocess(list(inputs), **job.prepare)
         targets = self._encode_targets(list(translations), job.prepare.get("tgt_lang"))
         sources = encoded.pop("input_ids")
-        config = self._search_config({**job.search, **encoded})
+        search = {**job.search, **encoded}
         results: list[dict[str, Any]] = [{} for _ in inputs]
         for batch in batches_by_length(dict(enumerate(map(len, sources))), **job.batching):
             padded = self._padded([sources[index] for index in batch])
             padded = {name: tensor.to(self.device) for name, tensor in padded.items()}
-            found = self._scores(padded, [targets[index] for index in batch], config)
+            found = self._scores(padded, [targets[index] for index in batch], search)
             for index, result in zip(batch, found, strict=True):
                 results[index] = result
         return results
@@ -259,12 +259,15 @@ class TranslationPipeline(Pipeline):
         return list(segment(language, text))
 
     def _encode_targets(self, texts: list[str], tgt_lang: str | None) -> list[list[int]]:
+        self._check_texts(texts)
+        if not texts:
+            return []
         if hasattr(self.tokenizer, "_build_translation_inputs"):
             with _TOKENIZER_LOCK:
                 self.tokenizer.tgt_lang = tgt_lang
                 ids = self.tokenizer(text_target=texts)["input_ids"]
         else:
-            ids = self.tokenizer(text_target=texts)["input_ids"] if texts else []
+            ids = self.tokenizer(text_target=texts)["input_ids"]
         longest = max_source_tokens(self.model.config)
         self._check_ids(texts, ids, longest, "a translation")
         return ids
@@ -280,11 +283,14 @@ class TranslationPipeline(Pipeline):
         self,
         inputs: Mapping[str, Tensor],
         targets: Sequence[Sequence[int]],
-        config: GenerationConfig,
+        search: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return the mapping of `score` for token ids of translations."""
-        models = [self.model, *(getattr(config, "ensemble", None) or ())]
-        with evaluating(self.model):
+        config = self._search_config(search)
+        models = [self.model, *(search.get("ensemble") or ())]
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(evaluating(model))
             found = token_log_probabilities(models, inputs, targets)
         results = []
         for ids, logarithms in zip(targets, found, strict=True):
@@ -435,7 +441,7 @@ class TranslationPipeline(Pipeline):
             without_padding(row[1 : limit + 1], *ends)
             for row, limit in zip(ids.tolist(), limits, strict=True)
         ]
-        return {"ids": ids, "scores": self._scores(input_tensors, targets, config)}
+        return {"ids": ids, "scores": self._scores(input_tensors, targets, search)}
 
     def _missing_settings(self, search: dict[str, Any]) -> dict[str, Any]:
         """Return what version 4's pipeline set where call and model say nothing of the search."""
@@ -457,6 +463,10 @@ class TranslationPipeline(Pipeline):
         """
         if isinstance(self.model.config, VanillaTransformerConfig):
             return self.model
+        if search.get("ensemble"):
+            raise ValueError(
+                f"ensemble must be of models of this package, got a {type(self.model).__name__}."
+            )
         engine, int8 = search.get("engine", "auto"), bool(search.get("int8"))
         reason: str | None = "engine='off' is set"
         if engine != "off":

@@ -46,29 +46,22 @@ def token_log_probabilities(
     longest = max(map(len, targets), default=0)
     if not longest:
         return [[] for _ in targets]
-    mask, device = inputs["attention_mask"], inputs["input_ids"].device
-    memories = [model.get_encoder()(**inputs)[0] for model in models]  # [B, S, d_model] each
+    device, num_sources = inputs["input_ids"].device, len(inputs["input_ids"])
     ids = torch.full((len(targets), longest + 1), start, device=device)
     for row, tokens in enumerate(targets):
         ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens, device=device)
-    sources = torch.arange(len(targets), device=device) // (len(targets) // len(mask))
+    sources = torch.arange(len(targets), device=device) // (len(targets) // num_sources)
     vocab_size = models[0].get_output_embeddings().weight.shape[0]
     rows = max(1, MOST_LOGITS // (longest * vocab_size))
     found: list[list[float]] = []
     for part, source in zip(ids.split(rows), sources.split(rows), strict=True):
-        log_probs = mean_log_probs(
-            [
-                model(
-                    encoder_outputs=(memory[source],),
-                    attention_mask=mask[source],
-                    decoder_input_ids=part[:, :-1],
-                    use_cache=False,
-                )
-                .logits.float()
-                .log_softmax(dim=-1)
-                for model, memory in zip(models, memories, strict=True)
-            ]
-        )  # [rows, T, V]
+        read = {name: tensor[source] for name, tensor in inputs.items()}
+        # given the encoder's output in place of the source, FSMT would not hide later tokens
+        outputs = [
+            model(**read, decoder_input_ids=part[:, :-1], use_cache=False) for model in models
+        ]
+        # [rows, T, V]
+        log_probs = mean_log_probs([it.logits.float().log_softmax(dim=-1) for it in outputs])
         found += log_probs.gather(2, part[:, 1:, None])[:, :, 0].tolist()
     return [row[: len(tokens)] for row, tokens in zip(found, targets, strict=True)]
 

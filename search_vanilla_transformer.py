@@ -510,7 +510,7 @@ def is_worth_shrinking(decoding: Decoding, done: Sequence[bool]) -> bool:
 
 
 class TokenRules:
-    """What the processors of a search do, if they only forbid tokens, force them or renormalize.
+    """Rules of a search whose processors only forbid or force tokens, or renormalize.
 
     Args:
         forbidden: Pairs of a length and tokens, which are forbidden in shorter hypotheses.

@@ -192,3 +192,37 @@ def make_mbart(pieces, folder):
         **SIZES,
     )
     return MBartForConditionalGeneration(config), tokenizer
+
+
+LANGUAGES = {"src_lang": "en", "tgt_lang": "de"}
+# maker of a model, and source and target language if there are several
+KINDS = {
+    "marian": (make_marian, {}),
+    "fsmt": (make_fsmt, {}),
+    "bart": (make_bart, {}),
+    "t5": (make_t5, {}),
+    "m2m100": (make_m2m, LANGUAGES),
+    "nllb": (make_nllb, {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}),
+    "mbart50": (make_mbart, {"src_lang": "en_XX", "tgt_lang": "de_DE"}),
+}
+
+
+def search_by_hand(model, tokenizer, texts, languages, **search):
+    """Return what `generate` gives for one text at a time, as the models' documentation says."""
+    if languages:
+        tokenizer.src_lang = languages["src_lang"]
+        # M2M100's language tokens are outside of its vocabulary
+        lookup = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)
+        search["forced_bos_token_id"] = lookup(languages["tgt_lang"])
+    found = []
+    for text in texts:
+        inputs = tokenizer(text, return_tensors="pt")
+        inputs.pop("token_type_ids", None)
+        found.append(model.generate(**inputs, **search))
+    return found
+
+
+def by_hand(model, tokenizer, texts, languages, **search):
+    """Translate one text at a time."""
+    ids = search_by_hand(model, tokenizer, texts, languages, **search)
+    return [tokenizer.decode(row[0], skip_special_tokens=True) for row in ids]

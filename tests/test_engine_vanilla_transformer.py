@@ -617,6 +617,24 @@ def test_the_engine_returns_scores_if_it_is_required(lively_model, source, searc
     assert shapes[0] == shapes[1]
 
 
+def test_a_bias_of_many_outputs_is_seen_when_it_changes(lively_model, source, searched):
+    # heads so wide that projections have 1,024 outputs, and are packed together
+    sizes = {"d_k": 512, "d_v": 512, "encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    model = lively_model(**sizes, attention_bias=True)
+
+    def scores(engine):
+        return model.generate(**source, **PAPER, **SCORES, engine=engine).sequences_scores
+
+    before = scores("required")
+    projection = model.get_decoder().layers[0].self_attention.v_proj
+    assert projection.out_features == 1024
+    projection.bias.data += 30 * torch.randn(1024, generator=torch.Generator().manual_seed(0))
+    after = scores("required")
+    torch.testing.assert_close(after, scores("off"), rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(after, before, rtol=1e-3)
+    assert len(searched) == 2
+
+
 def test_int8_gives_scores_only_without_a_cache(lively_model, source):
     with pytest.raises(ValueError, match="return_dict_in_generate is set, and engine='required'"):
         lively_model().generate(**source, **PAPER, **SCORES, int8=True)

@@ -154,6 +154,7 @@ def test_the_command_translates_with_several_models(tokenizer, models, tmp_path,
     ("change", "message"),
     [
         (lambda it: it.half(), "model 2 of the ensemble must have the dtype"),
+        (lambda it: it.train(), "cannot run on the inference engine: the model is in training"),
         (lambda it: setattr(it.config, "vocab_size", 7), "must have the vocab_size"),
         (lambda it: setattr(it.config, "eos_token_id", 7), "must have the eos_token_id"),
         (
@@ -175,6 +176,11 @@ def test_an_ensemble_needs_the_engine_and_one_class(tokenizer, models, tmp_path)
         models[0].generate(**inputs, ensemble=models[1:], engine="off")
     with pytest.raises(ValueError, match="ensemble needs the inference engine, which cannot be"):
         models[0].generate(**inputs, ensemble=models[1:], use_cache=False)
-    marian, _ = make_marian(make_pieces(tmp_path), tmp_path)
+    memory = models[0].get_encoder()(**inputs)
+    with pytest.raises(ValueError, match="encoder_outputs must not be given with ensemble"):
+        models[0].generate(encoder_outputs=memory, ensemble=models[1:])
+    marian, words = make_marian(make_pieces(tmp_path), tmp_path)
+    with pytest.raises(ValueError, match="ensemble must be of models of this package, got a Mari"):
+        TranslationPipeline(marian, words)("a house", ensemble=[marian])
     with pytest.raises(ValueError, match=r"must be a VanillaTransformerFor.*, got a MarianMTModel"):
         models[0].generate(**inputs, ensemble=[marian])

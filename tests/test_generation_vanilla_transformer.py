@@ -84,6 +84,23 @@ def test_a_wide_enough_beam_finds_what_exhaustive_search_finds(small_model, alph
     assert len(found.sequences) == 10
 
 
+@pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 3}])
+@pytest.mark.parametrize(
+    "rules",
+    [
+        {"bad_words_ids": [[5], [7]]},
+        {"suppress_tokens": [5, 7], "renormalize_logits": True},
+        {"forced_bos_token_id": 9, "forced_eos_token_id": 2, "max_new_tokens": 6},
+        {"min_new_tokens": 4, "bad_words_ids": [[5]], "renormalize_logits": True},
+    ],
+)
+def test_rules_choose_the_tokens_that_the_processors_choose(model, source, search, rules):
+    # another processor, after which the rules do not apply
+    processors = LogitsProcessorList([lambda ids, scores: scores])
+    expected = model.generate(**source, **search, **rules, logits_processor=processors)
+    assert model.generate(**source, **search, **rules).tolist() == expected.tolist()
+
+
 @pytest.mark.parametrize("search", [PAPER, {"num_beams": 1}, {"num_beams": 2}])
 def test_a_bad_word_outside_of_the_vocabulary_is_refused(model, source, search):
     for bad in ([99999], [3, 99999]):

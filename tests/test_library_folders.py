@@ -4,17 +4,7 @@ import json
 
 import pytest
 import torch
-from library_models import (
-    SENTENCES,
-    make_bart,
-    make_fsmt,
-    make_m2m,
-    make_marian,
-    make_mbart,
-    make_nllb,
-    make_pieces,
-    make_t5,
-)
+from library_models import KINDS, SENTENCES, by_hand, make_pieces
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertLMHeadModel
 
@@ -24,16 +14,6 @@ from vanilla_transformer.loading import load_run
 from vanilla_transformer.train.evaluate import evaluate
 
 TEXTS = SENTENCES[:3]
-# maker of the model, and source and target language if there are several
-KINDS = {
-    "marian": (make_marian, {}),
-    "fsmt": (make_fsmt, {}),
-    "bart": (make_bart, {}),
-    "t5": (make_t5, {}),
-    "m2m100": (make_m2m, {"src_lang": "en", "tgt_lang": "de"}),
-    "nllb": (make_nllb, {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}),
-    "mbart50": (make_mbart, {"src_lang": "en_XX", "tgt_lang": "de_DE"}),
-}
 ON_ENGINE = ("marian", "fsmt", "m2m100", "nllb")
 
 pytestmark = pytest.mark.usefixtures("new_process")
@@ -52,24 +32,8 @@ def folders(tmp_path_factory):
         model.generation_config.update(max_new_tokens=7, num_beams=2, max_length=None)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        found[kind] = folder, by_hand(model.eval(), tokenizer, **languages)
+        found[kind] = folder, by_hand(model.eval(), tokenizer, TEXTS, languages)
     return found
-
-
-def by_hand(model, tokenizer, src_lang=None, tgt_lang=None):
-    """Translate one text at a time as the documentation of the models says."""
-    search = {}
-    if src_lang is not None:
-        tokenizer.src_lang = src_lang
-        lookup = getattr(tokenizer, "get_lang_id", tokenizer.convert_tokens_to_ids)
-        search["forced_bos_token_id"] = lookup(tgt_lang)
-    results = []
-    for text in TEXTS:
-        inputs = tokenizer(text, return_tensors="pt")
-        inputs.pop("token_type_ids", None)
-        ids = model.generate(**inputs, **search)
-        results.append(tokenizer.decode(ids[0], skip_special_tokens=True))
-    return results
 
 
 def flags_of(languages):

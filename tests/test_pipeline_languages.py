@@ -1,5 +1,6 @@
 """The translation pipeline with models of the library: languages, prefixes, form of the results."""
 
+import library_models
 import pytest
 import torch
 from library_models import (
@@ -42,15 +43,8 @@ def make(maker, pieces, folder):
     return model.eval(), tokenizer
 
 
-def by_hand(model, tokenizer, texts, **search):
-    """Translate one text at a time as the documentation of the models says."""
-    results = []
-    for text in texts:
-        inputs = tokenizer(text, return_tensors="pt")
-        inputs.pop("token_type_ids", None)
-        ids = model.generate(**inputs, **{**SEARCH, **search})
-        results.append(tokenizer.decode(ids[0], skip_special_tokens=True))
-    return results
+def by_hand(model, tokenizer, texts, languages, **search):
+    return library_models.by_hand(model, tokenizer, texts, languages, **{**SEARCH, **search})
 
 
 def texts_of(results):
@@ -61,7 +55,7 @@ def texts_of(results):
 def test_a_model_of_one_pair_translates_as_by_hand(name, pieces, tmp_path):
     model, tokenizer = make(ONE_PAIR[name], pieces, tmp_path)
     translate = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu")
-    expected = by_hand(model, tokenizer, TEXTS)
+    expected = by_hand(model, tokenizer, TEXTS, {})
     assert len(set(expected)) > 1
     assert texts_of(translate(TEXTS, **SEARCH)) == expected
     # languages that a model of one pair has anyway were always allowed
@@ -75,11 +69,8 @@ def test_a_multilingual_model_translates_as_by_hand(name, pieces, tmp_path):
     model, tokenizer = make(maker, pieces, tmp_path)
     expected = {}
     for code in (target, other):
-        tokenizer.src_lang = source
-        # M2M100's language tokens are outside of its vocabulary
-        ids = getattr(tokenizer, "lang_code_to_id", None)
-        forced = ids[code] if ids else tokenizer.convert_tokens_to_ids(code)
-        expected[code] = by_hand(model, tokenizer, TEXTS, forced_bos_token_id=forced)
+        languages = {"src_lang": source, "tgt_lang": code}
+        expected[code] = by_hand(model, tokenizer, TEXTS, languages)
     assert expected[target] != expected[other]
     languages = {"src_lang": source, "tgt_lang": target}
     built = pipeline("translation", model=model, tokenizer=tokenizer, device="cpu", **languages)
@@ -132,8 +123,8 @@ def test_prefix_and_search_of_a_task_come_from_the_configuration(pieces, tmp_pat
     texts = [PREFIX + text for text in TEXTS]
     translate = pipeline("translation_en_to_de", model=model, tokenizer=tokenizer, device="cpu")
     length = {"max_new_tokens": SEARCH["max_new_tokens"]}
-    assert texts_of(translate(TEXTS, **length)) == by_hand(model, tokenizer, texts, num_beams=3)
-    assert texts_of(translate(TEXTS, **SEARCH)) == by_hand(model, tokenizer, texts)
+    assert texts_of(translate(TEXTS, **length)) == by_hand(model, tokenizer, texts, {}, num_beams=3)
+    assert texts_of(translate(TEXTS, **SEARCH)) == by_hand(model, tokenizer, texts, {})
     # the configuration is as it was
     assert model.config.task_specific_params["translation_en_to_de"]["prefix"] == PREFIX
 
@@ -148,14 +139,14 @@ def test_where_nothing_is_set_the_search_is_that_of_version_4(pieces, tmp_path):
     for stack in (model.get_encoder(), model.get_decoder()):
         stack.embed_positions.weight = positions
     wished = {"num_beams": 4, "max_new_tokens": 256}
-    expected = by_hand(model, tokenizer, TEXTS, **wished)
+    expected = by_hand(model, tokenizer, TEXTS, {}, **wished)
     assert max(map(len, expected)) > 100
     assert texts_of(translate(TEXTS)) == expected
     # settings of the call, of a given configuration and of the model come first
-    expected = by_hand(model, tokenizer, TEXTS, num_beams=4, max_new_tokens=None, max_length=9)
+    expected = by_hand(model, tokenizer, TEXTS, {}, num_beams=4, max_new_tokens=None, max_length=9)
     assert texts_of(translate(TEXTS, max_length=9)) == expected
     given = GenerationConfig(max_length=9, num_beams=1, suppress_tokens=[2])
-    expected = by_hand(model, tokenizer, TEXTS, num_beams=1, max_new_tokens=None, max_length=9)
+    expected = by_hand(model, tokenizer, TEXTS, {}, num_beams=1, max_new_tokens=None, max_length=9)
     assert texts_of(translate(TEXTS, generation_config=given)) == expected
     model.generation_config.update(max_length=9, num_beams=1)
     assert texts_of(translate(TEXTS)) == expected

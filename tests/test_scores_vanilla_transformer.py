@@ -6,7 +6,7 @@ import math
 import equations
 import pytest
 import torch
-from library_models import SENTENCES, make_m2m, make_marian, make_pieces, make_t5
+from library_models import KINDS, SENTENCES, make_pieces, search_by_hand
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 from vanilla_transformer import TranslationPipeline
@@ -14,8 +14,6 @@ from vanilla_transformer import scores_vanilla_transformer as scores
 from vanilla_transformer.cli import main
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True}
-LANGUAGES = {"src_lang": "en", "tgt_lang": "de"}
-MAKERS = {"marian": (make_marian, {}), "t5": (make_t5, {}), "m2m100": (make_m2m, LANGUAGES)}
 
 
 @pytest.fixture(scope="module")
@@ -97,10 +95,10 @@ def test_scores_of_translations_are_those_of_the_search(translate, search):
     ]
 
 
-@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("name", KINDS)
 def test_scores_of_models_of_the_library_are_those_of_its_search(name, pieces, tmp_path):
     torch.manual_seed(3)
-    make, languages = MAKERS[name]
+    make, languages = KINDS[name]
     model, tokenizer = make(pieces, tmp_path)
     model.eval()
     # the library counts a forced end token as certain
@@ -108,12 +106,8 @@ def test_scores_of_models_of_the_library_are_those_of_its_search(name, pieces, t
     search = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 6}
     translate = TranslationPipeline(model, tokenizer, **languages)
     results = translate(SENTENCES, **search, return_scores=True)
-    if languages:
-        tokenizer.src_lang = languages["src_lang"]
-        search["forced_bos_token_id"] = tokenizer.get_lang_id(languages["tgt_lang"])
-    for text, found in zip(SENTENCES, results, strict=True):
-        inputs = tokenizer(text, return_tensors="pt")
-        expected = model.generate(**inputs, **search, **SCORES)
+    by_hand = search_by_hand(model, tokenizer, SENTENCES, languages, **search, **SCORES)
+    for found, expected in zip(results, by_hand, strict=True):
         scored = zip(found, expected.sequences_scores.tolist(), strict=True)
         for one, score in scored:
             assert one["score"] == pytest.approx(score, abs=1e-4)

@@ -5,7 +5,7 @@ import json
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from functools import partial
 from itertools import chain, islice
@@ -14,6 +14,7 @@ from typing import IO, Any
 
 from accelerate.utils.memory import should_reduce_batch_size
 from tqdm import tqdm
+from transformers import PreTrainedModel
 
 from .. import TranslationPipeline
 from ..checks_vanilla_transformer import ENGINES
@@ -223,22 +224,7 @@ def add_search(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def run(argv: list[str], prog: str) -> Iterator[str]:
-    """Run the command line of the translation.
-
-    A progress bar appears on stderr if stderr is a terminal and stdout is not.
-
-    Args:
-        argv: Arguments of the command line.
-        prog: Name of the command, for its help.
-
-    Yields:
-        Translation of each line, in order, as soon as it is complete.
-
-    Raises:
-        ValueError: If the file cannot be read, the model cannot be loaded, or a line is not UTF-8
-            or too long for the model.
-    """
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
@@ -261,109 +247,143 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     )
     parser.add_argument(
         "--column",
+        default=None,
         help="what to translate of each line: the number of a column, from 1, in a file with tabs, "
         "or the name of a field in JSON lines (.jsonl), such as translation.en (default: all)",
     )
-    output = parser.add_argument_group("output", "by default, one translation on a line")
-    output.add_argument(
+    parser.add_argument(
         "--split_sentences",
         nargs="?",
         const=True,
         metavar="LANGUAGE",
-        default=argparse.SUPPRESS,
         help="translate each sentence of a line alone, with the rules of a language, such as en "
         "(default: that of the model)",
     )
+    output = parser.add_argument_group("output", "by default, one translation on a line")
     output.add_argument(
         "--num_return_sequences",
         type=int,
-        default=argparse.SUPPRESS,
         help="number of translations of each line, best first: an n-best list, with lines "
         "NUMBER ||| TRANSLATION, where NUMBER is that of the line, from 0",
     )
     output.add_argument(
         "--scores",
         action="store_true",
+        default=False,
         help="add the log-probability of a translation, and the same divided by the length "
         "penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
     )
     output.add_argument(
         "--jsonl",
         action="store_true",
+        default=False,
         help="write a JSON object for each line, with scores and those of each token if --scores "
         "is given",
     )
     add_search(parser)
     add_trust_flag(parser)
+    return parser
+
+
+def run(argv: list[str], prog: str) -> Iterator[str]:
+    """Run the command line of the translation.
+
+    A progress bar appears on stderr if stderr is a terminal and stdout is not.
+
+    Args:
+        argv: Arguments of the command line.
+        prog: Name of the command, for its help.
+
+    Yields:
+        Translation of each line, in order, as soon as it is complete; with flags, other lines.
+
+    Raises:
+        ValueError: If the file cannot be read, a model cannot be loaded, a line is not UTF-8 or too
+            long for the model, or flags contradict each other.
+    """
     # the file can follow flags
-    search = vars(parser.parse_intermixed_args(argv))
-    trust = search.pop("trust_remote_code")
-    runs, path = search.pop("runs"), search.pop("file", None)
+    search = vars(_parser(prog).parse_intermixed_args(argv))
+    trust, column, scores, jsonl, runs = (
+        search.pop(name) for name in ("trust_remote_code", "column", "scores", "jsonl", "runs")
+    )
     # the parser takes every word for a run
-    if len(runs) > 1 and not Path(runs[-1]).is_dir():
-        path = runs.pop()
-    scores, jsonl = (search.pop(name, False) for name in ("scores", "jsonl"))
+    path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
     path = None if path == "-" else path
-    name, column = path or "stdin", search.pop("column", None)
+    name = path or "stdin"
     is_subtitles = ".srt" in Path(name).suffixes
-    for flag, value in (
-        ("column", column),
-        ("jsonl", jsonl),
-        ("scores", scores),
-        ("num_return_sequences", search.get("num_return_sequences")),
-    ):
-        if is_subtitles and value:
-            raise ValueError(f"{flag} must not be given: subtitles are translated to subtitles.")
+    is_n_best = scores or "num_return_sequences" in search
+    if is_subtitles and (column or jsonl or is_n_best):
+        raise ValueError(
+            "column, jsonl, scores and num_return_sequences must not be given: subtitles are "
+            "translated to subtitles."
+        )
     take = None if column is None else column_reader(path, column)
     for side, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
             raise ValueError(f"{side} must be open, got a closed one.")
-    # on one terminal, the progress bar would appear between the translations
-    is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
+    if scores:
+        search["return_scores"] = True
     # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
-        int8 = search.get("int8", False)
-        pipeline, *others = [load(run, trust_remote_code=trust, int8=int8) for run in runs]
-        if others:
-            _refuse_other_vocabularies(runs, [pipeline, *others])
-            search["ensemble"] = [other.model for other in others]
         subtitles = read_subtitles(file, name) if is_subtitles else []
-        split_sentences, src_lang = search.get("split_sentences"), search.get("src_lang")
-        split = partial(pipeline.split, split_sentences=split_sentences, src_lang=src_lang)
-        groups: Iterable[list[str]] = arriving_lines(file, name)
+        pipeline, others = _load(runs, trust, search.get("int8", False))
+        if others:
+            search["ensemble"] = others
         if subtitles:
-            groups = [[" ".join(subtitle.content.split()) for subtitle in subtitles]]
-        elif take is not None:
+            yield from _translated_subtitles(pipeline, subtitles, name, search)
+            return
+        groups: Iterable[list[str]] = arriving_lines(file, name)
+        if take is not None:
             groups = read_column(groups, name, take)
-        number = 0
-        is_plain = not (scores or jsonl or "num_return_sequences" in search)
-        if scores:
-            search["return_scores"] = True
-        with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
-            for lines in fitting_lines(groups, pipeline, name, split):
-                for line, found in zip(lines, search_lines(pipeline, lines, **search), strict=True):
-                    if subtitles:
-                        text = one_line(found[0]["translation_text"])
-                        yield with_translation(subtitles[number], text)
-                    elif is_plain:
-                        yield one_line(found[0]["translation_text"])
-                    elif jsonl:
-                        record = {"source": line, "translations": found}
-                        yield json.dumps(record, ensure_ascii=False)
-                    else:
-                        yield from n_best(number, found)
-                    number += 1
-                    bar.update()
+        for number, (line, found) in enumerate(_results(pipeline, groups, name, search)):
+            if jsonl:
+                yield json.dumps({"source": line, "translations": found}, ensure_ascii=False)
+            elif is_n_best:
+                yield from n_best(number, found)
+            else:
+                yield one_line(found[0]["translation_text"])
 
 
-def _refuse_other_vocabularies(runs: list[str], pipelines: list[TranslationPipeline]):
-    vocabularies = [pipeline.tokenizer.get_vocab() for pipeline in pipelines]
-    for run, vocabulary in zip(runs[1:], vocabularies[1:], strict=True):
-        if vocabulary != vocabularies[0]:
+def _load(
+    runs: list[str], trust_remote_code: bool, int8: bool
+) -> tuple[TranslationPipeline, list[PreTrainedModel]]:
+    """Load the first model with its tokenizer, and the other models of an ensemble."""
+    pipeline, *others = [load(run, None, trust_remote_code, int8) for run in runs]
+    vocabulary = pipeline.tokenizer.get_vocab()
+    for run, other in zip(runs[1:], others, strict=True):
+        if other.tokenizer.get_vocab() != vocabulary:
             raise ValueError(
                 f"models that translate together must have one vocabulary, and that of {run} "
                 f"differs from that of {runs[0]}."
             )
+    return pipeline, [other.model for other in others]
+
+
+def _results(
+    pipeline: TranslationPipeline,
+    groups: Iterable[list[str]],
+    name: str,
+    search: Mapping[str, Any],
+) -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Yield each line with its translations, as soon as they are complete."""
+    split_sentences, src_lang = search.get("split_sentences"), search.get("src_lang")
+    split = partial(pipeline.split, split_sentences=split_sentences, src_lang=src_lang)
+    # on one terminal, the progress bar would appear between the translations
+    is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
+    with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
+        for lines in fitting_lines(groups, pipeline, name, split):
+            for pair in zip(lines, search_lines(pipeline, lines, **search), strict=True):
+                yield pair
+                bar.update()
+
+
+def _translated_subtitles(
+    pipeline: TranslationPipeline, subtitles: list[Any], name: str, search: Mapping[str, Any]
+) -> Iterator[str]:
+    texts = [" ".join(subtitle.content.split()) for subtitle in subtitles]
+    results = _results(pipeline, [texts], name, search)
+    for subtitle, (_, found) in zip(subtitles, results, strict=True):
+        yield with_translation(subtitle, one_line(found[0]["translation_text"]))
 
 
 def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:

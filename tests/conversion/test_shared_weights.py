@@ -2,17 +2,10 @@
 
 import copy
 
+import library_models
 import pytest
 import torch
-from library_models import (
-    SENTENCES,
-    make_bart,
-    make_fsmt,
-    make_m2m,
-    make_marian,
-    make_nllb,
-    make_pieces,
-)
+from library_models import KINDS, SENTENCES, make_bart, make_marian, make_pieces
 from transformers import LogitsProcessorList
 
 from vanilla_transformer import TranslationPipeline
@@ -20,13 +13,7 @@ from vanilla_transformer.conversion import shared_weights
 from vanilla_transformer.conversion.shared_weights import SharedConversion
 
 SEARCH = {"max_new_tokens": 7, "num_beams": 3}
-# maker, and languages of a multilingual model
-MAKERS = {
-    "marian": (make_marian, {}),
-    "fsmt": (make_fsmt, {}),
-    "m2m100": (make_m2m, {"src_lang": "en", "tgt_lang": "de"}),
-    "nllb": (make_nllb, {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}),
-}
+MAKERS = {name: KINDS[name] for name in ("marian", "fsmt", "m2m100", "nllb")}
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +30,8 @@ def pair(request, pieces, tmp_path):
 
 
 def by_hand(model, tokenizer, languages, **search):
-    """Translate one text at a time as the documentation of the models says."""
-    if languages:
-        tokenizer.src_lang, target = languages["src_lang"], languages["tgt_lang"]
-        ids = getattr(tokenizer, "lang_code_to_id", None)
-        search["forced_bos_token_id"] = (
-            ids[target] if ids else tokenizer.convert_tokens_to_ids(target)
-        )
-    results = []
-    for text in SENTENCES:
-        ids = model.generate(**tokenizer(text, return_tensors="pt"), **{**SEARCH, **search})
-        results.append({"translation_text": tokenizer.decode(ids[0], skip_special_tokens=True)})
-    return results
+    texts = library_models.by_hand(model, tokenizer, SENTENCES, languages, **{**SEARCH, **search})
+    return [{"translation_text": text} for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,8 @@ def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
 def _cell(line: str, place: str, number: int) -> str:
     cells = line.split("\t")
     if len(cells) < number:
-        raise ValueError(f"{place} must have a column {number}, got {len(cells)} columns.")
+        found = "1 column" if len(cells) == 1 else f"{len(cells)} columns"
+        raise ValueError(f"{place} must have a column {number}, got {found}.")
     return cells[number - 1]
 
 
@@ -101,14 +102,11 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
         Subtitles of the package srt, with `content` and `to_srt`.
 
     Raises:
-        ValueError: If the file holds no subtitles, or the package srt is not installed.
+        ValueError: If the file holds no subtitles.
+        ModuleNotFoundError: If the package srt is not installed; a command names its extra.
     """
-    try:
-        import srt
-    except ImportError as error:
-        raise ValueError(
-            "subtitles need srt, got none: pip install 'vanilla_transformer[text]'"
-        ) from error
+    import srt
+
     text = "\n".join(read_lines(lines_of(file), name))
     try:
         found = list(srt.parse(text))

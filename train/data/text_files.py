@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Literal
 
 # first bytes of a gzip file
 GZIP = b"\x1f\x8b"
@@ -18,7 +18,8 @@ GZIP = b"\x1f\x8b"
 TRUNCATED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
-def _open_zstd(path: Path, mode: str) -> Any:
+@contextmanager
+def _open_zstd(path: Path, mode: Literal["rb"]) -> Iterator[Any]:
     try:
         if sys.version_info >= (3, 14):
             from compression import zstd
@@ -28,7 +29,11 @@ def _open_zstd(path: Path, mode: str) -> Any:
         raise ValueError(
             f"{path} needs backports.zstd, got none: pip install 'vanilla_transformer[text]'"
         ) from error
-    return zstd.open(path, mode)
+    try:
+        with zstd.open(path, mode) as file:
+            yield file
+    except zstd.ZstdError as error:
+        raise OSError(str(error)) from error
 
 
 # functions that open compressed files, by their suffix
@@ -135,11 +140,6 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
     except (FileNotFoundError, IsADirectoryError) as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}.") from error
     except TRUNCATED as error:
-        raise ValueError(f"{path} cannot be read to its end: {error}") from error
-    except Exception as error:
-        # a package that is imported only for .zst has this error
-        if type(error).__name__ != "ZstdError":
-            raise
         raise ValueError(f"{path} cannot be read to its end: {error}") from error
 
 
