@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from .modeling_vanilla_transformer import eager_attention
+from .alignment_vanilla_transformer import returning_weights, weights_of
 from .pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
 # the text of a token that consists of spaces
@@ -142,21 +141,9 @@ def attention_weights(
         target_ids = torch.tensor(read, device=model.device)  # [1, T]
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
-    implementation = model.config._attn_implementation
-    kernel = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, eager_attention)
-    try:
-        # kernels of the library compute equation (1) but do not return the weights; a function of
-        # a user may compute something else
-        if kernel.__module__.startswith(("transformers.", "vanilla_transformer.")):
-            model.set_attn_implementation("eager")
-        with evaluating(model):
-            outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
-    finally:
-        model.set_attn_implementation(implementation)
-    if not outputs.cross_attentions or outputs.cross_attentions[0] is None:
-        raise ValueError(
-            f"the attention function {implementation!r} must return its weights, got None."
-        )
+    with returning_weights(model), evaluating(model):
+        outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
+        cross = weights_of(outputs, model)
     own_source, own_target = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(
         source=token_texts(tokenizer, own_source),
@@ -167,7 +154,7 @@ def attention_weights(
         translation=tokenizer.decode(own_target, skip_special_tokens=True),
         encoder=_stacked(outputs.encoder_attentions),
         decoder=_stacked(outputs.decoder_attentions),
-        cross=_stacked(outputs.cross_attentions),
+        cross=_stacked(cross),
     )
 
 

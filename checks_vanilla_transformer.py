@@ -1,8 +1,9 @@
 """Checks of arguments, token ids and search settings; each error names what is wrong."""
 
 import inspect
+import itertools
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -164,6 +165,41 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
                 )
 
 
+def check_terms(
+    terms: Sequence[Sequence[Sequence[int]]],
+    config: GenerationConfig,
+    num_sentences: int,
+    vocab_size: int,
+):
+    """Refuse terms that a translation cannot contain.
+
+    Args:
+        terms: Token ids of the terms of each sentence.
+        config: Settings of the search.
+        num_sentences: B.
+        vocab_size: V.
+
+    Raises:
+        ValueError: If there are not as many lists as sentences, a term has no token or one outside
+            the vocabulary, or the search is no beam search.
+    """
+    if len(terms) != num_sentences:
+        raise ValueError(
+            f"required_tokens must have a list of terms for each of the {num_sentences} sentences, "
+            f"got {len(terms)}."
+        )
+    for term in itertools.chain.from_iterable(terms):
+        if not term or not all(type(it) is int and 0 <= it < vocab_size for it in term):
+            raise ValueError(
+                "each term of required_tokens must have token ids of at least 0 and below the "
+                f"vocabulary size {vocab_size}, got {term!r}."
+            )
+    if config.do_sample:
+        raise ValueError("do_sample must be False with required terms, got True.")
+    if config.eos_token_id is None:
+        raise ValueError("eos_token_id must be set for required terms, got None.")
+
+
 def check_inputs(config: Any, inputs: Mapping[str, Any]):
     """Refuse inputs that the model cannot read.
 
@@ -237,4 +273,5 @@ __all__ = [
     "check_search_settings",
     "check_search_tokens",
     "check_source_length",
+    "check_terms",
 ]

@@ -68,6 +68,12 @@ def _parser() -> argparse.ArgumentParser:
     verb("translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True)
 
     verb("score", _score, "compute log-probabilities of given translations", takes_more=True)
+    verb(
+        "align",
+        _align,
+        "find the words of given translations that belong together",
+        takes_more=True,
+    )
 
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
@@ -180,6 +186,14 @@ def _score(arguments: argparse.Namespace, rest: list[str]):
     from .train.score import run
 
     for line in run(rest, "vanilla-transformer score"):
+        print(line)
+
+
+def _align(arguments: argparse.Namespace, rest: list[str]):
+    _write_utf_8()
+    from .train.align import run
+
+    for line in run(rest, "vanilla-transformer align"):
         print(line)
 
 

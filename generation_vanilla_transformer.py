@@ -15,7 +15,7 @@ import functools
 import logging
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,7 @@ from .checks_vanilla_transformer import (
     check_search_settings,
     check_search_tokens,
     check_source_length,
+    check_terms,
 )
 from .cores_vanilla_transformer import shared_cores
 from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
@@ -52,6 +53,7 @@ from .search_vanilla_transformer import (
     TokenRules,
     greedy_search,
 )
+from .terms_vanilla_transformer import TermBeamSearch, num_banks
 
 # name of the cache in outputs and among the arguments that `generate` passes: `past_key_values` in
 # transformers before 5.24
@@ -118,7 +120,9 @@ class SearchMixin(_Base):
                 computes the same as the model's modules, "off" to use the modules, or "required" to
                 refuse a search that the engine cannot do. With "required", the library's output has
                 no cache. `ensemble` is a list of further models of this class and vocabulary: each
-                step takes the mean of the probabilities of all models.
+                step takes the mean of the probabilities of all models. `required_tokens` has for
+                each sentence the terms that its translation must contain, each a list of token ids;
+                there are `num_beams` beams for each number of these tokens, from 0 on.
 
         Returns:
             Prompts and translations, [B * num_return_sequences, T], or the library's output if
@@ -146,6 +150,7 @@ class SearchMixin(_Base):
         ensemble = kwargs.pop("ensemble", None) or ()
         if ensemble and kwargs.get("encoder_outputs") is not None:
             raise ValueError("encoder_outputs must not be given with ensemble: each model encodes.")
+        required_tokens = kwargs.pop("required_tokens", None)
         if inputs is not None:
             # the library also finds the source under this name
             if kwargs.get("input_ids") is not None:
@@ -167,8 +172,15 @@ class SearchMixin(_Base):
         if config.use_cache is not False and reason is not None:
             warn_of_cache(type(self).__name__, reason)
             config.use_cache = kwargs["use_cache"] = False
-        mode = config.get_generation_mode(assistant_model)
         source_length, num_sentences = source_shape(model_inputs)
+        terms = None
+        if required_tokens is not None and any(required_tokens):
+            terms = required_tokens
+            check_terms(terms, config, num_sentences, self.config.vocab_size)
+            config.num_beams = max(config.num_beams or 1, config.num_return_sequences or 1)
+            config.num_beams *= num_banks(terms)
+            kwargs["num_beams"] = config.num_beams
+        mode = config.get_generation_mode(assistant_model)
         if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
             # the library refuses a batch only after the assistant has read it
             raise ValueError(
@@ -194,7 +206,7 @@ class SearchMixin(_Base):
         engine: Any = self._engine(config, modules_reason, bool(ensemble))
         if ensemble:
             engine = ensemble_engine(self, engine, ensemble, bool(config.int8))
-        criteria.append(ChosenSearch(config.length_penalty_alpha, engine))
+        criteria.append(ChosenSearch(config.length_penalty_alpha, engine, terms))
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
@@ -309,8 +321,8 @@ class SearchMixin(_Base):
     ):
         config = generation_config
         chosen, criteria = chosen_search(stopping_criteria, config)
-        alpha = chosen.length_penalty_alpha
-        if alpha is None or config.do_sample:
+        alpha, terms = chosen.length_penalty_alpha, chosen.terms
+        if terms is None and (alpha is None or config.do_sample):
             search = super()._beam_search
             if chosen.engine is not None:
                 model = EngineModel(self, chosen.engine, kwargs, config, logits_processor)
@@ -325,8 +337,10 @@ class SearchMixin(_Base):
             decoding = begin(chosen.engine, kwargs, config.num_beams)
             # the output has scores of all sentences in every step
             decoding.is_fixed = bool(config.return_dict_in_generate)
-        paper = PaperBeamSearch(decoding, input_ids, logits_processor, criteria, config, alpha)
-        return paper.run()
+        given = (decoding, input_ids, logits_processor, criteria, config, alpha)
+        if terms is not None:
+            return TermBeamSearch(*given, terms=terms).run()
+        return PaperBeamSearch(*given).run()
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
         """Save the model like the library, with search settings that were made on a new model.
@@ -418,11 +432,18 @@ class ChosenSearch(StoppingCriteria):
     Args:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
         engine: Inference engine, or None if the modules compute.
+        terms: Token ids of the terms that the translation of each sentence must contain.
     """
 
-    def __init__(self, length_penalty_alpha: float | None, engine: SearchEngine | None):
+    def __init__(
+        self,
+        length_penalty_alpha: float | None,
+        engine: SearchEngine | None,
+        terms: Sequence[Sequence[Sequence[int]]] | None = None,
+    ):
         self.length_penalty_alpha = length_penalty_alpha
         self.engine = engine
+        self.terms = terms
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
         """Stop nothing.

@@ -18,9 +18,11 @@ PACKED_ROWS = 128
 TESTED_ROWS = (1, 4, 7, 60, 300)
 # oneDNN builds a kernel for each number of rows: larger numbers are rounded up to a multiple of it
 ROW_MULTIPLE = 8
-# larger weights, and those with this many inputs and outputs, come from main memory for each
-# product: packed they are hardly faster, and take memory
-LARGEST_PACKED, WIDEST_PACKED = 2**20, 2**10
+# larger weights, and those with this many inputs and outputs, are not packed: the copy would take
+# much memory, and is hardly faster
+LARGEST_PACKED, WIDEST_PACKED = 2**25, 2**10
+# with at most this many rows, oneDNN reads weights that are not packed faster as the left factor
+FEW_ROWS = 64
 # top-k looks for the largest scores within groups of this size
 TOKENS_PER_GROUP = 64
 SMALLEST_GROUPED_VOCABULARY = 4096
@@ -28,7 +30,8 @@ SMALLEST_GROUPED_VOCABULARY = 4096
 LARGEST_SAFE_LOGIT = 60.0
 HIGHEST_INT8 = 127
 SMALLEST_SCALE = 1e-12
-# fbgemm is faster up to this number of outputs over all rows, and oneDNN above it
+# with VNNI, fbgemm is faster up to this number of outputs over all rows, and oneDNN above it;
+# without VNNI, fbgemm is always faster
 INT8_KERNELS = ("fbgemm", "onednn")
 FEW_OUTPUTS = 2**19
 
@@ -91,9 +94,12 @@ class FloatProduct:
         return product.relu_() if self.then_relu else product
 
     def _product_in_place(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if self.library == "onednn":
+        if self.library is None:
+            product = nn.functional.linear(x, weight, bias)
+        elif len(x) <= FEW_ROWS:
+            product = product_of_few_rows(x, weight, bias)
+        else:
             return onednn_product(x, weight, bias, self.then_relu)
-        product = nn.functional.linear(x, weight, bias)
         return product.relu_() if self.then_relu else product
 
 
@@ -138,11 +144,14 @@ class Int8Product:
             warnings.filterwarnings("ignore", ".*quantize_per_channel", UserWarning)
             levels = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         self.num_outputs = len(weight)
+        # a CPU without VNNI adds pairs of products in 16 bits, which 8-bit inputs overflow
+        self.in_seven_bits = not torch.cpu._is_vnni_supported()
         before = torch.backends.quantized.engine
         known = torch.backends.quantized.supported_engines
+        usable = [name for name in INT8_KERNELS if name in known] or [before]
         self.weights = []
         try:
-            for name in [name for name in INT8_KERNELS if name in known] or [before]:
+            for name in usable[:1] if self.in_seven_bits else usable:
                 torch.backends.quantized.engine = name
                 self.weights.append(torch.ops.quantized.linear_prepack(levels, bias))
         finally:
@@ -150,8 +159,6 @@ class Int8Product:
         kernels = torch.ops.quantized
         kernel = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
         self.multiply = kernel.default
-        # a CPU without VNNI adds pairs of products in 16 bits, which 8-bit inputs overflow
-        self.in_seven_bits = not torch.cpu._is_vnni_supported()
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply.
@@ -228,13 +235,33 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bo
     Returns:
         Outputs, [rows, outputs].
     """
-    rows = len(x)
-    # oneDNN builds a kernel for each number of rows: rounding up keeps the kernels few
-    if rows > ROW_MULTIPLE and rows % ROW_MULTIPLE:
-        x = nn.functional.pad(x, (0, 0, 0, -rows % ROW_MULTIPLE))
     then = "relu" if then_relu else "none"
-    product = torch.ops.mkldnn._linear_pointwise.default(x, weight, bias, then, [], "")
-    return product[:rows]
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    return multiply(_with_more_rows(x), weight, bias, then, [], "")[: len(x)]
+
+
+def product_of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """Compute x W^T + b with oneDNN as (W x^T)^T + b, so that it copies x and not the weights.
+
+    Args:
+        x: Input, [rows, inputs].
+        weight: Weights, not packed, [outputs, inputs].
+        bias: Bias, [outputs], or None.
+
+    Returns:
+        Outputs, [rows, outputs].
+    """
+    multiply = torch.ops.mkldnn._linear_pointwise.default
+    product = multiply(weight, _with_more_rows(x), None, "none", [], "").t()[: len(x)].contiguous()
+    return product if bias is None else product.add_(bias)
+
+
+def _with_more_rows(x: Tensor) -> Tensor:
+    # oneDNN builds a kernel for each number of rows: rounding up keeps the kernels few
+    rows = len(x)
+    if rows <= ROW_MULTIPLE or rows % ROW_MULTIPLE == 0:
+        return x
+    return nn.functional.pad(x, (0, 0, 0, -rows % ROW_MULTIPLE))
 
 
 @functools.cache
@@ -279,6 +306,7 @@ def _multiplies(library: str) -> bool:
                 functools.partial(onednn_product, weight=either, bias=None, then_relu=False)
                 for either in (packed, weight)
             ]
+            multiply.append(functools.partial(product_of_few_rows, weight=weight, bias=None))
         for num_rows in TESTED_ROWS:
             x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
             for product in multiply:

@@ -8,9 +8,10 @@ import copy
 import logging
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from itertools import islice
+from itertools import chain, islice
 from threading import Lock
 from typing import Any, ClassVar, NamedTuple
 
@@ -24,9 +25,19 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.generation import LogitsProcessorList
 
+from .alignment_vanilla_transformer import (
+    HEADS_FIELD,
+    aligned_words,
+    default_heads,
+    head_weights,
+    word_numbers,
+)
 from .configuration_vanilla_transformer import VanillaTransformerConfig
-from .scores_vanilla_transformer import length_penalty, token_log_probabilities
+from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
+from .search_vanilla_transformer import length_penalty
+from .terms_vanilla_transformer import ForbiddenTerms, token_bytes
 
 TASK = "translation"
 # source tokens of a batch, with padding
@@ -34,11 +45,21 @@ TOKENS_PER_BATCH = 4096
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
 # settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
-PREPARE_SETTINGS = ("tokens_per_batch", "split_sentences", "src_lang", "tgt_lang", "truncation")
+# settings of the translation of each text, which may be lists with one for each text
+TARGET_SETTINGS = ("target_prefix", "required_terms", "forbidden_terms")
+PREPARE_SETTINGS = (
+    *TARGET_SETTINGS,
+    "tokens_per_batch",
+    "split_sentences",
+    "src_lang",
+    "tgt_lang",
+    "truncation",
+)
 OUTPUT_SETTINGS = (
     "return_tensors",
     "return_text",
     "return_scores",
+    "return_alignment",
     "clean_up_tokenization_spaces",
 )
 # settings of this package, which the library's search does not have
@@ -103,6 +124,8 @@ class TranslationPipeline(Pipeline):
         self.prefix = prefix or ""
         # made at the first translation, if the package can convert models
         self._conversion: Any = None
+        # bytes of each token, once a term was forbidden
+        self._token_bytes: list[bytes] | None = None
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -121,6 +144,11 @@ class TranslationPipeline(Pipeline):
                 alone by default, ids alone if only `return_tensors` is set); `return_scores`,
                 whether results have log-probabilities, as those of `score` do (for a text that is
                 split, their sum, the mean score, and the results of its `sentences`);
+                `return_alignment`, whether results have pairs of the words that belong together, as
+                `align` finds them; `target_prefix`, text that the translation begins with,
+                `required_terms`, texts that it contains, with the same case, and `forbidden_terms`,
+                texts that it does not contain, each for all texts, or a list with one for each text
+                (an empty text stays empty);
                 `clean_up_tokenization_spaces`, for `decode`; `stop_sequence`, text whose first
                 token ends a translation; and settings of `generate`.
 
@@ -168,11 +196,19 @@ class TranslationPipeline(Pipeline):
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
         split = prepare.pop("split_sentences", False)
+        wishes = {name: prepare.pop(name, None) for name in TARGET_SETTINGS}
         if split and output.get("return_tensors"):
             raise ValueError("return_tensors must be false with split_sentences, got true.")
+        for name in ("target_prefix", "required_terms"):
+            if split and wishes[name]:
+                raise ValueError(
+                    f"{name} must not be given with split_sentences: it does not say which "
+                    "sentence it belongs to."
+                )
         return _Job(
             batching,
             split,
+            wishes,
             prepare,
             {**self._forward_params, **search},
             {**self._postprocess_params, **output},
@@ -201,24 +237,82 @@ class TranslationPipeline(Pipeline):
             ValueError: If there are not as many translations as texts, a text or translation is too
                 long for the model or has a token outside its vocabulary, or a setting is invalid.
         """
+        return self._of_pairs(inputs, translations, self._scores, kwargs)
+
+    def align(
+        self, inputs: Sequence[str], translations: Sequence[str], **kwargs: Any
+    ) -> list[list[tuple[int, int]]]:
+        """Find the words of texts and translations that belong together.
+
+        Args:
+            inputs: Texts.
+            translations: A translation of each text.
+            **kwargs: Settings of a call that concern texts and batches, and `alignment_heads`,
+                pairs of layer and head of the encoder-decoder attention, from 0. By default they
+                are those of the model's generation configuration, or all of the last layer but one
+                (of the last layer if there are only two).
+
+        Returns:
+            For each text, pairs of the number of a word and the number of its translation, from 0,
+            in the order of the translation. Words are what stands between spaces.
+
+        Raises:
+            TypeError: If the inputs are not texts.
+            ValueError: As for `score`, or if the model returns no attention weights.
+        """
+        return self._of_pairs(inputs, translations, self._alignments, kwargs)
+
+    def _of_pairs(
+        self,
+        inputs: Sequence[str],
+        translations: Sequence[str],
+        compute: Callable[..., list[Any]],
+        settings: dict[str, Any],
+    ) -> list[Any]:
+        """Return what a function computes for each pair, given padded sources and targets."""
         if len(inputs) != len(translations):
             raise ValueError(
                 f"translations must be as many as inputs, got {len(translations):,} and "
                 f"{len(inputs):,}."
             )
-        job = self._job(None, kwargs)
-        encoded = self.preprocess(list(inputs), **job.prepare)
-        targets = self._encode_targets(list(translations), job.prepare.get("tgt_lang"))
-        sources = encoded.pop("input_ids")
-        search = {**job.search, **encoded}
-        results: list[dict[str, Any]] = [{} for _ in inputs]
+        job = self._job(None, settings)
+        sources, targets, more = self._encode_pairs(inputs, translations, job)
+        search = {**job.search, **more}
+        results: list[Any] = [None for _ in inputs]
         for batch in batches_by_length(dict(enumerate(map(len, sources))), **job.batching):
             padded = self._padded([sources[index] for index in batch])
             padded = {name: tensor.to(self.device) for name, tensor in padded.items()}
-            found = self._scores(padded, [targets[index] for index in batch], search)
+            found = compute(padded, [targets[index] for index in batch], search)
             for index, result in zip(batch, found, strict=True):
                 results[index] = result
         return results
+
+    def encode_pairs(
+        self, inputs: Sequence[str], translations: Sequence[str], **kwargs: Any
+    ) -> tuple[list[list[int]], list[list[int]]]:
+        """Turn texts and translations into token ids, as `score` and `align` do.
+
+        Args:
+            inputs: Texts.
+            translations: Translations.
+            **kwargs: Settings of a call that concern texts.
+
+        Returns:
+            Token ids of the texts, and of the translations with their end token.
+
+        Raises:
+            TypeError: If the inputs are not texts.
+            ValueError: As for `score`.
+        """
+        sources, targets, _ = self._encode_pairs(inputs, translations, self._job(None, kwargs))
+        return sources, targets
+
+    def _encode_pairs(
+        self, inputs: Sequence[str], translations: Sequence[str], job: "_Job"
+    ) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
+        encoded = self.preprocess(list(inputs), **job.prepare)
+        targets = self._encode_targets(list(translations), job.prepare.get("tgt_lang"))
+        return encoded.pop("input_ids"), targets, encoded
 
     def split(
         self, text: str, split_sentences: bool | str | None = True, src_lang: str | None = None
@@ -292,6 +386,7 @@ class TranslationPipeline(Pipeline):
             for model in models:
                 stack.enter_context(evaluating(model))
             found = token_log_probabilities(models, inputs, targets)
+        alpha, exponent = getattr(config, "length_penalty_alpha", None), config.length_penalty
         results = []
         for ids, logarithms in zip(targets, found, strict=True):
             if ids and ids[0] == config.forced_bos_token_id:
@@ -301,11 +396,35 @@ class TranslationPipeline(Pipeline):
             results.append(
                 {
                     "log_probability": total,
-                    "score": total / length_penalty(config, len(ids)) if ids else total,
+                    "score": total / length_penalty(len(ids), alpha, exponent) if ids else total,
                     "token_log_probabilities": list(zip(tokens, logarithms, strict=True)),
                 }
             )
         return results
+
+    def _alignments(
+        self,
+        inputs: Mapping[str, Tensor],
+        targets: Sequence[Sequence[int]],
+        search: Mapping[str, Any],
+        is_written: bool = False,
+    ) -> list[list[tuple[int, int]]]:
+        """Return the alignment of each translation, given as token ids or written by the model."""
+        heads = getattr(self._search_config(search), HEADS_FIELD, None)
+        with evaluating(self.model):
+            found = head_weights(self.model, inputs, targets, heads or default_heads(self.model))
+        counts = inputs["attention_mask"].sum(dim=1).tolist()
+        skipped = len(self.prefix.split())
+        sources: list[list[int | None]] = []
+        for ids, count in zip(inputs["input_ids"].tolist(), counts, strict=True):
+            numbers = word_numbers(self.tokenizer, ids[:count])
+            sources.append([None if it is None else it - skipped for it in numbers])
+        times = len(targets) // len(sources)
+        read = [word_numbers(self.tokenizer, ids, not is_written) for ids in targets]
+        return [
+            aligned_words(weights.mean(dim=0), sources[row // times], read[row])
+            for row, weights in enumerate(found)
+        ]
 
     def preprocess(
         self,
@@ -422,26 +541,38 @@ class TranslationPipeline(Pipeline):
         input_tensors: dict[str, Tensor],
         searched: PreTrainedModel | None = None,
         return_scores: bool = False,
+        return_alignment: bool = False,
         **search,
     ) -> dict[str, Any]:
+        prompt = search.get("decoder_input_ids")
+        if prompt is not None:
+            search["decoder_input_ids"] = prompt.to(self.device)
+        heads = {name: search.pop(name) for name in (HEADS_FIELD,) if name in search}
         with evaluating(self.model):
             output = (searched or self.model).generate(**input_tensors, **search)
         ids = output if isinstance(output, Tensor) else output.sequences
-        if not return_scores:
-            return {"ids": ids}
+        outputs = {"ids": ids}
+        if not (return_scores or return_alignment):
+            return outputs
         config = self._search_config(search)
         limits = [ids.shape[1]] * len(ids)
         most = getattr(config, "max_extra_tokens", None)
         if most is not None:
             # where a sentence is cut, the library fills up with end tokens if the padding id is 0
-            lengths = input_tensors["attention_mask"].sum(dim=1) + most
+            given = 0 if prompt is None else prompt.shape[1] - 1
+            lengths = input_tensors["attention_mask"].sum(dim=1) + most + given
             limits = lengths.repeat_interleave(len(ids) // len(lengths)).tolist()
         ends = config.eos_token_id, config.pad_token_id
         targets = [
             without_padding(row[1 : limit + 1], *ends)
             for row, limit in zip(ids.tolist(), limits, strict=True)
         ]
-        return {"ids": ids, "scores": self._scores(input_tensors, targets, search)}
+        if return_scores:
+            outputs["scores"] = self._scores(input_tensors, targets, search)
+        if return_alignment:
+            settings = {**search, **heads}
+            outputs["alignments"] = self._alignments(input_tensors, targets, settings, True)
+        return outputs
 
     def _missing_settings(self, search: dict[str, Any]) -> dict[str, Any]:
         """Return what version 4's pipeline set where call and model say nothing of the search."""
@@ -456,7 +587,7 @@ class TranslationPipeline(Pipeline):
             missing.pop("max_new_tokens", None)
         return missing
 
-    def _searched(self, search: dict[str, Any]) -> PreTrainedModel:
+    def _searched(self, search: dict[str, Any], has_terms: bool = False) -> PreTrainedModel:
         """Return the model to search with: the given one, or its conversion for the engine.
 
         Settings of this package are removed from the search if the given model does not know them.
@@ -478,7 +609,11 @@ class TranslationPipeline(Pipeline):
                 converted, reason = self._conversion.for_engine(int8)
                 if converted is not None:
                     return converted
-        needed = {"int8": int8, "engine='required'": engine == "required"}
+        needed = {
+            "int8": int8,
+            "engine='required'": engine == "required",
+            "required_terms": has_terms,
+        }
         needed |= {name: search.get(name) is not None for name in OWN_SETTINGS}
         for name, is_set in needed.items():
             if is_set:
@@ -496,16 +631,18 @@ class TranslationPipeline(Pipeline):
         return_tensors: bool = False,
         return_text: bool | None = None,
         return_scores: bool = False,
+        return_alignment: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> list[dict[str, Any]]:
         """Turn the ids of translations into results.
 
         Args:
-            model_outputs: `ids`, token ids of the translations, [translations, T], and `scores`,
-                mappings with their log-probabilities.
+            model_outputs: `ids`, token ids of the translations, [translations, T], `scores`,
+                mappings with their log-probabilities, and `alignments`, pairs of words.
             return_tensors: Whether results have `translation_token_ids`.
             return_text: Whether results have `translation_text`; by default, unless they have ids.
             return_scores: Whether results have log-probabilities.
+            return_alignment: Whether results have pairs of words.
             clean_up_tokenization_spaces: Passed to `decode`.
 
         Returns:
@@ -526,6 +663,9 @@ class TranslationPipeline(Pipeline):
         if return_scores:
             for result, score in zip(results, model_outputs["scores"], strict=True):
                 result.update(score)
+        if return_alignment:
+            for result, pairs in zip(results, model_outputs["alignments"], strict=True):
+                result["alignment"] = pairs
         return results
 
     def _sanitize_parameters(self, **parameters) -> tuple[dict, dict, dict]:
@@ -540,6 +680,12 @@ class TranslationPipeline(Pipeline):
 
     def _stream(self, texts: Iterable[str], job: "_Job") -> Iterator[list[dict[str, Any]]]:
         window = TEXTS_PER_WINDOW if job.batching["batch_size"] != 1 else 1
+        for name, value in job.wishes.items():
+            if is_for_each_text(name, value):
+                raise ValueError(
+                    f"{name} must be for all texts that come from an iterator, got a list with one "
+                    "for each text: pass the texts as a list."
+                )
         texts = iter(texts)
         while read := list(islice(texts, window)):
             yield from self._translate(read, job)
@@ -555,10 +701,14 @@ class TranslationPipeline(Pipeline):
             )
         self._check_texts(texts)
         parts = [self.split(text, job.split, job.prepare.get("src_lang")) for text in texts]
-        sentences = [part for split in parts for part in split if part.strip()]
-        found = iter(self._translate_whole([part.strip() for part in sentences], job))
-        has_scores = job.output.get("return_scores", False)
-        return [[_joined(split, found, has_scores)] for split in parts]
+        sentences = [[part.strip() for part in split if part.strip()] for split in parts]
+        forbidden = self._for_each("forbidden_terms", job.wishes["forbidden_terms"], texts)
+        if forbidden is not None:
+            counts = map(len, sentences)
+            repeated = [it for it, n in zip(forbidden, counts, strict=True) for _ in range(n)]
+            job = job._replace(wishes={**job.wishes, "forbidden_terms": repeated})
+        found = iter(self._translate_whole(list(chain.from_iterable(sentences)), job))
+        return [[_joined(split, found, job.output)] for split in parts]
 
     def _translate_whole(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
         encoded = self.preprocess(texts, **job.prepare)
@@ -567,23 +717,108 @@ class TranslationPipeline(Pipeline):
         count = self._num_returned(search)
         # the translation of an empty text is empty; each batch overwrites the results of its texts
         certain = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
-        nothing = {"ids": torch.empty(count, 0, dtype=torch.long), "scores": [certain] * count}
+        nothing = {
+            "ids": torch.empty(count, 0, dtype=torch.long),
+            "scores": [certain] * count,
+            "alignments": [[]] * count,
+        }
         results = [self.postprocess(nothing, **job.output) for _ in texts]
-        filled = [index for index, text in enumerate(texts) if text.strip()]
-        lengths = {index: len(ids[index]) for index in filled}
-        searched = self._searched(search)
-        for batch in batches_by_length(lengths, **job.batching):
-            inputs = self._padded([ids[index] for index in batch])
-            outputs = self.forward(
-                inputs,
-                searched=searched,
-                return_scores=job.output.get("return_scores", False),
-                **search,
-            )
-            translations = self.postprocess(outputs, **job.output)
-            for row, index in enumerate(batch):
-                results[index] = translations[row * count : (row + 1) * count]
+        wishes = self._wishes(texts, job)
+        searched = self._searched(search, any(wish.required for wish in wishes))
+        extra = {
+            name: job.output.get(name, False) for name in ("return_scores", "return_alignment")
+        }
+        # a batch has one length of prompts and one number of beams
+        groups: dict[Any, dict[int, int]] = defaultdict(dict)
+        for index, (text, wish) in enumerate(zip(texts, wishes, strict=True)):
+            if text.strip():
+                key = len(wish.prompt), sum(map(len, wish.required)), bool(wish.forbidden)
+                groups[key][index] = len(ids[index])
+        for lengths in groups.values():
+            for batch in batches_by_length(lengths, **job.batching):
+                inputs = self._padded([ids[index] for index in batch])
+                wished = self._search_of([wishes[index] for index in batch], search)
+                outputs = self.forward(inputs, searched=searched, **extra, **{**search, **wished})
+                translations = self.postprocess(outputs, **job.output)
+                for row, index in enumerate(batch):
+                    results[index] = translations[row * count : (row + 1) * count]
         return results
+
+    def _wishes(self, texts: list[str], job: "_Job") -> list["_Wish"]:
+        """Return what is wished of the translation of each text, in token ids."""
+        given = {name: self._for_each(name, it, texts) for name, it in job.wishes.items()}
+        wishes = [_Wish() for _ in texts]
+        tgt_lang = job.prepare.get("tgt_lang")
+        if given["target_prefix"] is not None:
+            prompts = self._encode_targets(given["target_prefix"], tgt_lang)
+            start = decoder_rows(self.model, [[]])[0].tolist()
+            special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+            for index, (prefix, ids) in enumerate(
+                zip(given["target_prefix"], prompts, strict=True)
+            ):
+                while ids and ids[-1] in special:
+                    ids.pop()
+                if prefix.strip():
+                    wishes[index] = wishes[index]._replace(prompt=start + ids)
+        if given["required_terms"] is not None:
+            terms = sorted(set(chain.from_iterable(given["required_terms"])))
+            found = dict(zip(terms, self._term_ids(terms, tgt_lang), strict=True))
+            for index, required in enumerate(given["required_terms"]):
+                ids = [found[term] for term in dict.fromkeys(required)]
+                wishes[index] = wishes[index]._replace(required=ids)
+        if given["forbidden_terms"] is not None:
+            for index, forbidden in enumerate(given["forbidden_terms"]):
+                wishes[index] = wishes[index]._replace(forbidden=tuple(forbidden))
+        return wishes
+
+    def _term_ids(self, terms: list[str], tgt_lang: str | None) -> list[list[int]]:
+        special = set(self.tokenizer.all_special_ids)
+        found = []
+        for term, ids in zip(terms, self._encode_targets(terms, tgt_lang), strict=True):
+            if self.tokenizer.unk_token_id in ids:
+                raise ValueError(
+                    f"required_terms must consist of characters of the vocabulary, got {term!r}."
+                )
+            found.append([token for token in ids if token not in special])
+        return found
+
+    @staticmethod
+    def _for_each(name: str, value: Any, texts: list[str]) -> list[Any] | None:
+        """Return a setting of `TARGET_SETTINGS` for each text, or None if it is not given."""
+        if value is None:
+            return None
+        values = value if is_for_each_text(name, value) else [value] * len(texts)
+        if len(values) != len(texts):
+            raise ValueError(
+                f"{name} must be for all texts, or a list with one for each of the {len(texts)} "
+                f"texts, got {len(values)}."
+            )
+        for one in values:
+            parts = [one] if name == "target_prefix" else one
+            is_list = name == "target_prefix" or isinstance(one, list | tuple)
+            if not is_list or not all(isinstance(it, str) for it in parts):
+                kind = "a text" if name == "target_prefix" else "a list of texts"
+                raise ValueError(f"{name} must be {kind}, got {one!r}.")
+            if name != "target_prefix" and not all(it.strip() for it in parts):
+                raise ValueError(f"{name} must have no empty term, got {one!r}.")
+        return list(values)
+
+    def _search_of(self, wishes: list["_Wish"], search: dict[str, Any]) -> dict[str, Any]:
+        """Return the settings of `generate` with which a batch has what is wished."""
+        found: dict[str, Any] = {}
+        if wishes[0].prompt:
+            if search.get("decoder_input_ids") is not None:
+                raise ValueError("decoder_input_ids must not be given with target_prefix.")
+            found["decoder_input_ids"] = torch.tensor([wish.prompt for wish in wishes])
+        if wishes[0].required:
+            found["required_tokens"] = [wish.required for wish in wishes]
+        if wishes[0].forbidden:
+            if self._token_bytes is None:
+                self._token_bytes = token_bytes(self.tokenizer)
+            forbid = ForbiddenTerms([wish.forbidden for wish in wishes], self._token_bytes)
+            given = search.get("logits_processor") or ()
+            found["logits_processor"] = LogitsProcessorList([*given, forbid])
+        return found
 
     def _num_returned(self, search: dict[str, Any]) -> int:
         """Return the number of translations of a text; a missing one is removed from the search."""
@@ -609,21 +844,48 @@ class TranslationPipeline(Pipeline):
 class _Job(NamedTuple):
     """Settings of a call: of batches, of `preprocess`, of `generate` and of `postprocess`.
 
-    `split` is the setting `split_sentences`.
+    `split` is the setting `split_sentences`; `wishes` has those of `TARGET_SETTINGS`.
     """
 
     batching: dict[str, Any]
     split: bool | str | None
+    wishes: dict[str, Any]
     prepare: dict[str, Any]
     search: dict[str, Any]
     output: dict[str, Any]
 
 
+class _Wish(NamedTuple):
+    """What is wished of a translation.
+
+    `prompt` are the tokens that the decoder is given, `required` those of each term, and
+    `forbidden` are texts.
+    """
+
+    prompt: list[int] = []
+    required: list[list[int]] = []
+    forbidden: tuple[str, ...] = ()
+
+
+def is_for_each_text(name: str, value: Any) -> bool:
+    """Return whether a setting of `TARGET_SETTINGS` is a list with one for each text.
+
+    Args:
+        name: Name of the setting.
+        value: Its value.
+    """
+    if not isinstance(value, list | tuple):
+        return False
+    return name == "target_prefix" or any(isinstance(it, list | tuple) for it in value)
+
+
 def _joined(
-    parts: list[str], found: Iterator[list[dict[str, Any]]], has_scores: bool
+    parts: list[str], found: Iterator[list[dict[str, Any]]], output: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Put translations in the place of the sentences of a text, and join their scores."""
+    """Put translations in the place of the sentences of a text; join scores and alignments."""
     results, texts = [], []
+    alignment: list[tuple[int, int]] = []
+    num_words = [0, 0]
     for part in parts:
         if not part.strip():
             texts.append(part)
@@ -632,9 +894,16 @@ def _joined(
         results.append(result)
         start = len(part) - len(part.lstrip())
         end = len(part.rstrip())
-        texts.append(part[:start] + result["translation_text"].strip() + part[end:])
+        translation = result["translation_text"].strip()
+        texts.append(part[:start] + translation + part[end:])
+        for source, target in result.get("alignment", ()):
+            alignment.append((num_words[0] + source, num_words[1] + target))
+        num_words[0] += len(part.split())
+        num_words[1] += len(translation.split())
     joined: dict[str, Any] = {"translation_text": "".join(texts)}
-    if has_scores:
+    if output.get("return_alignment"):
+        joined["alignment"] = alignment
+    if output.get("return_scores"):
         joined["log_probability"] = math.fsum(it["log_probability"] for it in results)
         total = math.fsum(it["score"] for it in results)
         joined["score"] = total / max(1, len(results))

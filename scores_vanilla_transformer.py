@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from .ensemble_vanilla_transformer import mean_log_probs
-from .search_vanilla_transformer import gnmt_length_penalty
 
 # number of logits in memory at a time
 MOST_LOGITS = 2**26
@@ -38,18 +37,11 @@ def token_log_probabilities(
     Raises:
         ValueError: If the configuration names no token that starts a translation.
     """
-    config = models[0].generation_config
-    start = config.decoder_start_token_id
-    start = config.bos_token_id if start is None else start
-    if start is None:
-        raise ValueError("decoder_start_token_id must be set to score a translation, got None.")
-    longest = max(map(len, targets), default=0)
+    device, num_sources = inputs["input_ids"].device, len(inputs["input_ids"])
+    ids = decoder_rows(models[0], targets).to(device)
+    longest = ids.shape[1] - 1
     if not longest:
         return [[] for _ in targets]
-    device, num_sources = inputs["input_ids"].device, len(inputs["input_ids"])
-    ids = torch.full((len(targets), longest + 1), start, device=device)
-    for row, tokens in enumerate(targets):
-        ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens, device=device)
     sources = torch.arange(len(targets), device=device) // (len(targets) // num_sources)
     vocab_size = models[0].get_output_embeddings().weight.shape[0]
     rows = max(1, MOST_LOGITS // (longest * vocab_size))
@@ -66,21 +58,28 @@ def token_log_probabilities(
     return [row[: len(tokens)] for row, tokens in zip(found, targets, strict=True)]
 
 
-def length_penalty(config: GenerationConfig, length: int) -> float:
-    """Return the number that the search divides a log-probability by.
+def decoder_rows(model: PreTrainedModel, targets: Sequence[Sequence[int]]) -> Tensor:
+    """Return translations as the decoder reads them, with the start token before and after.
 
     Args:
-        config: Settings of the search.
-        length: Number of tokens of the translation, with the end token.
+        model: Any encoder-decoder.
+        targets: Token ids of N translations, without start token and padding.
 
     Returns:
-        The penalty of section 6.1 if `length_penalty_alpha` is set, else that of the library.
+        Token ids, [N, 1 + T].
+
+    Raises:
+        ValueError: If the configuration names no token that starts a translation.
     """
-    alpha = getattr(config, "length_penalty_alpha", None)
-    if alpha is not None:
-        return float(gnmt_length_penalty(length, alpha))
-    exponent = 1.0 if config.length_penalty is None else config.length_penalty
-    return float(length**exponent)
+    config = model.generation_config
+    start = config.decoder_start_token_id
+    start = config.bos_token_id if start is None else start
+    if start is None:
+        raise ValueError("decoder_start_token_id must be set to score a translation, got None.")
+    ids = torch.full((len(targets), 1 + max(map(len, targets), default=0)), start)
+    for row, tokens in enumerate(targets):
+        ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens)
+    return ids
 
 
-__all__ = ["length_penalty", "token_log_probabilities"]
+__all__ = ["decoder_rows", "token_log_probabilities"]

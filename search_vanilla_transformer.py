@@ -91,6 +91,24 @@ def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
     return ((5 + length) / 6) ** alpha
 
 
+def length_penalty(
+    length: int | Tensor, alpha: float | None, exponent: float | None
+) -> float | Tensor:
+    """Return the number that a search divides a log-probability by.
+
+    Args:
+        length: Number of tokens of the translation, with the end token, of any shape.
+        alpha: `length_penalty_alpha` of the search.
+        exponent: `length_penalty` of the library, which applies if alpha is None; 1 if not given.
+
+    Returns:
+        The penalty, of the same shape.
+    """
+    if alpha is not None:
+        return gnmt_length_penalty(length, alpha)
+    return length ** (1.0 if exponent is None else exponent)
+
+
 class SentenceLengthCriteria(StoppingCriteria):
     """Stopping criterion with a maximum number of new tokens for each sentence. Section 6.1.
 
@@ -203,7 +221,7 @@ class PaperBeamSearch:
         logits_processor: Processors of the log-probabilities of each step.
         stopping_criteria: Criteria that end a hypothesis.
         config: Generation configuration, as `generate` has prepared it.
-        alpha: Alpha of the length penalty.
+        alpha: Alpha of the length penalty; None for the library's length penalty.
     """
 
     def __init__(
@@ -213,7 +231,7 @@ class PaperBeamSearch:
         logits_processor: LogitsProcessorList,
         stopping_criteria: StoppingCriteriaList,
         config: GenerationConfig,
-        alpha: float,
+        alpha: float | None,
     ):
         self.decoding = decoding
         self.config = config
@@ -326,26 +344,26 @@ class PaperBeamSearch:
         candidates, beams = self._candidates(log_probs, tokens, step)
         ends = self._ends(candidates, step)  # [B, C]
 
-        scores = candidates.scores / gnmt_length_penalty(step, self.alpha)
+        scores = candidates.scores / self._penalty(step)
         scores = scores.masked_fill(~ends, -torch.inf)
         ended = Hypotheses(candidates.ids, candidates.origins, scores)
         self.complete = self.complete.joined(ended).best(self.num_beams)
 
         candidates.scores = candidates.scores.masked_fill(ends, -torch.inf)
-        chosen = candidates.scores.topk(self.num_beams, dim=1).indices  # [B, K]
+        scores, chosen = self._choose(candidates, step)  # [B, K] each
         self.open = candidates.pick(chosen)
+        self.open.scores = scores
         self.chosen_beams = beams.gather(1, chosen)
 
         at_limit = step >= self.limits
         if step >= self.first_limit:
-            cut = self.open.scores / gnmt_length_penalty(step, self.alpha)
-            self._fill_with_cut(at_limit, cut)
+            cut = self.open.scores / self._penalty(step)
+            self._fill_with_cut(at_limit, Hypotheses(self.open.ids, self.open.origins, cut))
         # log-probabilities only decrease, so that the penalty at either end of the remaining
         # lengths bounds the score
-        best_open = self.open.scores[:, 0]
+        best_open = self.open.scores.amax(dim=1)
         attainable = torch.maximum(
-            best_open / gnmt_length_penalty(step + 1, self.alpha),
-            best_open / gnmt_length_penalty(self.limits, self.alpha),
+            best_open / self._penalty(step + 1), best_open / self._penalty(self.limits)
         )
         worst_returned = self.complete.scores[:, self.num_returned - 1]
         return at_limit | (worst_returned >= attainable)
@@ -361,9 +379,20 @@ class PaperBeamSearch:
         tokens = index % num_tokens if tokens is None else tokens.flatten(1).gather(1, index)
         candidates = self.open.pick(beams)
         candidates.scores = scores
+        self._append(candidates, tokens, beams, step)
+        return candidates, beams
+
+    def _append(self, candidates: Hypotheses, tokens: Tensor, beams: Tensor, step: int):
         candidates.ids[:, :, self.prompt_length + step - 1] = tokens
         candidates.origins[:, :, step - 1] = self.sentences[:, None] * self.num_beams + beams
-        return candidates, beams
+
+    def _choose(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
+        """Return scores and indices of the candidates that stay open, best first, [B, K] each."""
+        scores, index = candidates.scores.topk(self.num_beams, dim=1)
+        return scores, index
+
+    def _penalty(self, length: int | Tensor) -> float | Tensor:
+        return length_penalty(length, self.alpha, self.config.length_penalty)
 
     def _ends(self, candidates: Hypotheses, step: int) -> Tensor:
         length = self.prompt_length + step
@@ -374,12 +403,10 @@ class PaperBeamSearch:
             ends = ends | self.stopping_criteria(ids, scores).view_as(ends)
         return ends
 
-    def _fill_with_cut(self, at_limit: Tensor, cut_scores: Tensor):
-        """Fill missing complete hypotheses of sentences that must stop with cut ones."""
+    def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
+        """Fill up the complete hypotheses of sentences that must stop with cut ones, best first."""
         missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
-        # open hypotheses are sorted: the best of them fills the first gap
-        rank = (missing.cumsum(dim=1) - 1).clamp(min=0)
-        cut = Hypotheses(self.open.ids, self.open.origins, cut_scores).pick(rank)
+        cut = cut.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
         wide = missing[:, :, None]
         self.complete = Hypotheses(
             torch.where(wide, cut.ids, self.complete.ids),
@@ -656,4 +683,5 @@ __all__ = [
     "SentenceLengthCriteria",
     "gnmt_length_penalty",
     "greedy_search",
+    "length_penalty",
 ]

@@ -25,6 +25,7 @@ SHELL_PAGES = (
     "guides/several-devices.md",
     "guides/evaluate.md",
     "guides/translate-files.md",
+    "guides/terms.md",
     "guides/fine-tune.md",
     "guides/publish.md",
     "guides/web-page.md",

@@ -3,6 +3,7 @@
 import json
 
 import sentencepiece
+import torch
 from transformers import (
     BartConfig,
     BartForConditionalGeneration,
@@ -205,6 +206,15 @@ KINDS = {
     "nllb": (make_nllb, {"src_lang": "eng_Latn", "tgt_lang": "deu_Latn"}),
     "mbart50": (make_mbart, {"src_lang": "en_XX", "tgt_lang": "de_DE"}),
 }
+
+
+def save(kind, pieces, folder):
+    """Write a model of the library and its tokenizer to a folder."""
+    make, _ = KINDS[kind]
+    torch.manual_seed(3)
+    model, tokenizer = make(pieces, folder)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
 
 
 def search_by_hand(model, tokenizer, texts, languages, **search):

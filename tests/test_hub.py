@@ -29,6 +29,7 @@ from vanilla_transformer.publishing import export_for_hub, push_to_hub
 NAME = "user/tiny"
 TEXTS = ["the small cat sleeps", "dogs", "the cat and the small dog sleep in the house"]
 CODE_FILES = {
+    "alignment_vanilla_transformer.py",
     "checks_vanilla_transformer.py",
     "configuration_vanilla_transformer.py",
     "cores_vanilla_transformer.py",
@@ -41,6 +42,7 @@ CODE_FILES = {
     "pipeline_vanilla_transformer.py",
     "scores_vanilla_transformer.py",
     "search_vanilla_transformer.py",
+    "terms_vanilla_transformer.py",
     "tokenization_vanilla_transformer.py",
 }
 CARD = """---

@@ -61,7 +61,7 @@ def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
             torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 1024), (16, 2**16 + 1)])
+@pytest.mark.parametrize(("inputs", "outputs"), [(1024, 1024), (32, 2**20 + 1)])
 def test_a_large_weight_is_read_from_its_layer(inputs, outputs):
     layers = [torch.nn.Linear(inputs, size) for size in (outputs, 8)]
     product = kernels.FloatProduct(layers)
@@ -145,10 +145,15 @@ def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_re
         torch.testing.assert_close(found, plain, rtol=0.1, atol=0.05)
 
 
-def test_few_rows_have_a_kernel_of_their_own(monkeypatch):
-    known = torch.backends.quantized.supported_engines
+@pytest.mark.parametrize("has_vnni", [False, True])
+def test_few_rows_have_a_kernel_of_their_own_with_vnni(has_vnni, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has_vnni)
+    known = {*kernels.INT8_KERNELS} & {*torch.backends.quantized.supported_engines}
     product = kernels.Int8Product([torch.nn.Linear(8, 5)])
-    assert len(product.weights) == max(1, len({*kernels.INT8_KERNELS} & {*known}))
+    assert product.in_seven_bits is not has_vnni
+    assert len(product.weights) == (max(1, len(known)) if has_vnni else 1)
+    if not has_vnni:
+        return
     monkeypatch.setattr(product, "weights", ["few", "many"])
     monkeypatch.setattr(product, "multiply", lambda x, weight, _: weight)
     monkeypatch.setattr(kernels, "FEW_OUTPUTS", 5 * 12)

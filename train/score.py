@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from .. import TranslationPipeline
 from ..console import add_trust_flag
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
@@ -39,14 +40,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         "natural logarithm, tab, the same divided by the length penalty of the model's search.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
-    for name, what in (("source", "sentences"), ("target", "translations, as many lines")):
-        parser.add_argument(
-            f"--{name}",
-            required=True,
-            type=Path,
-            metavar="FILE",
-            help=f"{what}; plain or compressed",
-        )
+    add_pairs(parser)
     parser.add_argument(
         "--jsonl",
         action="store_true",
@@ -64,23 +58,60 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     name, jsonl = settings.pop("run"), settings.pop("jsonl")
     trust = settings.pop("trust_remote_code")
     files = [settings.pop(side) for side in ("source", "target")]
-    num_lines = _count(files)
+    num_lines = count_pairs(files)
     pipeline = load(name, trust_remote_code=trust)
+    for sources, targets in read_pairs(pipeline, files, num_lines, "scoring"):
+        for source, target, found in zip(
+            sources, targets, pipeline.score(sources, targets, **settings), strict=True
+        ):
+            if jsonl:
+                pair = {"source": source, "target": target, **found}
+                yield json.dumps(pair, ensure_ascii=False)
+            else:
+                yield f"{found['log_probability']:.6f}\t{found['score']:.6f}"
+
+
+def add_pairs(parser: argparse.ArgumentParser):
+    """Add the files of sentences and translations to a command.
+
+    Args:
+        parser: Parser of the command.
+    """
+    for name, what in (("source", "sentences"), ("target", "translations, as many lines")):
+        parser.add_argument(
+            f"--{name}",
+            required=True,
+            type=Path,
+            metavar="FILE",
+            help=f"{what}; plain or compressed",
+        )
+
+
+def read_pairs(
+    pipeline: TranslationPipeline, files: list[Path], num_lines: int, doing: str
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Read pairs that fit the model, with a progress bar.
+
+    Args:
+        pipeline: Model and tokenizer.
+        files: Files of sources and targets.
+        num_lines: Number of lines of each.
+        doing: What the progress bar says.
+
+    Yields:
+        Sources and targets, some lines at a time.
+
+    Raises:
+        ValueError: If a line is not UTF-8 or too long for the model; names the line.
+    """
     windows = zip(
         *(fitting_lines(_windows(path), pipeline, str(path)) for path in files), strict=True
     )
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
-    with tqdm(total=num_lines, desc="scoring", unit=" lines", disable=is_hidden) as bar:
+    with tqdm(total=num_lines, desc=doing, unit=" lines", disable=is_hidden) as bar:
         for sources, targets in windows:
-            for source, target, found in zip(
-                sources, targets, pipeline.score(sources, targets, **settings), strict=True
-            ):
-                if jsonl:
-                    pair = {"source": source, "target": target, **found}
-                    yield json.dumps(pair, ensure_ascii=False)
-                else:
-                    yield f"{found['log_probability']:.6f}\t{found['score']:.6f}"
-                bar.update()
+            yield sources, targets
+            bar.update(len(sources))
 
 
 def _windows(path: Path) -> Iterator[list[str]]:
@@ -90,7 +121,15 @@ def _windows(path: Path) -> Iterator[list[str]]:
             yield window
 
 
-def _count(files: list[Path]) -> int:
+def count_pairs(files: list[Path]) -> int:
+    """Return the number of lines of two files.
+
+    Args:
+        files: Files of sources and targets.
+
+    Raises:
+        ValueError: If they differ in it, or a file cannot be read.
+    """
     counts = [sum(map(len, _windows(path))) for path in files]
     if counts[0] != counts[1]:
         raise ValueError(

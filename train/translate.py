@@ -20,9 +20,9 @@ from .. import TranslationPipeline
 from ..checks_vanilla_transformer import ENGINES
 from ..console import add_trust_flag
 from ..loading import load
-from ..pipeline_vanilla_transformer import max_source_tokens
+from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW, max_source_tokens
 from .data.lines import column_reader, read_column, read_subtitles, with_translation
-from .data.text_files import MAX_LINE_BYTES, opened, read_lines
+from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
 
 SEARCH = {
     "num_beams": (int, "beam size"),
@@ -259,6 +259,28 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="translate each sentence of a line alone, with the rules of a language, such as en "
         "(default: that of the model)",
     )
+    wishes = parser.add_argument_group("words", "what every translation must or must not have")
+    wishes.add_argument(
+        "--target_prefix", metavar="TEXT", help="text with which each translation begins"
+    )
+    for kind, what in (
+        ("required", "must contain, with this case"),
+        ("forbidden", "must not contain"),
+    ):
+        wishes.add_argument(
+            f"--{kind}_term",
+            dest=f"{kind}_terms",
+            metavar="TEXT",
+            action="append",
+            help=f"text that each translation {what}; may be given several times",
+        )
+    wishes.add_argument(
+        "--glossary",
+        metavar="FILE",
+        default=None,
+        help="file with a source term, a tab and a target term on each line: where a line has the "
+        "source term, its translation must contain the target term",
+    )
     output = parser.add_argument_group("output", "by default, one translation on a line")
     output.add_argument(
         "--num_return_sequences",
@@ -274,11 +296,18 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         "penalty: NUMBER ||| TRANSLATION ||| LOG-PROBABILITY ||| SCORE",
     )
     output.add_argument(
+        "--alignment",
+        dest="return_alignment",
+        action="store_true",
+        help="add the pairs of words that belong together, source-target, counted from 0: "
+        "TRANSLATION ||| 0-0 1-2",
+    )
+    output.add_argument(
         "--jsonl",
         action="store_true",
         default=False,
         help="write a JSON object for each line, with scores and those of each token if --scores "
-        "is given",
+        "is given, and with the alignment if --alignment is",
     )
     add_search(parser)
     add_trust_flag(parser)
@@ -303,8 +332,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     """
     # the file can follow flags
     search = vars(_parser(prog).parse_intermixed_args(argv))
-    trust, column, scores, jsonl, runs = (
-        search.pop(name) for name in ("trust_remote_code", "column", "scores", "jsonl", "runs")
+    trust, column, scores, jsonl, runs, terms = (
+        search.pop(name)
+        for name in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")
     )
     # the parser takes every word for a run
     path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
@@ -312,11 +342,13 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     name = path or "stdin"
     is_subtitles = ".srt" in Path(name).suffixes
     is_n_best = scores or "num_return_sequences" in search
-    if is_subtitles and (column or jsonl or is_n_best):
+    is_aligned = "return_alignment" in search
+    if is_subtitles and (column or jsonl or is_n_best or is_aligned):
         raise ValueError(
-            "column, jsonl, scores and num_return_sequences must not be given: subtitles are "
-            "translated to subtitles."
+            "column, jsonl, scores, alignment and num_return_sequences must not be given: "
+            "subtitles are translated to subtitles."
         )
+    glossary = None if terms is None else read_glossary(Path(terms))
     take = None if column is None else column_reader(path, column)
     for side, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
@@ -330,18 +362,18 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         if others:
             search["ensemble"] = others
         if subtitles:
-            yield from _translated_subtitles(pipeline, subtitles, name, search)
+            yield from _translated_subtitles(pipeline, subtitles, name, search, glossary)
             return
         groups: Iterable[list[str]] = arriving_lines(file, name)
         if take is not None:
             groups = read_column(groups, name, take)
-        for number, (line, found) in enumerate(_results(pipeline, groups, name, search)):
+        for number, (line, found) in enumerate(_results(pipeline, groups, name, search, glossary)):
             if jsonl:
                 yield json.dumps({"source": line, "translations": found}, ensure_ascii=False)
             elif is_n_best:
                 yield from n_best(number, found)
             else:
-                yield one_line(found[0]["translation_text"])
+                yield " ||| ".join(fields_of(found[0]))
 
 
 def _load(
@@ -364,6 +396,7 @@ def _results(
     groups: Iterable[list[str]],
     name: str,
     search: Mapping[str, Any],
+    glossary: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[str, list[dict[str, Any]]]]:
     """Yield each line with its translations, as soon as they are complete."""
     split_sentences, src_lang = search.get("split_sentences"), search.get("src_lang")
@@ -372,16 +405,86 @@ def _results(
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
         for lines in fitting_lines(groups, pipeline, name, split):
-            for pair in zip(lines, search_lines(pipeline, lines, **search), strict=True):
+            if glossary is None:
+                found: Iterable[Any] = search_lines(pipeline, lines, **search)
+            else:
+                found = _with_glossary(pipeline, lines, glossary, search)
+            for pair in zip(lines, found, strict=True):
                 yield pair
                 bar.update()
 
 
+def _with_glossary(
+    pipeline: TranslationPipeline,
+    lines: list[str],
+    glossary: Mapping[str, str],
+    search: Mapping[str, Any],
+) -> Iterator[list[dict[str, Any]]]:
+    for_all = search.get("required_terms", [])
+    for start in range(0, len(lines), TEXTS_PER_WINDOW):
+        window = lines[start : start + TEXTS_PER_WINDOW]
+        required = [for_all + terms_in(line, glossary) for line in window]
+        found = pipeline(window, **{**search, "required_terms": required})
+        for result in found:
+            yield result if isinstance(result, list) else [result]
+
+
+def read_glossary(path: Path) -> dict[str, str]:
+    """Read the terms of a glossary.
+
+    Args:
+        path: File with a source term, a tab and a target term on each line; further columns are
+            ignored.
+
+    Returns:
+        Target term by source term.
+
+    Raises:
+        ValueError: If the file cannot be read, a line has no two terms, or a source term has two
+            target terms; names the line.
+    """
+    glossary: dict[str, str] = {}
+    with opened(path) as file:
+        for number, line in enumerate(read_lines(lines_of(file), str(path)), start=1):
+            source, *rest = (cell.strip() for cell in line.split("\t"))
+            if not line.strip():
+                continue
+            if not source or not rest or not rest[0]:
+                raise ValueError(
+                    f"{path} line {number} must have a source term, a tab and a target term, got "
+                    f"{line!r}."
+                )
+            if glossary.setdefault(source, rest[0]) != rest[0]:
+                raise ValueError(
+                    f"{path} line {number} must have another source term: {source!r} has the "
+                    f"target term {glossary[source]!r} already."
+                )
+    return glossary
+
+
+def terms_in(line: str, glossary: Mapping[str, str]) -> list[str]:
+    """Return the target terms of the source terms that a line has as whole words.
+
+    Args:
+        line: Source text.
+        glossary: Target term by source term.
+    """
+    return [
+        target
+        for source, target in glossary.items()
+        if re.search(rf"(?<!\w){re.escape(source)}(?!\w)", line)
+    ]
+
+
 def _translated_subtitles(
-    pipeline: TranslationPipeline, subtitles: list[Any], name: str, search: Mapping[str, Any]
+    pipeline: TranslationPipeline,
+    subtitles: list[Any],
+    name: str,
+    search: Mapping[str, Any],
+    glossary: Mapping[str, str] | None,
 ) -> Iterator[str]:
     texts = [" ".join(subtitle.content.split()) for subtitle in subtitles]
-    results = _results(pipeline, [texts], name, search)
+    results = _results(pipeline, [texts], name, search, glossary)
     for subtitle, (_, found) in zip(subtitles, results, strict=True):
         yield with_translation(subtitle, one_line(found[0]["translation_text"]))
 
@@ -397,7 +500,18 @@ def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
         A line for each translation, with fields between " ||| ".
     """
     for found in translations:
-        fields = [str(number), one_line(found["translation_text"])]
-        if "score" in found:
-            fields += [f"{found[name]:.6f}" for name in ("log_probability", "score")]
-        yield " ||| ".join(fields)
+        yield " ||| ".join([str(number), *fields_of(found)])
+
+
+def fields_of(found: Mapping[str, Any]) -> list[str]:
+    """Return the parts of a result: the translation, and the alignment and scores if it has them.
+
+    Args:
+        found: Result of the pipeline.
+    """
+    fields = [one_line(found["translation_text"])]
+    if "alignment" in found:
+        fields.append(" ".join(f"{source}-{target}" for source, target in found["alignment"]))
+    if "score" in found:
+        fields += [f"{found[name]:.6f}" for name in ("log_probability", "score")]
+    return fields

@@ -1,0 +1,265 @@
+"""Word alignment from encoder-decoder attention.
+
+A word of the translation is aligned with the word of the source that the decoder attends to most
+when it predicts the word. Heads differ much in how well they align. `choose_heads` finds those that
+agree best with the tokens of the source without which a token of the translation becomes least
+probable (Li et al. 2019).
+
+Shapes: S source tokens, T target tokens, N layers, h heads of a layer.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
+
+# name in a generation configuration, as in that of Whisper
+HEADS_FIELD = "alignment_heads"
+# modules whose attention functions compute equation (1) but may not return its weights
+KNOWN_ATTENTION = ("transformers.", "vanilla_transformer.", "transformers_modules.")
+# most heads that are averaged
+MOST_HEADS = 16
+
+
+@contextmanager
+def returning_weights(model: PreTrainedModel) -> Iterator[None]:
+    """Let the attention of a model return its weights until the block ends.
+
+    Args:
+        model: Any model. An attention function of a user stays, because it may compute something
+            else.
+    """
+    before = model.config._attn_implementation
+    # "eager" is no function of the registry
+    function = ALL_ATTENTION_FUNCTIONS.get(before)
+    try:
+        if function is not None and function.__module__.startswith(KNOWN_ATTENTION):
+            model.set_attn_implementation("eager")
+        yield
+    finally:
+        model.set_attn_implementation(before)
+
+
+def weights_of(output: Any, model: PreTrainedModel) -> tuple[Tensor, ...]:
+    """Return the weights of encoder-decoder attention in an output, N times [B, h, T, S].
+
+    Args:
+        output: Output of the model with `output_attentions`.
+        model: The model.
+
+    Raises:
+        ValueError: If the attention function returns no weights.
+    """
+    weights = output.cross_attentions
+    if not weights or weights[0] is None:
+        name = model.config._attn_implementation
+        raise ValueError(f"the attention function {name!r} must return its weights, got None.")
+    return weights
+
+
+@torch.no_grad()
+def head_weights(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    targets: Sequence[Sequence[int]],
+    heads: Sequence[Sequence[int]] | None = None,
+) -> list[Tensor]:
+    """Return the weights with which the decoder reads the source when it predicts a target token.
+
+    Args:
+        model: Any encoder-decoder with encoder-decoder attention, in evaluation mode.
+        inputs: `input_ids` and `attention_mask` of the sources, [B, S], on the model's device.
+        targets: Token ids of N translations, without start token; N is a multiple of B, and the
+            translations of a source follow one another.
+        heads: Pairs of layer and head, from 0, whose weights are returned; all if not given.
+
+    Returns:
+        For each translation, weights in float32 on the CPU, [heads, T, S].
+
+    Raises:
+        ValueError: If the model has no such head, or returns no weights.
+    """
+    ids = decoder_rows(model, targets)[:, :-1].to(inputs["input_ids"].device)
+    times = len(targets) // len(inputs["input_ids"])
+    read = {name: tensor.repeat_interleave(times, dim=0) for name, tensor in inputs.items()}
+    with returning_weights(model):
+        output = model(**read, decoder_input_ids=ids, output_attentions=True, use_cache=False)
+        layers = weights_of(output, model)
+    if heads is None:
+        heads = [(layer, head) for layer, it in enumerate(layers) for head in range(it.shape[1])]
+    for layer, head in heads:
+        if layer >= len(layers) or head >= layers[layer].shape[1]:
+            raise ValueError(
+                f"{HEADS_FIELD} must be pairs of a layer below {len(layers)} and a head below "
+                f"{layers[0].shape[1]}, got {[layer, head]}."
+            )
+    found = torch.stack([layers[layer][:, head] for layer, head in heads], dim=1).float().cpu()
+    return [weights[:, : len(tokens)] for weights, tokens in zip(found, targets, strict=True)]
+
+
+def default_heads(model: PreTrainedModel) -> list[list[int]]:
+    """Return the heads that align if none were chosen: all of the last layer but one.
+
+    Garg et al. 2019 found that of six layers this one aligns best; of two, the last one does.
+
+    Args:
+        model: Any encoder-decoder.
+    """
+    config: Any = model.config
+    num_layers = getattr(config, "decoder_layers", None) or config.num_hidden_layers
+    num_heads = getattr(config, "decoder_attention_heads", None) or config.num_attention_heads
+    layer = num_layers - 2 if num_layers > 2 else num_layers - 1
+    return [[layer, head] for head in range(num_heads)]
+
+
+def word_numbers(
+    tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], has_unknown: bool = True
+) -> list[int | None]:
+    """Return the number of the word that each token belongs to.
+
+    Args:
+        tokenizer: Tokenizer of the ids.
+        ids: Token ids of a text.
+        has_unknown: The text has words in the place of unknown tokens, as a text that was read
+            does; a translation that was written does not.
+
+    Returns:
+        Numbers of words between spaces, from 0; None for a special token.
+    """
+    # not `all_special_ids`: some tokenizers have languages that are not among them
+    shown, written = (
+        tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=skips)
+        for skips in (False, True)
+    )
+    special = {
+        token
+        for token, text, own in zip(ids, shown, written, strict=True)
+        if text.strip()
+        and not own.strip()
+        and not (has_unknown and token == tokenizer.unk_token_id)
+    }
+    ordinary = [token for token in ids if token not in special]
+    prefixes = tokenizer.batch_decode([ordinary[:end] for end in range(1, len(ordinary) + 1)])
+    num_words = len(prefixes[-1].split()) if prefixes else 0
+    numbers: list[int | None] = []
+    for prefix in prefixes:
+        count = len(prefix.split())
+        # a space belongs to the word after it, if there is one
+        number = count if not prefix or prefix[-1].isspace() else count - 1
+        numbers.append(min(number, num_words - 1) if num_words else None)
+    of_ordinary = iter(numbers)
+    return [None if token in special else next(of_ordinary) for token in ids]
+
+
+def aligned_words(
+    weights: Tensor, source: Sequence[int | None], target: Sequence[int | None]
+) -> list[tuple[int, int]]:
+    """Align each word of a translation with the word of the source that has the largest weight.
+
+    Args:
+        weights: Weights of tokens, [T, S].
+        source: Word of each source token, from `word_numbers`; None or a negative number for none.
+        target: Word of each target token.
+
+    Returns:
+        Pairs of a source word and a target word, in the order of the target words.
+    """
+    columns = {place: it for place, it in enumerate(source) if it is not None and it >= 0}
+    rows = {place: it for place, it in enumerate(target) if it is not None}
+    if not columns or not rows:
+        return []
+    source_words, target_words = list(columns.values()), list(rows.values())
+    between = weights[list(rows)][:, list(columns)]
+    by_target = torch.zeros(1 + max(target_words), len(columns))
+    by_target.index_add_(0, torch.tensor(target_words), between)
+    by_word = torch.zeros(len(by_target), 1 + max(source_words))
+    by_word.index_add_(1, torch.tensor(source_words), by_target)
+    best = by_word.argmax(dim=1).tolist()
+    return [(best[word], word) for word in sorted(set(target_words))]
+
+
+def choose_heads(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+) -> tuple[list[list[int]], float]:
+    """Choose the heads that align best, without alignments made by people.
+
+    The source token that belongs to a target token is taken to be the one without which the target
+    token is least probable. Heads are added, best first, as long as the mean of their weights
+    agrees with more of these tokens.
+
+    Args:
+        model: Any encoder-decoder with encoder-decoder attention, in evaluation mode.
+        tokenizer: Tokenizer of the model.
+        sources: Token ids of sentences, of validation data for example.
+        targets: Token ids of their translations, without start token.
+
+    Returns:
+        Pairs of layer and head, and the share of target tokens for which they find the token.
+
+    Raises:
+        ValueError: If no pair has a word on both sides, or the model returns no weights.
+    """
+    special = set(tokenizer.all_special_ids)
+    weights, needed = [], []
+    for source, target in zip(sources, targets, strict=True):
+        columns = [place for place, token in enumerate(source) if token not in special]
+        rows = [place for place, token in enumerate(target) if token not in special]
+        if len(columns) < 2 or not rows:
+            continue
+        ids = torch.tensor([source], device=model.device)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+        (found,) = head_weights(model, inputs, [target])
+        weights.append(found[:, rows][:, :, columns].transpose(0, 1))  # [T, heads, S]
+        needed.append(_most_needed(model, inputs, target, columns)[rows])
+    if not weights:
+        raise ValueError("a pair must have two source tokens and a target token, got none.")
+    expected = torch.cat(needed)
+    order = _agreement([it.argmax(dim=2) for it in weights], expected).argsort(descending=True)
+    shares = [
+        float(_agreement([it[:, order[:count]].mean(dim=1).argmax(1) for it in weights], expected))
+        for count in range(1, min(MOST_HEADS, len(order)) + 1)
+    ]
+    count = 1 + max(range(len(shares)), key=shares.__getitem__)
+    num_heads = len(default_heads(model))
+    return [list(divmod(int(it), num_heads)) for it in order[:count]], shares[count - 1]
+
+
+def _most_needed(
+    model: PreTrainedModel,
+    inputs: Mapping[str, Tensor],
+    target: Sequence[int],
+    columns: Sequence[int],
+) -> Tensor:
+    """Return, for each target token, the index in `columns` of the token it needs most, [T]."""
+    count = len(columns)
+    mask = inputs["attention_mask"].repeat(count, 1)
+    mask[torch.arange(count), torch.tensor(columns)] = 0
+    without = {"input_ids": inputs["input_ids"].repeat(count, 1), "attention_mask": mask}
+    return torch.tensor(token_log_probabilities([model], without, [target] * count)).argmin(dim=0)
+
+
+def _agreement(found: Sequence[Tensor], expected: Tensor) -> Tensor:
+    """Return the share of tokens, [...], for which [T, ...] has the expected one, [T]."""
+    tokens = torch.cat(tuple(found))
+    return (tokens == expected.view(-1, *[1] * (tokens.dim() - 1))).float().mean(dim=0)
+
+
+__all__ = [
+    "HEADS_FIELD",
+    "aligned_words",
+    "choose_heads",
+    "default_heads",
+    "head_weights",
+    "returning_weights",
+    "weights_of",
+    "word_numbers",
+]

@@ -1,0 +1,267 @@
+"""Terms that a translation must or must not contain.
+
+Required terms are found by a beam search with a bank of beams for each number of tokens of the
+terms that a hypothesis has (grid beam search, Hokamp and Liu 2017). The number falls again if a
+hypothesis leaves a term unfinished (Post and Vilar 2018). Forbidden terms are compared with the
+bytes of the text, so that no other division into tokens spells them.
+
+Shapes: as in `search_vanilla_transformer`, with M terms of a sentence, P tokens of the longest term
+and N hypotheses.
+"""
+
+import re
+from collections.abc import Sequence
+from functools import cached_property, lru_cache
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+from transformers.generation import LogitsProcessor
+
+from .search_vanilla_transformer import Hypotheses, PaperBeamSearch
+
+
+class TermBeamSearch(PaperBeamSearch):
+    """Beam search whose translations contain the terms of their sentence.
+
+    The beams of a sentence are C + 1 banks of equal size, where C is the largest number of tokens
+    in the terms of a sentence. The first bank has hypotheses with C tokens of terms, the last one
+    those with none. Only a hypothesis with all terms may end.
+
+    Args:
+        *args: As in `PaperBeamSearch`; `num_beams` is the number of all beams.
+        terms: Token ids of the terms of each sentence.
+    """
+
+    def __init__(self, *args: Any, terms: Sequence[Sequence[Sequence[int]]]):
+        super().__init__(*args)
+        # every token is scored, because a term may need an improbable one
+        self.rules = None
+        self.num_banks = num_banks(terms)
+        self.bank_size = self.num_beams // self.num_banks
+        self.terms = padded_terms(terms).to(self.open.ids.device)  # [B, M, P]
+
+    def _candidates(
+        self, log_probs: Tensor, tokens: Tensor | None, step: int
+    ) -> tuple[Hypotheses, Tensor]:
+        totals = log_probs + self.open.scores[:, :, None]  # [B, R, V]
+        num_sentences, num_rows, vocab_size = totals.shape
+        terms = self.terms[self.sentences]  # [B, M, P]
+        is_met, begun = term_matches(self.open.ids[:, :, : self.prompt_length + step - 1], terms)
+        is_open = ~is_met.all(dim=2)[:, :, None]  # [B, R, 1]
+        ends = totals[:, :, self.end_tokens].masked_fill(is_open, -torch.inf)
+        totals[:, :, self.end_tokens] = ends
+        # the next token of each term that is not met
+        wide = terms[:, None].expand(-1, num_rows, -1, -1)
+        following = wide.gather(3, begun[..., None])[..., 0].clamp(min=0)  # [B, R, M]
+        forced = []
+        for term in range(terms.shape[1]):
+            index = following[:, :, term, None]
+            scores, is_taken = totals.gather(2, index), ~is_met[:, :, term, None]
+            forced.append(scores.masked_fill(~is_taken, -torch.inf))
+            # not twice among the candidates
+            totals.scatter_(2, index, scores.masked_fill(is_taken, -torch.inf))
+        scores, place = totals.view(num_sentences, self.num_banks, -1).topk(
+            min(self.num_candidates // self.num_banks, self.bank_size * vocab_size), dim=2
+        )
+        banks = torch.arange(self.num_banks, device=place.device)[:, None]
+        rows = torch.arange(num_rows, device=place.device)[:, None].expand_as(following)
+        free_beams = banks * self.bank_size + place // vocab_size
+        beams = torch.cat((free_beams.flatten(1), rows.flatten(1)), dim=1)  # [B, C]
+        chosen = torch.cat(((place % vocab_size).flatten(1), following.flatten(1)), dim=1)
+        candidates = self.open.pick(beams)
+        candidates.scores = torch.cat((scores.flatten(1), torch.cat(forced, 2).flatten(1)), dim=1)
+        self._append(candidates, chosen, beams, step)
+        return candidates, beams
+
+    def _choose(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
+        terms = self.terms[self.sentences]
+        is_met, begun = term_matches(candidates.ids[:, :, : self.prompt_length + step], terms)
+        lengths = (terms >= 0).sum(dim=2)[:, None]  # [B, 1, M]
+        tokens_met = (lengths * is_met).sum(dim=2) + (begun * ~is_met).amax(dim=2)  # [B, C]
+        found = [
+            candidates.scores.masked_fill(tokens_met != count, -torch.inf).topk(self.bank_size, 1)
+            for count in reversed(range(self.num_banks))
+        ]
+        scores, index = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        return scores, index
+
+    def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
+        is_met, _ = term_matches(cut.ids, self.terms[self.sentences])
+        cut.scores = cut.scores.masked_fill(~is_met.all(dim=2), -torch.inf)
+        super()._fill_with_cut(at_limit, cut.best(self.num_beams))
+
+
+def num_banks(terms: Sequence[Sequence[Sequence[int]]]) -> int:
+    """Return the number of banks of beams, one more than the most tokens of a sentence's terms.
+
+    Args:
+        terms: Token ids of the terms of each sentence.
+    """
+    return 1 + max((sum(map(len, of_sentence)) for of_sentence in terms), default=0)
+
+
+def padded_terms(terms: Sequence[Sequence[Sequence[int]]]) -> Tensor:
+    """Return terms as a tensor, [B, M, P]; -1 where there is no token.
+
+    Args:
+        terms: Token ids of the terms of each sentence.
+    """
+    num_terms = max(map(len, terms))
+    longest = max(len(term) for of_sentence in terms for term in of_sentence)
+    padded = torch.full((len(terms), num_terms, longest), -1)
+    for row, of_sentence in enumerate(terms):
+        for column, term in enumerate(of_sentence):
+            padded[row, column, : len(term)] = torch.tensor(term)
+    return padded
+
+
+def term_matches(ids: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which terms hypotheses contain, and how much of the others they end with.
+
+    Args:
+        ids: All tokens of each hypothesis, [B, N, T].
+        terms: Terms of each sentence, filled up with -1, [B, M, P].
+
+    Returns:
+        True for a term that a hypothesis contains, and for one without tokens; number of first
+        tokens of a term that the hypothesis ends with, 0 for a term of one token. [B, N, M] each.
+    """
+    longest = terms.shape[2]
+    windows = torch.nn.functional.pad(ids, (0, longest - 1), value=-2).unfold(2, longest, 1)
+    wanted = terms[:, None, :, None]  # [B, 1, M, 1, P]
+    is_met = ((windows[:, :, None] == wanted) | (wanted < 0)).all(dim=4).any(dim=3)
+    begun = torch.zeros_like(is_met, dtype=torch.long)
+    lengths = (terms >= 0).sum(dim=2)[:, None]  # [B, 1, M]
+    for count in range(1, min(longest, ids.shape[2] + 1)):
+        ending = ids[:, :, None, -count:]
+        is_begun = (ending == terms[:, None, :, :count]).all(dim=3) & (lengths > count)
+        begun = begun.masked_fill(is_begun, count)
+    return is_met, begun.masked_fill(is_met, 0)
+
+
+class ForbiddenTerms(LogitsProcessor):
+    """Processor that forbids each token with which the text would contain a term.
+
+    Args:
+        terms: Terms of each sentence, text with the case that is forbidden.
+        parts: Bytes that each token adds, by id, as `token_bytes` returns them.
+    """
+
+    def __init__(self, terms: Sequence[Sequence[str]], parts: Sequence[bytes]):
+        self.terms = [[term.encode() for term in of_sentence] for of_sentence in terms]
+        self.parts = parts
+        known = set(chain.from_iterable(self.terms))
+        self.forbidden = {term: _ForbiddenTerm(term, parts) for term in known}
+        self.longest = max(map(len, known), default=0)
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Forbid tokens.
+
+        Args:
+            input_ids: All tokens of each hypothesis, the same number for each sentence, [rows, T].
+            scores: Scores of the next token, [rows, V].
+
+        Returns:
+            Scores, -inf for forbidden tokens, [rows, V].
+        """
+        times = len(input_ids) // len(self.terms)
+        rows, columns = [], []
+        for row, ids in enumerate(input_ids.tolist()):
+            end = self._end(ids)
+            tokens = set().union(
+                *(self.forbidden[term].after(end) for term in self.terms[row // times])
+            )
+            rows += [row] * len(tokens)
+            columns += tokens
+        is_forbidden = torch.zeros_like(scores, dtype=torch.bool)
+        is_forbidden[rows, columns] = True
+        return scores.masked_fill(is_forbidden, -torch.inf)
+
+    def _end(self, ids: Sequence[int]) -> bytes:
+        """Return the end of a hypothesis, as far as a term can have begun in it."""
+        end = b""
+        for token in reversed(ids):
+            if len(end) >= self.longest:
+                return end
+            # languages of M2M100 have higher ids than the vocabulary
+            end = (self.parts[token] if token < len(self.parts) else b"") + end
+        # the first word begins as the others do
+        return b" " + end
+
+
+class _ForbiddenTerm:
+    """Tokens that complete one term.
+
+    Args:
+        term: Bytes of the term.
+        parts: Bytes that each token adds, by id.
+    """
+
+    def __init__(self, term: bytes, parts: Sequence[bytes]):
+        self.term = term
+        self.parts = parts
+        self._completing = lru_cache(maxsize=None)(self._find_completing)
+
+    @cached_property
+    def containing(self) -> set[int]:
+        """Tokens that contain the whole term."""
+        return {token for token, part in enumerate(self.parts) if self.term in part}
+
+    def _find_completing(self, place: int) -> set[int]:
+        rest = self.term[place:]
+        return {token for token, part in enumerate(self.parts) if part.startswith(rest)}
+
+    def after(self, end: bytes) -> set[int]:
+        """Return the tokens with which a text contains the term.
+
+        Args:
+            end: End of the text before them.
+        """
+        begun = (place for place in range(1, len(self.term)) if end.endswith(self.term[:place]))
+        return self.containing.union(*map(self._completing, begun))
+
+
+def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
+    """Return the bytes that each token adds to a text before it.
+
+    Args:
+        tokenizer: Any tokenizer.
+
+    Returns:
+        Bytes of UTF-8 by id, with the space of a token that begins a word; special tokens have
+        none.
+    """
+    names = {token: name for name, token in tokenizer.get_vocab().items()}
+    ids = range(max(names) + 1)
+    special = set(tokenizer.all_special_ids)
+    if any(name.endswith("</w>") for name in names.values()):
+        ends = {token: name.replace("</w>", " ").encode() for token, name in names.items()}
+        return [b"" if token in special else ends.get(token, b"") for token in ids]
+    # between two words, so that no space is stripped
+    word = tokenizer("a", add_special_tokens=False)["input_ids"]
+    given = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    before = tokenizer.decode(word, **given)
+    after = tokenizer.decode([*word, *word], **given).removeprefix(before)
+    texts = tokenizer.batch_decode([[*word, token, *word] for token in ids], **given)
+    return [
+        _own_bytes(names.get(token, ""))
+        # a token that is a part of a character has no text
+        if "\ufffd" in text
+        else text.removeprefix(before).removesuffix(after).encode()
+        for token, text in zip(ids, texts, strict=True)
+    ]
+
+
+def _own_bytes(name: str) -> bytes:
+    """Return the bytes of a token of a byte-level vocabulary, or of a byte such as <0xC3>."""
+    if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
+        return bytes.fromhex(match[1])
+    values = {character: value for value, character in bytes_to_unicode().items()}
+    return bytes(values[character] for character in name if character in values)
+
+
+__all__ = ["ForbiddenTerms", "TermBeamSearch", "num_banks", "term_matches", "token_bytes"]

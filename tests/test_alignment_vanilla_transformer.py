@@ -1,0 +1,257 @@
+"""Word alignment: of a model that reverses its source, by hand, and on the command line."""
+
+import json
+
+import pytest
+import torch
+from library_models import KINDS, SENTENCES, make_pieces, save
+from translation_toys import TEXTS, make_model, make_tokenizer
+
+import vanilla_transformer
+from vanilla_transformer import (
+    TranslationPipeline,
+    VanillaTransformerConfig,
+    VanillaTransformerForConditionalGeneration,
+)
+from vanilla_transformer.alignment_vanilla_transformer import (
+    aligned_words,
+    choose_heads,
+    head_weights,
+    word_numbers,
+)
+from vanilla_transformer.cli import main
+
+
+@pytest.fixture(scope="module")
+def pieces(tmp_path_factory):
+    return make_pieces(tmp_path_factory.mktemp("pieces"))
+
+
+@pytest.fixture(scope="module")
+def translate():
+    tokenizer = make_tokenizer()
+    return TranslationPipeline(make_model(tokenizer), tokenizer, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def reversing():
+    """Model of two layers that learned to write the tokens 10 to 29 in reverse order."""
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    config = VanillaTransformerConfig(
+        vocab_size=30,
+        d_model=48,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=96,
+        decoder_ffn_dim=96,
+        dropout=0.0,
+    )
+    model = VanillaTransformerForConditionalGeneration(config).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+    for _ in range(250):
+        source, labels = reversed_batch(config, 32)
+        loss = model(input_ids=source, labels=labels).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.set_num_threads(num_threads)
+    return model.eval()
+
+
+def reversed_batch(config, size, length=7):
+    tokens = torch.stack([torch.randperm(20)[:length] + 10 for _ in range(size)])
+    end = torch.full((size, 1), config.eos_token_id)
+    return torch.cat((tokens, end), dim=1), torch.cat((tokens.flip(1), end), dim=1)
+
+
+class ReversingTokenizer:
+    """What `choose_heads` reads of a tokenizer."""
+
+    all_special_ids = (0, 1, 2, 3)
+
+
+def test_the_chosen_heads_align_a_model_that_reverses(reversing):
+    torch.manual_seed(1)
+    source, target = (it.tolist() for it in reversed_batch(reversing.config, 20))
+    heads, share = choose_heads(reversing, ReversingTokenizer(), source, target)
+    assert share > 0.9
+    torch.manual_seed(2)
+    source, target = reversed_batch(reversing.config, 50)
+    inputs = {"input_ids": source, "attention_mask": torch.ones_like(source)}
+    weights = head_weights(reversing, inputs, target.tolist(), heads)
+    found = torch.stack([it.mean(dim=0)[:7, :7].argmax(dim=1) for it in weights])
+    expected = torch.arange(6, -1, -1).expand_as(found)
+    assert (found == expected).float().mean() > 0.9
+    # heads differ: all of them together align worse
+    everything = head_weights(reversing, inputs, target.tolist())
+    worst = min(
+        (torch.stack([it[head, :7, :7].argmax(1) for it in everything]) == expected).float().mean()
+        for head in range(len(everything[0]))
+    )
+    assert worst < 0.9
+
+
+def test_weights_are_those_of_the_row_that_predicts_a_token(translate):
+    ids = translate.tokenizer(TEXTS[:3], padding=True, return_tensors="pt")
+    ids.pop("token_type_ids", None)
+    targets = translate.tokenizer(TEXTS[2:5])["input_ids"]
+    found = head_weights(translate.model, ids, targets, [[0, 2], [0, 0]])
+    start = translate.model.config.decoder_start_token_id
+    translate.model.set_attn_implementation("eager")
+    for row, (weights, target) in enumerate(zip(found, targets, strict=True)):
+        length = int(ids["attention_mask"][row].sum())
+        with torch.no_grad():
+            output = translate.model(
+                input_ids=ids["input_ids"][row : row + 1, :length],
+                decoder_input_ids=torch.tensor([[start, *target]]),
+                output_attentions=True,
+            )
+        cross = output.cross_attentions[0][0]  # [h, T + 1, S]
+        assert weights.shape == (2, len(target), ids["input_ids"].shape[1])
+        torch.testing.assert_close(weights[0, :, :length], cross[2, :-1])
+        torch.testing.assert_close(weights[1, :, :length], cross[0, :-1])
+    translate.model.set_attn_implementation("sdpa")
+
+
+def test_words_are_aligned_with_the_largest_sum_of_weights():
+    weights = torch.tensor(
+        [
+            # <lang> two tokens of a word, a word, </s>
+            [0.0, 0.3, 0.3, 0.4, 0.0],
+            [0.0, 0.1, 0.1, 0.3, 0.5],
+            [0.9, 0.0, 0.0, 0.1, 0.0],
+            [1.0, 0.0, 0.0, 0.0, 0.0],
+        ]
+    )
+    found = aligned_words(weights, [None, 0, 0, 1, None], [0, 1, 1, None])
+    assert found == [(0, 0), (1, 1)]
+    # words of a prefix of the source have negative numbers
+    assert aligned_words(weights, [-1, 0, 0, 1, None], [0, 1, 2, None]) == [(0, 0), (1, 1), (1, 2)]
+    assert aligned_words(weights, [None] * 5, [0, 1, 1, None]) == []
+
+
+# without special tokens in its files, the library's tokenizer of M2M100 writes languages as words
+WITHOUT_LANGUAGES = [kind for kind in KINDS if kind != "m2m100"]
+
+
+@pytest.mark.parametrize("kind", [None, *WITHOUT_LANGUAGES])
+def test_tokens_belong_to_the_words_of_the_text(kind, translate, pieces, tmp_path):
+    tokenizer = translate.tokenizer
+    if kind is not None:
+        save(kind, pieces, tmp_path)
+        tokenizer = vanilla_transformer.load(tmp_path).tokenizer
+    text = "the cat sleeps in the house"
+    ids = tokenizer(text)["input_ids"]
+    numbers = word_numbers(tokenizer, ids)
+    assert len(numbers) == len(ids)
+    assert numbers[-1] is None
+    for number, word in enumerate(text.split()):
+        own = [token for token, it in zip(ids, numbers, strict=True) if it == number]
+        assert tokenizer.decode(own).strip() == word
+
+
+def test_unknown_characters_keep_the_numbers_of_words(translate):
+    ids = translate.tokenizer("the \u4e00 house")["input_ids"]
+    numbers = [it for it in word_numbers(translate.tokenizer, ids) if it is not None]
+    assert sorted(set(numbers)) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("kind", WITHOUT_LANGUAGES)
+def test_models_of_the_library_align(kind, pieces, tmp_path):
+    save(kind, pieces, tmp_path)
+    languages = KINDS[kind][1]
+    translate = vanilla_transformer.load(tmp_path, num_beams=2, max_new_tokens=8, **languages)
+    results = translate(SENTENCES, return_alignment=True)
+    for text, result in zip(SENTENCES, results, strict=True):
+        check_pairs(text, result["translation_text"], result["alignment"])
+    plain = translate(SENTENCES)
+    assert [it["translation_text"] for it in results] == [it["translation_text"] for it in plain]
+
+
+def check_pairs(source, target, pairs):
+    assert [word for _, word in pairs] == list(range(len(target.split())))
+    assert all(0 <= word < len(source.split()) for word, _ in pairs)
+
+
+def test_results_of_all_kinds_have_alignments(translate):
+    texts = [*TEXTS, "", "the cat. the dogs sleep.\n\na house. dogs"]
+    found = translate(texts, return_alignment=True, num_return_sequences=2, return_scores=True)
+    for text, results in zip(texts, found, strict=True):
+        for result in results:
+            check_pairs(text, result["translation_text"], result["alignment"])
+    alone = [translate(text, return_alignment=True)[0] for text in texts]
+    assert alone == translate(texts, return_alignment=True)
+    joined = translate(texts, return_alignment=True, split_sentences="en")
+    for text, result in zip(texts, joined, strict=True):
+        check_pairs(text, result["translation_text"], result["alignment"])
+    heads = [[0, 1], [0, 3]]
+    other = translate(texts, return_alignment=True, alignment_heads=heads)
+    assert other != alone
+    pairs = [it["alignment"] for it in other]
+    given = [it["translation_text"] for it in other]
+    assert translate.align(texts[:5], given[:5], alignment_heads=heads) == pairs[:5]
+
+
+def test_the_attention_function_of_the_model_is_restored(translate):
+    before = translate.model.config._attn_implementation
+    translate.align(TEXTS, TEXTS)
+    assert translate.model.config._attn_implementation == before == "sdpa"
+    assert not translate.model.training
+
+
+def test_heads_that_the_model_lacks_are_refused(translate):
+    with pytest.raises(ValueError, match=r"a layer below 1 and a head below 4, got \[1, 0\]"):
+        translate.align(TEXTS, TEXTS, alignment_heads=[[1, 0]])
+
+
+def test_the_commands_write_alignments(translate, tmp_path, capsys):
+    translate.model.save_pretrained(tmp_path / "model")
+    translate.tokenizer.save_pretrained(tmp_path / "model")
+    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+    source.write_text("".join(f"{text}\n" for text in TEXTS))
+    model = str(tmp_path / "model")
+    assert main(["translate", model, str(source), "--alignment"]) == 0
+    lines = [line.split(" ||| ") for line in capsys.readouterr().out.splitlines()]
+    results = translate(TEXTS, return_alignment=True)
+    assert lines == [
+        [it["translation_text"], " ".join(f"{a}-{b}" for a, b in it["alignment"])] for it in results
+    ]
+    assert main(["translate", model, str(source), "--alignment", "--jsonl"]) == 0
+    first = json.loads(capsys.readouterr().out.splitlines()[0])["translations"][0]
+    assert first["alignment"] == [list(pair) for pair in results[0]["alignment"]]
+    target.write_text("".join(f"{translation}\n" for translation, _ in lines))
+    pairs = [model, "--source", str(source), "--target", str(target)]
+    assert main(["align", *pairs]) == 0
+    assert capsys.readouterr().out.splitlines() == [alignment for _, alignment in lines]
+
+    assert main(["align", *pairs, "--choose_heads"]) == 0
+    assert "find the source token that a target token needs most" in capsys.readouterr().out
+    saved = json.loads((tmp_path / "model" / "generation_config.json").read_text())
+    expected = translate.align(
+        TEXTS, [it for it, _ in lines], alignment_heads=saved["alignment_heads"]
+    )
+    assert main(["align", *pairs]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        " ".join(f"{a}-{b}" for a, b in it) for it in expected
+    ]
+
+
+def test_pairs_that_cannot_be_aligned_are_refused(translate, tmp_path, capsys):
+    translate.model.save_pretrained(tmp_path / "model")
+    translate.tokenizer.save_pretrained(tmp_path / "model")
+    source, target = tmp_path / "source.txt", tmp_path / "target.txt"
+    source.write_text("a house\ndogs\n")
+    target.write_text("a house\n")
+    pairs = ["--source", str(source), "--target", str(target)]
+    assert main(["align", str(tmp_path / "model"), *pairs]) == 1
+    assert "the same number of lines, got 2" in capsys.readouterr().err
+    assert main(["align", "user/model", *pairs, "--choose_heads"]) == 1
+    assert "run must be a folder with choose_heads" in capsys.readouterr().err
+    source.write_text("")
+    target.write_text("")
+    assert main(["align", str(tmp_path / "model"), *pairs, "--choose_heads"]) == 1
+    assert "two source tokens and a target token, got none" in capsys.readouterr().err
