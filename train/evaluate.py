@@ -1,6 +1,7 @@
 """Translate a split and score it: `accelerate launch -m vanilla_transformer.train.evaluate RUN`."""
 
 import argparse
+import dataclasses
 import json
 import logging
 import re
@@ -29,6 +30,7 @@ from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
 from .data.corpus import load_translations, texts_of
+from .data.prepare import load_main_corpus
 from .devices.distribution import (
     LONGEST_WAIT,
     in_all_processes,
@@ -319,9 +321,21 @@ def _check_arguments(
 def _load_split(task: Evaluation) -> list[list[str]]:
     """Load the sources and the references."""
     languages = task.source_lang, task.target_lang
-    splits = load_translations(
-        task.dataset, task.name, *languages, revision=task.revision, streaming=task.streaming
-    )
+    names = ("dataset", "name", "revision")
+    recipe = task.recipe
+    if recipe is not None and all(getattr(task, it) == getattr(recipe, it) for it in names):
+        splits = load_main_corpus(
+            dataclasses.replace(
+                recipe,
+                source_lang=task.source_lang,
+                target_lang=task.target_lang,
+                streaming=task.streaming,
+            )
+        )
+    else:
+        splits = load_translations(
+            task.dataset, task.name, *languages, revision=task.revision, streaming=task.streaming
+        )
     if task.split not in splits:
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."
