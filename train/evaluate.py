@@ -1,7 +1,6 @@
 """Translate a split and score it: `accelerate launch -m vanilla_transformer.train.evaluate RUN`."""
 
 import argparse
-import dataclasses
 import json
 import logging
 import re
@@ -30,7 +29,7 @@ from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
 from .data.corpus import load_translations, texts_of
-from .data.prepare import load_main_corpus
+from .data.prepare import with_validation
 from .devices.distribution import (
     LONGEST_WAIT,
     in_all_processes,
@@ -323,19 +322,21 @@ def _load_split(task: Evaluation) -> list[list[str]]:
     languages = task.source_lang, task.target_lang
     names = ("dataset", "name", "revision")
     recipe = task.recipe
-    if recipe is not None and all(getattr(task, it) == getattr(recipe, it) for it in names):
-        splits = load_main_corpus(
-            dataclasses.replace(
-                recipe,
-                source_lang=task.source_lang,
-                target_lang=task.target_lang,
-                streaming=task.streaming,
-            )
-        )
-    else:
-        splits = load_translations(
-            task.dataset, task.name, *languages, revision=task.revision, streaming=task.streaming
-        )
+    if recipe is not None and not (
+        all(getattr(task, name) == getattr(recipe, name) for name in names)
+        and {*languages} == {recipe.source_lang, recipe.target_lang}
+    ):
+        recipe = None
+    splits = load_translations(
+        task.dataset,
+        task.name,
+        *languages,
+        revision=task.revision,
+        streaming=task.streaming,
+        columns=recipe and recipe.columns,
+    )
+    if recipe is not None:
+        splits = with_validation(splits, recipe)
     if task.split not in splits:
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."

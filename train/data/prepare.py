@@ -94,7 +94,24 @@ def load_main_corpus(config: TrainConfig) -> dict[str, datasets.Dataset]:
     Raises:
         ValueError: If the corpus cannot be loaded, or the validation pairs cannot be held out.
     """
-    splits = _load(_corpora(config)[0], config)
+    return with_validation(_load(_corpora(config)[0], config), config)
+
+
+def with_validation(
+    splits: dict[str, datasets.Dataset], config: TrainConfig
+) -> dict[str, datasets.Dataset]:
+    """Add the pairs that a run holds out as the split "validation".
+
+    Args:
+        splits: Splits of the main corpus.
+        config: Settings of the run.
+
+    Returns:
+        The splits. The split "train" still has these pairs.
+
+    Raises:
+        ValueError: If the corpus has a validation split, or too few pairs.
+    """
     if config.validation_pairs is None or "train" not in splits:
         return splits
     if "validation" in splits:
