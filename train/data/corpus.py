@@ -17,6 +17,7 @@ from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 
 from ...configuration_vanilla_transformer import closest_name
+from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
 from . import tables, text_files, translation_memories
 from .cache import cached
@@ -176,6 +177,13 @@ def _refuse_absent(dataset: str, *languages: str):
             "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), a table (.tsv "
             "or .csv), a translation memory (.tmx), or the prefix of two text files, before "
             f".{languages[0]} and .{languages[1]}, got {dataset!r}."
+        )
+    # the library would read these files by other rules
+    files = sorted(file.name for file in path.glob("*") if PAIR_FILE.search(file.name))
+    if files:
+        raise ValueError(
+            f"dataset must be a file, or a folder with files named train, validation and test, got "
+            f"{dataset!r} with {shortened(', '.join(files), LONGEST_VALUE)}."
         )
     # without a network the library uses data that was prepared earlier
     is_address = "://" in dataset or dataset.startswith("buckets/")

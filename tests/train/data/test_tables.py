@@ -242,6 +242,13 @@ def test_columns_belong_to_one_dataset(tmp_path):
     assert load_config(recipe, {"dataset": "y.tsv"}).columns is None
 
 
+def test_a_folder_with_tables_of_other_names_is_refused_with_them(tmp_path):
+    write(tmp_path / "pairs.tsv", as_tsv(PAIRS))
+    write(tmp_path / "memory.tmx.gz", b"")
+    with pytest.raises(ValueError, match=r"named train, .* with memory\.tmx\.gz, pairs\.tsv\."):
+        read(tmp_path)
+
+
 def test_the_name_of_a_file_is_not_a_name_on_the_hub(tmp_path):
     assert not is_on_hub("my/pairs.tsv", *LANGUAGES)
     for name in ("pairs.tsv", "pairs.csv.gz", "memory.tmx"):
