@@ -333,7 +333,7 @@ def _load_split(task: Evaluation) -> list[list[str]]:
         *languages,
         revision=task.revision,
         streaming=task.streaming,
-        columns=recipe and recipe.columns,
+        columns=None if recipe is None else recipe.columns,
     )
     if recipe is not None:
         splits = with_validation(splits, recipe)
