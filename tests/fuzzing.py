@@ -49,7 +49,10 @@ CHECKPOINT_FILES = (
     "optimizer.pt",
 )
 TEXT_FILES = ("train.en", "train.de", "validation.de", "test.en", "test.de")
-RECORD_FILES = ("pairs.jsonl", "pairs.json", "packed.jsonl.gz", "pairs.parquet", "pairs.arrow")
+RECORD_FILES = (
+    *("pairs.jsonl", "pairs.json", "packed.jsonl.gz", "pairs.parquet", "pairs.arrow"),
+    *("pairs.tsv", "pairs.csv", "pairs.tmx"),
+)
 
 COMMANDS: dict[str, list[str]] = {
     "resume": ["train", "pristine.yaml", "--resume", "--max_steps", str(LAST_STEP)],
@@ -371,6 +374,7 @@ def mutate(folder: Path, case: Case):
 
 def prepare(folder: Path):
     """Make a run, its corpus and files of records, and the reference weights of its next steps."""
+    import corpus_files
     import pyarrow as pa
     import pyarrow.parquet
     import train_toys
@@ -399,6 +403,9 @@ def prepare(folder: Path):
         lines = "".join(json.dumps(record) + "\n" for record in records).encode()
         Path("records/pairs.jsonl").write_bytes(lines)
         Path("records/packed.jsonl.gz").write_bytes(gzip.compress(lines))
+        for text_of in (corpus_files.as_tsv, corpus_files.as_csv, corpus_files.as_tmx):
+            text = text_of(list(zip(*sides, strict=True)))
+            Path(f"records/pairs.{text_of.__name__.removeprefix('as_')}").write_text(text)
         Path("records/pairs.json").write_text(json.dumps(records))
         pyarrow.parquet.write_table(pa.Table.from_pylist(records), "records/pairs.parquet")
         Dataset.from_list(records).save_to_disk("records/made")

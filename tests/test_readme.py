@@ -49,10 +49,11 @@ def reader(tmp_path_factory):
     (folder / "relative.py").write_text(blocks(page, "python")[0][1], encoding="utf-8")
     texts = folder / "my" / "texts"
     texts.mkdir(parents=True)
-    for split in ("train", "validation"):
+    for split, pairs in (("train", PAIRS), ("validation", PAIRS[:30])):
         for language in ("de", "en"):
-            lines = "".join(f"{pair[language]}\n" for pair in PAIRS)
+            lines = "".join(f"{pair[language]}\n" for pair in pairs)
             (texts / f"{split}.{language}").write_text(lines, encoding="utf-8")
+    put_tables(folder / "my")
     with running_hub() as hub:
         environment = {**os.environ, **hub.environment(folder / "home")}
         environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
@@ -60,6 +61,19 @@ def reader(tmp_path_factory):
         put_wmt14(hub, folder / "wmt14")
         put_opus_mt(hub, folder / "opus-mt")
         yield folder, environment, set()
+
+
+def put_tables(folder):
+    """The tables of docs/guides/corpora.md, from which a thousand pairs can be held out."""
+    forms = {
+        "pairs.tsv": "Sentence {0} is short.\tSatz {0} ist kurz.\n",
+        "numbered.tsv": "{0}\tSentence {0} is short.\tby me\tSatz {0} ist kurz.\n",
+        "named.csv": '{0},"Satz {0}, er ist kurz.",Sentence {0} is short.\n',
+    }
+    for name, form in forms.items():
+        header = "Number,Target,Source\n" if name.endswith("csv") else ""
+        lines = "".join(form.format(number) for number in range(1100))
+        (folder / name).write_text(header + lines, encoding="utf-8")
 
 
 def put_opus_mt(hub, folder):

@@ -130,13 +130,20 @@ class TrainConfig:
 
     dataset: str = setting(
         "wmt/wmt14",
-        "Hub name or local folder of a translation dataset; a folder with train.en, train.de (and "
-        "validation., test.; compressed too), or PREFIX of PREFIX.en, PREFIX.de; or demo",
+        "corpus: a file (.tsv, .csv, .tmx, .jsonl, .parquet; compressed too), PREFIX of the text "
+        "files PREFIX.en and PREFIX.de, a folder with such files named train, validation and test, "
+        "a Hub name, or demo",
         data=True,
     )
     name: str | None = setting("de-en", "configuration of the dataset", data=True)
     revision: str | None = setting(
         None, "commit, branch or tag of a dataset on the Hub; the newest if not given", data=True
+    )
+    columns: dict | None = setting(
+        None,
+        "column of each language in a table or in records, as {en: NAME, de: NAME}, or by number "
+        "in a table without names; the columns have the languages as names if not given",
+        data=True,
     )
     weight: float | None = setting(
         None,
@@ -147,11 +154,18 @@ class TrainConfig:
     mix: list = setting(
         [],
         "corpora to train on in addition to the dataset, a list of {dataset: ..., name: ..., "
-        "revision: ..., weight: ...}; without weights each pair comes once an epoch",
+        "revision: ..., columns: ..., weight: ...}; without weights each pair comes once an epoch",
         data=True,
     )
     source_lang: str = setting("en", "language to translate from", data=True)
     target_lang: str = setting("de", "language to translate into", data=True)
+    validation_pairs: int | None = setting(
+        None,
+        "pairs of the dataset to hold out for validation, if it has no validation split; pairs "
+        "that share a sentence with them are left out of training",
+        data=True,
+        at_least=1,
+    )
     max_length: int = setting(
         256, "longest source or target sentence to train on, in tokens", data=True, at_least=1
     )
@@ -174,7 +188,10 @@ class TrainConfig:
         False, "read the corpus during training, a block at a time, and store no copy", data=True
     )
     tokenizer: str | None = setting(
-        None, "tokenizer to use; a new one is learned if not given", data=True
+        None,
+        "tokenizer to use: a folder, a Hub name or a SentencePiece file (.model); a new one is "
+        "learned if not given",
+        data=True,
     )
     vocab_size: int = setting(
         37000, "size of the shared vocabulary to learn, sec. 5.1", data=True, at_least=1
@@ -329,6 +346,8 @@ class TrainConfig:
             # the run folder keeps the resolved name
             self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
         self._check_languages()
+        for columns in (self.columns, *(entry["columns"] for entry in self.mix)):
+            self._check_columns(columns)
         self._check_weights()
         self._check_training()
         self._check_model()
@@ -340,6 +359,18 @@ class TrainConfig:
         if self.symbol_lang is not None and self.symbol_lang not in languages:
             raise ValueError(
                 f"symbol_lang must be null, {' or '.join(languages)}, got {self.symbol_lang!r}."
+            )
+
+    def _check_columns(self, columns: dict | None):
+        languages = {self.source_lang, self.target_lang}
+        kinds = {type(column) for column in columns.values()} if columns else set()
+        if columns is not None and not (
+            columns.keys() == languages
+            and (kinds == {str} or (kinds == {int} and min(columns.values()) >= 1))
+        ):
+            raise ValueError(
+                f"columns must give a name, or a number from 1, for each of "
+                f"{self.source_lang} and {self.target_lang}, got {shown(columns)}."
             )
 
     def _check_weights(self):
@@ -356,6 +387,12 @@ class TrainConfig:
             )
 
     def _check_training(self):
+        if self.streaming and self.validation_pairs is not None:
+            raise ValueError(
+                "validation_pairs must be null with streaming, because all pairs are compared with "
+                f"those that are held out, got {self.validation_pairs}. Put validation pairs into "
+                "files of their own, in one folder with the training pairs."
+            )
         if self.cooldown_steps >= self.max_steps:
             raise ValueError(
                 f"cooldown_steps must be below max_steps, {self.max_steps}, got "
@@ -477,7 +514,7 @@ def _checked_corpus(entry: Any) -> dict[str, Any]:
         raise ValueError(
             f"mix must be a list of mappings, each with a dataset, got {shown(entry)}."
         )
-    names = ("dataset", "name", "revision", "weight")
+    names = ("dataset", "name", "revision", "columns", "weight")
     for name in entry:
         if name not in names:
             raise ValueError(

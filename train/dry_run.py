@@ -1,4 +1,4 @@
-"""Preview of a run, computed without data and without weights."""
+"""Preview of a run: its first pairs, and its sizes, computed without weights."""
 
 import dataclasses
 import math
@@ -7,22 +7,30 @@ from typing import Any
 import torch
 import yaml
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerBase
 
+from ..console import LONGEST_VALUE, shortened
 from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
+from .data.corpus import is_file_name, is_local, texts_of
+from .data.prepare import load_texts
 from .devices.memory import CPU_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
 from .recipe import read_recipe_file, recipe_comment
 from .schedule import rate_of
 from .scoring import refuse_bleu_tokenizer
-from .vocabulary import load_tokenizer
+from .vocabulary import load_tokenizer, refuse_unknown_text
+
+# pairs to show of each corpus
+SHOWN_PAIRS = 3
 
 
 def describe(config: TrainConfig, recipe: str) -> str:
-    """Describe a run: its settings, sizes and memory, and measured results of its recipe.
+    """Describe a run: its first pairs, settings, sizes and memory, and results of its recipe.
+
+    Only corpora in files and folders are read.
 
     Args:
         config: Settings of the run.
@@ -32,14 +40,15 @@ def describe(config: TrainConfig, recipe: str) -> str:
         Lines of text, in groups.
 
     Raises:
-        ValueError: If the recipe is unknown, the tokenizer cannot be read, or the model, the BLEU
-            tokenizer or a tracker is refused.
+        ValueError: If the recipe is unknown, the tokenizer or a corpus cannot be read, or the
+            model, the BLEU tokenizer or a tracker is refused.
     """
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     refuse_trackers(config.report_to)
-    vocab_size = config.vocab_size
+    vocab_size, tokenizer = config.vocab_size, None
     if config.tokenizer is not None:
-        vocab_size = len(load_tokenizer(config.tokenizer))
+        tokenizer = load_tokenizer(config.tokenizer)
+        vocab_size = len(tokenizer)
     else:
         refuse_small_vocabulary(vocab_size)
     model_config = config.model_config(vocab_size)
@@ -64,6 +73,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
     others = {name: value for name, value in settings.items() if name not in differing}
     parts = [
         "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
+        *_first_pairs(config, tokenizer),
         _group("computed", _lines(computed)),
         *(
             _group("measured, with the unchanged recipe", _lines(run))
@@ -73,6 +83,37 @@ def describe(config: TrainConfig, recipe: str) -> str:
         _group("default settings", _yaml_lines(others)),
     ]
     return "\n\n".join(parts)
+
+
+def _first_pairs(config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
+    """Read the text as training does, and show the first pairs of each corpus."""
+    languages = (config.source_lang, config.target_lang)
+    corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
+    # a missing file is refused; a name that may be on the Hub is not looked up
+    is_here = [is_local(it, *languages) or is_file_name(it) for it in corpora]
+    if not all(is_here) or "demo" in corpora:
+        return []
+    texts = load_texts(config)
+    if tokenizer is not None:
+        refuse_unknown_text(tokenizer, config, texts)
+    groups = []
+    for name, rows in zip(texts.names, texts.train, strict=True):
+        table = next(iter(rows.with_format("arrow").iter(SHOWN_PAIRS)))
+        sides = texts_of(table, languages, "train", repair=True)
+        lines = [
+            f"{language}, {_size(text, tokenizer)}: {shortened(repr(text), 3 * LONGEST_VALUE)}"
+            for pair in zip(*sides, strict=True)
+            for language, text in zip(languages, pair, strict=True)
+        ]
+        in_all = "" if config.streaming else f", {len(rows):,} in all"
+        groups.append(_group(f"first pairs of {name}{in_all}", lines))
+    return groups
+
+
+def _size(text: str, tokenizer: PreTrainedTokenizerBase | None) -> str:
+    kind = "character" if tokenizer is None else "token"
+    count = len(text if tokenizer is None else tokenizer(text).input_ids)
+    return f"{count:,} {kind}{'s' * (count != 1)}"
 
 
 def _memory(config: TrainConfig, model: PreTrainedModel) -> dict[str, str]:
@@ -113,15 +154,15 @@ def _lines(facts: dict[str, str]) -> list[str]:
 
 
 def _yaml_lines(settings: dict[str, Any]) -> list[str]:
-    # one line each, in the form of a recipe
+    # one line each, in the form of a recipe: a mapping in braces, without them
     return [
         yaml.safe_dump(
             {name: value},
-            default_flow_style=None if isinstance(value, dict | list) else False,
+            default_flow_style=True,
             sort_keys=False,
             allow_unicode=True,
             width=math.inf,
-        ).rstrip()
+        ).strip()[1:-1]
         for name, value in settings.items()
     ]
 

@@ -29,6 +29,7 @@ from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
 from .data.corpus import load_translations, texts_of
+from .data.prepare import with_validation
 from .devices.distribution import (
     LONGEST_WAIT,
     in_all_processes,
@@ -319,9 +320,23 @@ def _check_arguments(
 def _load_split(task: Evaluation) -> list[list[str]]:
     """Load the sources and the references."""
     languages = task.source_lang, task.target_lang
+    names = ("dataset", "name", "revision")
+    recipe = task.recipe
+    if recipe is not None and not (
+        all(getattr(task, name) == getattr(recipe, name) for name in names)
+        and {*languages} == {recipe.source_lang, recipe.target_lang}
+    ):
+        recipe = None
     splits = load_translations(
-        task.dataset, task.name, *languages, revision=task.revision, streaming=task.streaming
+        task.dataset,
+        task.name,
+        *languages,
+        revision=task.revision,
+        streaming=task.streaming,
+        columns=None if recipe is None else recipe.columns,
     )
+    if recipe is not None:
+        splits = with_validation(splits, recipe)
     if task.split not in splits:
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."

@@ -160,7 +160,8 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
         overrides: Settings that replace those of the recipe; `model` is merged with the recipe's.
-            In both, `dataset` without `name` means a dataset without configurations.
+            In both, `dataset` without `name` means a dataset without configurations, and without
+            `columns` one with the usual names.
 
     Returns:
         The settings.
@@ -179,8 +180,8 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
         overrides = {**overrides, "model": merged}
     given: dict[str, Any] = {}
     for part in (settings, overrides):
-        # the name of a configuration belongs to one dataset and is not kept for another
-        given |= {"name": None, **part} if "dataset" in part else part
+        # these belong to one dataset and are not kept for another
+        given |= {"name": None, "columns": None, **part} if "dataset" in part else part
     config = TrainConfig(**given)
     if config.output_dir is None:
         config.output_dir = str(Path("runs") / Path(recipe).stem)
@@ -222,7 +223,7 @@ def parse_arguments(
     parser.add_argument(
         "--dry_run",
         action="store_true",
-        help="print the settings and the expected size and memory, then exit",
+        help="print the first pairs, the settings and the expected size and memory, then exit",
     )
     add_trust_flag(parser)
     for known in dataclasses.fields(TrainConfig):

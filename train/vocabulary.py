@@ -1,20 +1,25 @@
 """Tokenizer of a run: learned, given, or already in the run folder. Section 5.1."""
 
+import logging
 from itertools import islice
 from pathlib import Path
 
-from transformers import PreTrainedTokenizerBase
+from tokenizers.processors import TemplateProcessing
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..atomic_files import all_to_disk, atomic_folder, write_atomically
 from ..loading import WITHOUT_CODE, check_local, read_tokenizer
 from ..records import read_text
 from ..tokenization.learning import learn_vocabulary, tokenizer_hash
+from ..tokenization.sentence_pieces import read_sentence_pieces
 from .config import TrainConfig
 from .data.prepare import Texts, load_texts, vocabulary_texts
 from .recipe import RECIPE_FILE, recipe_text, save_config
 from .resuming import refuse_other_vocabulary
 from .run_folder.environment import ENVIRONMENT_FILE
 from .run_folder.files import METRICS_FILE, read_recipe, refuse_other_files
+
+logger = logging.getLogger(__name__)
 
 # sentences to test a given tokenizer on, and the largest share of unknown tokens in them
 SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
@@ -49,7 +54,7 @@ def prepare_tokenizer(
     if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
         tokenizer = load_tokenizer(config.tokenizer)
         texts = texts or load_texts(config)
-        _refuse_unknown_text(tokenizer, config, texts)
+        refuse_unknown_text(tokenizer, config, texts)
         if own.is_dir() and tokenizer_hash(load_tokenizer(str(own))) != tokenizer_hash(tokenizer):
             raise ValueError(
                 f"output_dir must be new, or have the vocabulary of tokenizer "
@@ -73,8 +78,19 @@ def prepare_tokenizer(
     return tokenizer
 
 
-def _refuse_unknown_text(tokenizer: PreTrainedTokenizerBase, config: TrainConfig, texts: Texts):
-    """Refuse a tokenizer with too many unknown tokens in the text of a language."""
+def refuse_unknown_text(
+    tokenizer: PreTrainedTokenizerBase, config: TrainConfig, texts: Texts
+) -> None:
+    """Refuse a tokenizer with too many unknown tokens in the text of a language.
+
+    Args:
+        tokenizer: Tokenizer that was given for the run.
+        config: Settings of the run.
+        texts: Text of the run.
+
+    Raises:
+        ValueError: If more than `MOST_UNKNOWN` of the tokens are unknown.
+    """
     if tokenizer.unk_token_id is None:
         return
     for language in (config.source_lang, config.target_lang):
@@ -143,28 +159,27 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     """Load the tokenizer of a run.
 
     Args:
-        source: Folder or Hub name.
+        source: Folder, Hub name, or file of a SentencePiece model (.model).
 
     Returns:
-        The tokenizer.
+        The tokenizer. It ends each sentence with its end token, and adds no other.
 
     Raises:
-        ValueError: If the tokenizer cannot be loaded, needs its own code, is not fast, or lacks a
-            token that training needs.
+        ValueError: If the tokenizer cannot be loaded, needs its own code, or is not fast.
     """
-    check_local(source, "tokenizer must be a folder or a Hub name")
-    tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
+    if source.endswith(".model"):
+        if not Path(source).is_file():
+            raise ValueError(f"tokenizer must be a file that exists, got {source!r}.")
+        tokenizer = read_sentence_pieces(source)
+    else:
+        rule = "tokenizer must be a folder, a Hub name or a SentencePiece file (.model)"
+        check_local(source, rule)
+        tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
     if not tokenizer.is_fast:
         raise ValueError(
             f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
         )
-    for token in ("pad_token", "eos_token"):
-        if getattr(tokenizer, token) is None:
-            raise ValueError(f"tokenizer {source!r} must have a {token}, got none.")
-    if tokenizer("").input_ids != [tokenizer.eos_token_id]:
-        raise ValueError(
-            f"tokenizer {source!r} must end each sentence with {tokenizer.eos_token!r}."
-        )
+    tokenizer = _completed(tokenizer, source)
     highest = max(tokenizer.get_vocab().values())
     if highest >= len(tokenizer):
         raise ValueError(
@@ -172,6 +187,29 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
             f"{len(tokenizer):,} tokens, got the id {highest:,}."
         )
     return tokenizer
+
+
+def _completed(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTokenizerBase:
+    """Add the padding token and the end token if they are missing, and end each sentence."""
+    added = {}
+    if tokenizer.pad_token is None:
+        added["pad_token"] = "<pad>"
+    if tokenizer.eos_token is None:
+        added["eos_token"] = tokenizer.sep_token or "</s>"
+    if not added and tokenizer("").input_ids == [tokenizer.eos_token_id]:
+        return tokenizer
+    # the library's own classes may make other special tokens of a sentence when they are loaded
+    whole = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
+        **{**tokenizer.special_tokens_map, **added},
+    )
+    whole.backend_tokenizer.post_processor = TemplateProcessing(
+        single=["$A", whole.eos_token], special_tokens=[(whole.eos_token, whole.eos_token_id)]
+    )
+    given = "".join(f" with the {name} {token!r}" for name, token in added.items())
+    logger.info("tokenizer %s is used%s; %r ends each sentence", source, given, whole.eos_token)
+    return whole
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:

@@ -286,7 +286,7 @@ def test_a_vocabulary_is_not_taken_for_one_of_other_settings():
 
 VOCABULARY = {
     *("dataset", "name", "revision", "weight", "mix", "streaming", "source_lang", "target_lang"),
-    *("tokenizer", "vocab_size", "symbol_lang", "seed"),
+    *("tokenizer", "vocab_size", "symbol_lang", "seed", "columns", "validation_pairs"),
 }
 RUN = VOCABULARY | {
     *("max_length", "max_length_ratio", "drop_duplicates", "block_pairs", "paper_row", "model"),

@@ -12,6 +12,7 @@ from vanilla_transformer import (
 )
 from vanilla_transformer.tokenization.learning import learn_vocabulary
 from vanilla_transformer.train.__main__ import main
+from vanilla_transformer.train.data.prepare import load_texts
 from vanilla_transformer.train.dry_run import describe, flops_per_token
 from vanilla_transformer.train.recipe import load_config
 from vanilla_transformer.train.schedule import rate_of
@@ -92,6 +93,42 @@ def test_a_dry_run_refuses_what_the_run_would():
     for slip in ({"report_to": ["wandbb"]}, {"bleu_tokenizer": "31a"}):
         with pytest.raises(ValueError, match=f"{next(iter(slip))} must be .* Did you mean"):
             describe(load_config("demo", slip), "demo")
+
+
+def test_a_dry_run_shows_the_first_pairs_as_they_are_read(tmp_path):
+    table = tmp_path / "pairs.tsv"
+    table.write_text('a "b"\tc\x1b\n' + "d\te\n" * 5, encoding="utf-8")
+    other = tmp_path / "other.tsv"
+    other.write_text("f\tgg\n", encoding="utf-8")
+    settings = {"dataset": str(table), "mix": [{"dataset": str(other)}], "source_lang": "de"}
+    settings["target_lang"] = "en"
+    found = groups(describe(load_config("demo", settings), "demo"))
+    assert found[f"first pairs of {table}, 6 in all"] == [
+        "de, 5 characters: 'a \"b\"'",
+        "en, 2 characters: 'c\\x1b'",
+        *["de, 1 character: 'd'", "en, 1 character: 'e'"] * 2,
+    ]
+    assert found[f"first pairs of {other}, 1 in all"][1] == "en, 2 characters: 'gg'"
+    learn_vocabulary(["a b c"] * 3, 262).save_pretrained(tmp_path / "tokenizer")
+    settings |= {"tokenizer": str(tmp_path / "tokenizer"), "mix": [], "streaming": True}
+    found = groups(describe(load_config("demo", settings), "demo"))
+    # a token for each byte with the space before a word, and the end token
+    assert found[f"first pairs of {table}"][1:3] == ["en, 4 tokens: 'c\\x1b'", "de, 3 tokens: 'd'"]
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_dry_run_refuses_the_text_that_training_would(streaming, tmp_path):
+    table = tmp_path / "pairs.tsv"
+    table.write_text("a\tb\n" * 9 + "c\n", encoding="utf-8")
+    config = load_config("demo", {"dataset": str(table), "streaming": streaming})
+    sentences = []
+    for refusing in (lambda: describe(config, "demo"), lambda: load_texts(config)):
+        with pytest.raises(ValueError, match="line 10 must have 2 columns") as refused:
+            refusing()
+        sentences.append(str(refused.value))
+    assert len(set(sentences)) == 1
+    with pytest.raises(ValueError, match="dataset must be a file that exists, got"):
+        describe(load_config("demo", {"dataset": "my/pears.tsv"}), "demo")
 
 
 def describe_base():

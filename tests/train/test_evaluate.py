@@ -459,7 +459,7 @@ def test_a_run_is_evaluated_with_the_revision_it_was_trained_on(run, tmp_path, m
     class Asked(BaseException):
         pass
 
-    def asked(*place, revision, streaming):
+    def asked(*place, revision, streaming, columns):
         raise Asked(*place[1:], revision, streaming)
 
     recipe = evaluating.read_recipe(run)

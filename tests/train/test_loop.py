@@ -740,7 +740,7 @@ def test_a_tokenizer_can_be_given(corpus, whole_run, tmp_path):
         assert AutoTokenizer.from_pretrained(tmp_path / "run" / part).get_vocab() == expected
     assert load_run(tmp_path / "run/checkpoints/step-1")[1].get_vocab() == expected
     with pytest.raises(
-        ValueError, match=r"tokenizer must be a folder or a Hub name, got .* no such folder"
+        ValueError, match=r"tokenizer must be a folder, a Hub name or .*, got .* no such folder"
     ):
         prepare_tokenizer(train_toys.toy_config(corpus, tmp_path, tokenizer=str(tmp_path / "no")))
 

@@ -17,10 +17,14 @@ from datasets.fingerprint import Hasher
 from datasets.naming import camelcase_to_snakecase
 
 from ...configuration_vanilla_transformer import closest_name
+from ...console import LONGEST_VALUE, shortened
 from ...loading import check_local
+from . import tables, text_files, translation_memories
 from .cache import cached
 from .json_records import is_json, read_json
+from .tables import Columns, column_names, read_table, with_translations
 from .text_files import COMPRESSIONS, count_lines, decoded, lines_of, opened, read_lines
+from .translation_memories import read_memory
 
 SPLITS = ("train", "validation", "test")
 
@@ -33,8 +37,14 @@ WMT14_LINES = {
 }
 # rows of text files that are written to the cache at once
 ROWS_PER_BATCH = 10_000
-# names of files with records
+# names of files with records, and of other files with pairs
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
+PAIR_FILE = re.compile(r"\.(tsv|csv|tmx)(\.(gz|xz|bz2|zst))?$")
+# code that the cached pairs depend on
+CODE = (
+    __file__,
+    *(str(module.__file__) for module in (tables, text_files, translation_memories)),
+)
 
 
 def load_translations(
@@ -44,18 +54,22 @@ def load_translations(
     target_lang: str,
     revision: str | None = None,
     streaming: bool = False,
+    columns: Columns | None = None,
 ) -> dict[str, datasets.Dataset | datasets.IterableDataset]:
     """Load parallel text in the translation schema: one column with a text for each language.
 
     Args:
-        dataset: "demo", a Hub name, a local folder, a file of records (.jsonl, .parquet) to train
-            on, or a prefix of text files: `PREFIX.en`, or in a folder `train.en`,
-            `validation.en`, `test.en`; plain or compressed (.gz, .bz2, .xz, .zst).
-        name: Configuration of the dataset; must be None for text files.
+        dataset: "demo", a Hub name, a file to train on, or a folder. A file has records (.jsonl,
+            .parquet), a table (.tsv, .csv) or a translation memory (.tmx), or is given by the
+            prefix of two text files, `PREFIX.en` and `PREFIX.de`. A folder has such files with the
+            names train, validation and test. Files are plain or compressed (.gz, .bz2, .xz, .zst).
+        name: Configuration of the dataset; must be None for text files, tables and memories.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
         streaming: Read the training split during training, and do not store it.
+        columns: Column of each language in a table or in records; its name, or its number from 1
+            in a table without names. By default the columns have the languages as names.
 
     Returns:
         Splits, each with the single column "translation".
@@ -63,10 +77,11 @@ def load_translations(
     Raises:
         ValueError: If the dataset cannot be loaded, lacks a language, or is an incomplete WMT14.
     """
-    text_files = _text_files(dataset, source_lang, target_lang)
+    languages = (source_lang, target_lang)
+    files = _pair_files(dataset, languages)
     # languages of each split whose features do not name them
     known: dict[str, list[str]] = {}
-    if name is not None and (text_files or dataset == "demo"):
+    if name is not None and (files or dataset == "demo"):
         raise ValueError(
             f"name must be null because {dataset!r} has no configurations, got {name!r}."
         )
@@ -75,21 +90,20 @@ def load_translations(
             f"revision must be null because {dataset!r} is not on the Hub, got {revision!r}."
         )
     # a folder with the name "demo" is a folder
-    if dataset == "demo" and not text_files:
+    if dataset == "demo" and not files:
         from .demo_corpus import build_demo_corpus
 
         splits = dict(build_demo_corpus())
         if streaming:
             splits["train"] = splits["train"].to_iterable_dataset()
-    elif text_files:
+    elif files:
         splits = {
-            split: _read_text_files(split, *paths, source_lang, target_lang, streaming)
-            for split, paths in text_files.items()
+            split: _read_pair_files(split, paths, languages, columns, streaming)
+            for split, paths in files.items()
         }
     else:
         _refuse_absent(dataset, source_lang, target_lang)
-        languages = (source_lang, target_lang)
-        splits, known = _load_by_library(dataset, name, languages, revision, streaming)
+        splits, known = _load_by_library(dataset, name, languages, revision, streaming, columns)
     # the Hub redirects from the former name "wmt14"
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_incomplete_wmt14(name, splits)
@@ -110,6 +124,7 @@ def _load_by_library(
     languages: tuple[str, str],
     revision: str | None,
     streaming: bool,
+    columns: Columns | None,
 ) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
     """Load a dataset with `datasets`; return its splits and the languages of JSON splits."""
     source: dict[str, Any] = {"path": dataset}
@@ -141,23 +156,34 @@ def _load_by_library(
         ) from error
     known: dict[str, list[str]] = {}
     if has_records:
-        splits, known = read_json(builder, languages, streaming)
-    splits = dict(splits)
+        splits, known = read_json(builder, languages, streaming, columns)
+    else:
+        splits = {
+            split: _translations(dataset, rows, languages, columns)
+            for split, rows in splits.items()
+        }
     if streaming:
         splits |= {split: _in_memory(rows) for split, rows in splits.items() if split != "train"}
     return splits, known
 
 
 def _refuse_absent(dataset: str, *languages: str):
-    """Refuse a file without records, and a dataset that is neither local nor on the Hub."""
+    """Refuse a file of another kind, and a dataset that is neither local nor on the Hub."""
     path = Path(dataset)
-    is_of_records = RECORDS.search(path.name)
-    if is_of_records and not path.exists():
+    if is_file_name(dataset) and not path.exists():
         raise ValueError(f"dataset must be a file that exists, got {dataset!r}.")
-    if path.is_file() and not is_of_records:
+    if path.is_file() and not is_file_name(dataset):
         raise ValueError(
-            "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), or the prefix "
-            f"of two text files, before .{languages[0]} and .{languages[1]}, got {dataset!r}."
+            "dataset must be a file of records (.jsonl, .json, .parquet or .arrow), a table (.tsv "
+            "or .csv), a translation memory (.tmx), or the prefix of two text files, before "
+            f".{languages[0]} and .{languages[1]}, got {dataset!r}."
+        )
+    # the library would read these files by other rules
+    files = sorted(file.name for file in path.glob("*") if PAIR_FILE.search(file.name))
+    if files:
+        raise ValueError(
+            f"dataset must be a file, or a folder with files named train, validation and test, got "
+            f"{dataset!r} with {shortened(', '.join(files), LONGEST_VALUE)}."
         )
     # without a network the library uses data that was prepared earlier
     is_address = "://" in dataset or dataset.startswith("buckets/")
@@ -184,6 +210,18 @@ def _refuse_incomplete_wmt14(name: str | None, splits: dict[str, datasets.Datase
                 f"{split} of {WMT14} {name} must have {lines:,} lines, got {found:,}: load another "
                 "revision."
             )
+
+
+def is_file_name(dataset: str) -> bool:
+    """Return whether a dataset has the name of a file with pairs, which no Hub name has.
+
+    Args:
+        dataset: Argument of `load_translations`.
+
+    Returns:
+        False for a folder, a prefix of text files and a Hub name.
+    """
+    return bool(RECORDS.search(dataset) or PAIR_FILE.search(dataset))
 
 
 def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
@@ -213,7 +251,7 @@ def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
     Returns:
         False for a local dataset, and for a name that the Hub does not allow.
     """
-    is_here = is_local(dataset, source_lang, target_lang)
+    is_here = is_local(dataset, source_lang, target_lang) or is_file_name(dataset)
     return not is_here and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
 
 
@@ -250,10 +288,46 @@ def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) 
         type(kind).__name__ == "Json" for kind in column.values()
     ):
         return sorted(column)
-    found = f"{column}" if column else ", ".join(rows.column_names or [])
+    found = f"{column}" if column else ", ".join(columns)
     raise ValueError(
-        f"dataset {dataset!r} must have a column 'translation' with a text for each language, "
-        f"got {found}."
+        f"dataset {dataset!r} must have a column 'translation' with a text for each language, or "
+        f"a column of text for each language, got {found or 'none'}. To read other columns, give "
+        "their names: --columns '{LANGUAGE: NAME, LANGUAGE: NAME}'."
+    )
+
+
+def _translations(
+    dataset: str,
+    rows: datasets.Dataset | datasets.IterableDataset,
+    languages: Sequence[str],
+    columns: Columns | None,
+) -> datasets.Dataset | datasets.IterableDataset:
+    """Convert columns of text to the translation schema."""
+    # a stream may have no features before it is read
+    found: dict[str, Any] = rows.features or next(iter(rows), {})
+    names = column_names(languages, columns)
+    if columns is None and ("translation" in found or not set(names) <= set(found)):
+        return rows
+    kinds = {name: getattr(kind, "dtype", type(kind).__name__) for name, kind in found.items()}
+    for name in names:
+        if kinds.get(str(name)) not in ("string", "large_string", "str"):
+            raise ValueError(
+                f"dataset {dataset!r} must have a column {name!r} of text, got "
+                f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}."
+            )
+    features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
+    # a stream would remove a column of the name "translation" from the result too
+    return (
+        rows.select_columns(names)
+        .with_format("arrow")
+        .map(
+            with_translations,
+            batched=True,
+            remove_columns=names,
+            features=features,
+            fn_kwargs={"names": names, "languages": list(languages)},
+        )
+        .with_format(None)
     )
 
 
@@ -262,17 +336,24 @@ def _text_file(prefix: str, language: str) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _text_files(dataset: str, source_lang: str, target_lang: str) -> dict[str, tuple[Path, Path]]:
-    found = {}
+def _pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
+    """Return the files of each split: two text files, or a table or memory."""
+    found: dict[str, tuple[Path, ...]] = {}
     for split in SPLITS:
         prefixes = [str(Path(dataset, split))] + [dataset] * (split == "train")
         for prefix in prefixes:
-            source, target = _text_file(prefix, source_lang), _text_file(prefix, target_lang)
+            source, target = (_text_file(prefix, language) for language in languages)
             if source and target:
                 found[split] = source, target
             elif source or target:
-                missing = target_lang if source else source_lang
+                missing = languages[1] if source else languages[0]
                 raise ValueError(f"{prefix}.{missing} must exist beside {source or target}.")
+        files = (_text_file(prefixes[0], kind) for kind in ("tsv", "csv", "tmx"))
+        file = next(filter(None, files), None)
+        if file is not None and split not in found:
+            found[split] = (file,)
+    if PAIR_FILE.search(dataset) and Path(dataset).is_file():
+        found["train"] = (Path(dataset),)
     return found
 
 
@@ -286,73 +367,106 @@ def _folder_description(dataset: str) -> str:
     return f", and has {', '.join(found)}" if found else ""
 
 
-def validation_hint(dataset: str) -> str:
-    """Suggest to rename validation files that have another name than the expected one.
+def validation_hint(dataset: str, streaming: bool) -> str:
+    """Suggest how to get a validation split: rename files with another name, or hold out pairs.
 
     Args:
         dataset: Argument of `load_translations`.
+        streaming: Argument of `load_translations`.
 
     Returns:
-        A sentence after a space, or an empty string if there are no such files.
+        A sentence after a space, or an empty string if there is no suggestion.
     """
     found = sorted(
         path.name for path in Path(dataset).glob("*") if re.match(r"(valid|val|dev)\.", path.name)
     )
-    return f" Rename {' and '.join(found)} to validation.* to use them." if found else ""
+    if found:
+        return f" Rename {' and '.join(found)} to validation.* to use them."
+    return "" if streaming else " To hold out 1,000 pairs, set --validation_pairs 1000."
+
+
+def _pairs(
+    paths: tuple[Path, ...],
+    languages: tuple[str, str],
+    columns: Columns | None,
+    repair: bool,
+    stamp: str,
+) -> Iterator[dict[str, Any]]:
+    found: Iterator[Any]
+    if len(paths) == 2:
+        found = _text_pairs(paths, languages, repair)
+    elif (kind := _kind(paths[0])) == "tmx":
+        found = read_memory(paths[0], languages)
+    else:
+        found = read_table(paths[0], kind == "csv", languages, columns, repair)
+    for pair in found:
+        yield {"translation": pair}
+
+
+def _kind(path: Path) -> str:
+    match = PAIR_FILE.search(path.name)
+    return match[1] if match else ""
 
 
 def _text_pairs(
-    source: Path, target: Path, source_lang: str, target_lang: str, repair: bool, stamp: str
-) -> Iterator[dict]:
-    with opened(source) as source_file, opened(target) as target_file:
+    paths: tuple[Path, ...], languages: tuple[str, str], repair: bool
+) -> Iterator[dict[str, str]]:
+    with opened(paths[0]) as source_file, opened(paths[1]) as target_file:
         sides = (
             read_lines(lines_of(file), str(path), repair)
-            for file, path in ((source_file, source), (target_file, target))
+            for file, path in zip((source_file, target_file), paths, strict=True)
         )
-        for source_text, target_text in zip(*sides, strict=True):
-            yield {"translation": {source_lang: source_text, target_lang: target_text}}
+        for texts in zip(*sides, strict=True):
+            yield dict(zip(languages, texts, strict=True))
 
 
-def _read_text_files(
-    split: str, source: Path, target: Path, source_lang: str, target_lang: str, streaming: bool
+def _read_pair_files(
+    split: str,
+    paths: tuple[Path, ...],
+    languages: tuple[str, str],
+    columns: Columns | None,
+    streaming: bool,
 ) -> datasets.Dataset | datasets.IterableDataset:
-    counts = [count_lines(path) for path in (source, target)]
-    if counts[0] != counts[1]:
+    counts = [count_lines(path) for path in paths] if len(paths) == 2 else []
+    if len(set(counts)) > 1:
         raise ValueError(
-            f"{source} and {target} must have the same number of lines, "
+            f"{paths[0]} and {paths[1]} must have the same number of lines, "
             f"got {counts[0]} and {counts[1]}."
         )
-    if counts[0] == 0:
-        raise ValueError(f"{source} must have at least one line, got none.")
+    if 0 in counts:
+        raise ValueError(f"{paths[0]} must have at least one line, got none.")
     is_trained_on = split == "train"
     arguments: dict[str, Any] = {
-        "source": source,
-        "target": target,
-        "source_lang": source_lang,
-        "target_lang": target_lang,
+        "paths": paths,
+        "languages": languages,
+        "columns": columns,
         # training drops and counts lines that are not UTF-8; an evaluation must have every line
         "repair": is_trained_on,
         # with this argument a changed file is read again and not taken from the cache; it is a
         # string because `datasets` distributes the items of a list over shards
-        "stamp": str([_stamp(path) for path in (source, target)]),
+        "stamp": str([_stamp(path) for path in paths]),
     }
-    features = datasets.Features(
-        {"translation": datasets.Translation(languages=[source_lang, target_lang])}
-    )
+    features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
     if streaming and is_trained_on:
+        # an error in the middle of a file would end a long run
+        if not (counts or sum(1 for _ in _pairs(**arguments))):
+            raise ValueError(f"{paths[0]} must have at least one pair, got none.")
         return datasets.IterableDataset.from_generator(
-            _text_pairs, features=features, gen_kwargs=arguments
+            _pairs, features=features, gen_kwargs=arguments
         )
 
     def write(path: Path):
         schema = features.arrow_schema
-        pairs = _text_pairs(**arguments)
+        pairs = _pairs(**arguments)
         with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
             while rows := list(islice(pairs, ROWS_PER_BATCH)):
                 writer.write_batch(pa.RecordBatch.from_pylist(rows, schema))
 
     key = Hasher.hash([arguments, str(features)])
-    return datasets.Dataset.from_file(str(cached(f"{key}.arrow", [__file__], write)))
+    rows = datasets.Dataset.from_file(str(cached(f"{key}.arrow", CODE, write)))
+    if len(rows) == 0:
+        raise ValueError(f"{paths[0]} must have at least one pair, got none.")
+    return rows
 
 
 def _stamp(path: Path) -> tuple[int, int]:

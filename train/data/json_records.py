@@ -1,4 +1,6 @@
-"""Read parallel text from JSON files with records {"translation": {"de": ..., "en": ...}}.
+"""Read parallel text from JSON files.
+
+A record is {"translation": {"de": ..., "en": ...}}, or has a field for each language.
 
 `datasets` infers the types of a JSON file from its values. It changes the type of a column of texts
 if one value is a number. This reader has fixed types, and refuses a value of another type.
@@ -21,6 +23,7 @@ from datasets.packaged_modules.json.json import Json
 from fsspec.compression import available_compressions
 from fsspec.utils import infer_compression
 
+from .tables import Columns, column_names, with_translations
 from .text_files import GZIP, TRUNCATED
 
 # bytes to read at once
@@ -39,9 +42,11 @@ class JsonRecordsConfig(datasets.BuilderConfig):
 
     Args:
         languages: Source and target language.
+        fields: Fields of a record with the texts; none if they are in the field "translation".
     """
 
     languages: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
 
 
 class JsonRecords(datasets.ArrowBasedBuilder):
@@ -67,7 +72,9 @@ class JsonRecords(datasets.ArrowBasedBuilder):
         self, paths: list[str], names: list[str]
     ) -> Iterator[tuple[tuple[int, int], pa.Table]]:
         for file, (path, name) in enumerate(zip(paths, names, strict=True)):
-            for number, table in enumerate(_tables(path, name, self.config.languages)):
+            for number, table in enumerate(
+                _tables(path, name, self.config.languages, self.config.fields)
+            ):
                 yield (file, number), table
 
 
@@ -90,7 +97,10 @@ def is_json(builder: datasets.DatasetBuilder) -> bool:
 
 
 def read_json(
-    builder: datasets.DatasetBuilder, languages: Sequence[str], streaming: bool
+    builder: datasets.DatasetBuilder,
+    languages: Sequence[str],
+    streaming: bool,
+    columns: Columns | None = None,
 ) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
     """Read the splits of a dataset in JSON files.
 
@@ -98,6 +108,8 @@ def read_json(
         builder: Builder for which `is_json` is true.
         languages: Source and target language.
         streaming: Read the text during training.
+        columns: Field of each language; by default the fields have the languages as names, if
+            there is no field "translation".
 
     Returns:
         Splits, and the languages of each split. A text that is missing in a record is None.
@@ -107,50 +119,67 @@ def read_json(
             names the record.
     """
     files = builder.config.data_files
-    known = {split: _languages(names, languages) for split, names in files.items()}
+    wanted = [str(name) for name in column_names(languages, columns)] if columns else []
+    known = {split: _languages(names, languages, wanted) for split, names in files.items()}
+    fields = next(filter(None, (fields for _, fields in known.values())), ())
     cache_key = {"hash": builder.hash}
     if builder.repo_id is not None:
         # without a network the library finds prepared data by the name of the configuration
         name = builder.config.name
         cache_key = {"config_name": name, "config_id": name}
-        cache_key["hash"] = "-".join([builder.hash, *languages])
+        cache_key["hash"] = "-".join([builder.hash, *languages, *wanted])
     records = JsonRecords(
         dataset_name=builder.dataset_name,
         base_path=builder.base_path,
         repo_id=builder.repo_id,
         data_files=files,
         languages=tuple(languages),
+        fields=fields,
         **cache_key,
     )
+    of_splits = {split: found for split, (found, _) in known.items()}
     if streaming:
-        return dict(records.as_streaming_dataset()), known
+        return dict(records.as_streaming_dataset()), of_splits
     try:
         records.download_and_prepare()
     except datasets.exceptions.DatasetGenerationError as error:
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from error
         raise
-    return dict(records.as_dataset()), known
+    return dict(records.as_dataset()), of_splits
 
 
-def _languages(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
-    """Return the languages of a split; stop reading when the wanted languages are found."""
+def _languages(
+    names: Sequence[str], languages: Sequence[str], columns: Sequence[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Return the languages of a split, and the fields with the texts as in `JsonRecordsConfig`.
+
+    Stop reading when the texts of the languages are found.
+    """
     found: set[str] = set()
     fields: set[str] = set()
     for name in names:
         for chunk in _chunks(name, name):
             for record in _records(chunk.decode(errors="replace"), name):
-                fields |= record.keys() if isinstance(record, dict) else set()
-                column = record.get(COLUMN) if isinstance(record, dict) else None
+                if not isinstance(record, dict):
+                    continue
+                fields |= record.keys()
+                column = record.get(COLUMN)
                 found |= column.keys() if isinstance(column, dict) else set()
-                if found.issuperset(wanted):
-                    return sorted(found)
-    if not found:
+                if columns and fields.issuperset(columns):
+                    return sorted(languages), tuple(columns)
+                if not columns and found.issuperset(languages):
+                    return sorted(found), ()
+                if not columns and COLUMN not in fields and fields.issuperset(languages):
+                    return sorted(languages), tuple(languages)
+    if columns or not found:
+        rule = f"a column {COLUMN!r} with a text for each language, or a column for each language"
+        if columns:
+            rule = f"the columns {' and '.join(map(repr, columns))}"
         raise ValueError(
-            f"{', '.join(names)} must have a column {COLUMN!r} with a text for each language, got "
-            f"{', '.join(sorted(fields)) or 'no records'}."
+            f"{', '.join(names)} must have {rule}, got {', '.join(sorted(fields)) or 'no records'}."
         )
-    return sorted(found)
+    return sorted(found), ()
 
 
 def _records(text: str, name: str) -> Iterator[Any]:
@@ -168,8 +197,12 @@ def _records(text: str, name: str) -> Iterator[Any]:
         yield record
 
 
-def _tables(path: str, name: str, languages: Sequence[str]) -> Iterator[pa.Table]:
+def _tables(
+    path: str, name: str, languages: Sequence[str], fields: Sequence[str]
+) -> Iterator[pa.Table]:
     schema = pa.schema([(COLUMN, pa.struct([(language, pa.string()) for language in languages]))])
+    if fields:
+        schema = pa.schema([(field, pa.string()) for field in fields])
     parsing = pyarrow.json.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     num_read = 0
     for chunk in _chunks(path, name):
@@ -182,7 +215,7 @@ def _tables(path: str, name: str, languages: Sequence[str]) -> Iterator[pa.Table
         except pa.ArrowInvalid as error:
             raise ValueError(_record_error(error, chunk, name, num_read)) from error
         num_read += len(table)
-        yield table
+        yield with_translations(table, fields, languages) if fields else table
 
 
 def _chunks(path: str, name: str) -> Iterator[bytes]:

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from ..config import TrainConfig
 from .batches import Collator, TrainingSteps, shares_of
 from .corpus import dataset_commit, load_translations, text_hash, texts_of, validation_hint
+from .held_out import hold_out, without
 from .pairs import (
     GARBLED,
     Pairs,
@@ -43,6 +44,7 @@ class Texts:
         validation: Validation split, if there is one.
         commits: Commit of each corpus on the Hub; None for a local corpus.
         languages: Source and target language.
+        left_out: Number of pairs of each corpus that were left out for the held-out pairs.
     """
 
     train: list[datasets.Dataset] | list[datasets.IterableDataset]
@@ -51,6 +53,7 @@ class Texts:
     validation: datasets.Dataset | None
     commits: list[str | None]
     languages: tuple[str, str]
+    left_out: list[int]
 
     @cached_property
     def hashes(self) -> list[str]:
@@ -86,14 +89,46 @@ def load_main_corpus(config: TrainConfig) -> dict[str, datasets.Dataset]:
         config: Settings of the run.
 
     Returns:
-        Splits of the corpus.
+        Splits of the corpus; with `validation_pairs` these pairs are the split "validation".
 
     Raises:
-        ValueError: If the corpus cannot be loaded.
+        ValueError: If the corpus cannot be loaded, or the validation pairs cannot be held out.
     """
-    return _load(
-        {"dataset": config.dataset, "name": config.name, "revision": config.revision}, config
+    return with_validation(_load(_corpora(config)[0], config), config)
+
+
+def with_validation(
+    splits: dict[str, datasets.Dataset], config: TrainConfig
+) -> dict[str, datasets.Dataset]:
+    """Add the pairs that a run holds out as the split "validation".
+
+    Args:
+        splits: Splits of the main corpus.
+        config: Settings of the run.
+
+    Returns:
+        The splits. The split "train" still has these pairs.
+
+    Raises:
+        ValueError: If the corpus has a validation split, or too few pairs.
+    """
+    if config.validation_pairs is None or "train" not in splits:
+        return splits
+    if "validation" in splits:
+        raise ValueError(
+            f"validation_pairs must be null because {config.dataset!r} has a split 'validation', "
+            f"got {config.validation_pairs}."
+        )
+    languages = (config.source_lang, config.target_lang)
+    held_out = hold_out(
+        splits["train"], languages, config.validation_pairs, config.seed, config.dataset
     )
+    return {**splits, "validation": held_out}
+
+
+def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
+    names = ("dataset", "name", "revision", "columns", "weight")
+    return [{name: getattr(config, name) for name in names}, *config.mix]
 
 
 def _load(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datasets.Dataset]:
@@ -104,6 +139,7 @@ def _load(corpus: dict[str, Any], config: TrainConfig) -> dict[str, datasets.Dat
         config.target_lang,
         corpus["revision"],
         config.streaming,
+        corpus["columns"],
     )
 
 
@@ -117,26 +153,48 @@ def load_texts(config: TrainConfig) -> Texts:
         Training splits of all corpora, and the validation split of the main corpus.
 
     Raises:
-        ValueError: If a corpus cannot be loaded, or has no split "train".
+        ValueError: If a corpus cannot be loaded, has no split "train", has no pair left, or is the
+            validation split.
     """
-    main = {"dataset": config.dataset, "name": config.name, "revision": config.revision}
-    corpora = [main | {"weight": config.weight}, *config.mix]
-    texts = Texts([], [], None, None, [], (config.source_lang, config.target_lang))
+    corpora = _corpora(config)
+    languages = (config.source_lang, config.target_lang)
+    texts = Texts([], [], None, None, [], languages, [])
     for corpus in corpora:
         source = corpus["dataset"], corpus["name"], corpus["revision"]
-        splits = _load(corpus, config)
+        splits = load_main_corpus(config) if corpus is corpora[0] else _load(corpus, config)
         if "train" not in splits:
             raise ValueError(
                 f"dataset {source[0]!r} must have a split 'train', got {', '.join(splits)}."
             )
-        texts.train.append(splits["train"])
-        texts.names.append(" ".join(filter(None, source)))
-        texts.commits.append(dataset_commit(*source, config.source_lang, config.target_lang))
         if corpus is corpora[0]:
             texts.validation = splits.get("validation")
+        rows = splits["train"]
+        if config.validation_pairs is not None:
+            rows = without(rows, texts.validation, languages)
+            texts.left_out.append(len(splits["train"]) - len(rows))
+            if len(rows) == 0:
+                raise ValueError(
+                    f"validation_pairs must leave pairs of {source[0]} to train on, got "
+                    f"{config.validation_pairs:,}, which have a sentence of every pair."
+                )
+        texts.train.append(rows)
+        texts.names.append(" ".join(filter(None, source)))
+        texts.commits.append(dataset_commit(*source, *languages))
     if config.weight is not None:
         texts.weights = [corpus["weight"] for corpus in corpora]
+    if texts.validation is not None and not config.streaming:
+        _refuse_trained_on(texts)
     return texts
+
+
+def _refuse_trained_on(texts: Texts):
+    sha256 = text_hash(texts.validation, texts.languages, "validation")
+    if sha256 in texts.hashes:
+        raise ValueError(
+            "the split 'validation' must have other pairs than the training text, got the pairs of "
+            f"{texts.names[texts.hashes.index(sha256)]}. To hold out pairs of a corpus without "
+            "this split, set --validation_pairs."
+        )
 
 
 def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterator[str]:
@@ -222,9 +280,19 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         logger.warning(
             "%s has no split 'validation': there is no validation loss.%s",
             texts.names[0],
-            validation_hint(config.dataset),
+            validation_hint(config.dataset, config.streaming),
         )
     shared = {"validation_sha256": validation_sha256, "dataset_commit": commits}
+    if config.validation_pairs is not None:
+        others = texts.left_out[0] - config.validation_pairs, *texts.left_out[1:]
+        shared["held_out"] = (
+            f"{config.validation_pairs:,} pairs for validation; left out with one of their "
+            "sentences: "
+            + ", ".join(
+                f"{count:,} of {name}" for count, name in zip(others, texts.names, strict=True)
+            )
+        )
+        logger.info("held out: %s", shared["held_out"])
     if config.streaming:
         facts = {**shared, "cleaning": "counted in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)

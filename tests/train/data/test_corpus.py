@@ -164,9 +164,10 @@ def translated(path):
 for reader, name in (
     (read, "train.en.gz"),
     (translated, "train.en.gz"),
-    (lambda path: load_translations(str(path), None, "en", "de"), "."),
-    (lambda path: load_translations(str(path), None, "en", "de"), "line.jsonl.gz"),
-    (lambda path: load_translations(str(path), None, "en", "de"), "list.json.gz"),
+    *(
+        (lambda path: load_translations(str(path), None, "en", "de"), name)
+        for name in (".", "x.tsv.gz", "x.csv.gz", "line.jsonl.gz", "list.json.gz", "x.tmx.gz")
+    ),
 ):
     try:
         reader(folder / name)
@@ -177,17 +178,21 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)
 
 
 def test_a_packed_line_of_any_length_is_refused_in_bounded_memory(tmp_path):
-    for name in ("train.en.gz", "train.de.gz", "line.jsonl.gz"):
-        (tmp_path / name).write_bytes(packed_zeros(1000))
-    start = gzip.compress(b'[{"translation": {"en": "')
-    (tmp_path / "list.json.gz").write_bytes(start + packed_zeros(1000))
+    zeros = packed_zeros(1000)
+    for name in ("train.en.gz", "train.de.gz", "x.tsv.gz", "x.csv.gz", "line.jsonl.gz"):
+        (tmp_path / name).write_bytes(zeros)
+    for name, start in (
+        ("list.json.gz", b'[{"translation": {"en": "'),
+        ("x.tmx.gz", b'<tmx><body><tu><tuv xml:lang="en"><seg>'),
+    ):
+        (tmp_path / name).write_bytes(gzip.compress(start) + zeros)
     done = subprocess.run(
         [sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True, text=True, check=True
     )
     *sentences, megabytes = done.stdout.splitlines()
-    assert [sentence.count("must ") for sentence in sentences] == [1] * 5, sentences
-    assert all("line 1 must have at most 1,048,576 bytes" in it for it in sentences[:3])
-    assert all("at most 10,485,760 bytes" in it for it in sentences[3:])
+    assert [sentence.count("must ") for sentence in sentences] == [1] * 8, sentences
+    assert all("line 1 must have at most 1,048,576 bytes" in it for it in sentences[:5])
+    assert all("at most 10,485,760 bytes" in it for it in sentences[5:])
     assert int(megabytes) < 200
 
 
@@ -205,7 +210,7 @@ def test_a_missing_dataset_is_refused(tmp_path):
         ("nothing.jsonl", "dataset must be a file that exists, got"),
         (
             "notes.txt",
-            "must be a file of records .*, or the prefix of two text files, before .en and",
+            "must be a file of records .*, a table .*, or the prefix of two text files, before .en",
         ),
     ):
         with pytest.raises(ValueError, match=sentence):

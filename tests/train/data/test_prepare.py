@@ -166,7 +166,7 @@ def test_wrong_settings_of_a_mixture_are_refused(settings, message):
 
 def test_a_mixture_can_be_given_on_the_command_line():
     config, _ = parse_arguments(["demo", "--mix", "[{dataset: x, weight: 1}]", "--weight", "3"])
-    corpus = {"dataset": "x", "name": None, "revision": None, "weight": 1.0}
+    corpus = {"dataset": "x", "name": None, "revision": None, "columns": None, "weight": 1.0}
     assert (config.mix, config.weight) == ([corpus], 3.0)
 
 

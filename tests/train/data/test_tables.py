@@ -1,0 +1,256 @@
+"""Tables and records with a column for each language: the same pairs in files of every kind."""
+
+import json
+import tempfile
+from pathlib import Path
+
+import datasets
+import pytest
+import train_toys
+from corpus_files import OPENERS, as_csv, as_tmx, as_tsv, write_every_kind
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vanilla_transformer.train.data.corpus import (
+    SPLITS,
+    is_on_hub,
+    load_translations,
+    text_hash,
+)
+from vanilla_transformer.train.data.prepare import load_texts
+from vanilla_transformer.train.data.text_files import MAX_LINE_BYTES
+from vanilla_transformer.train.recipe import load_config
+
+LANGUAGES = ("en", "de")
+PAIRS = [(f'"{number}" of, a; b', f'„{number}“ 5" & <c>') for number in range(9)]
+# without what ends a line or a column, and what XML cannot hold
+TEXT = st.text(
+    st.characters(exclude_categories=["Cc", "Cs"], exclude_characters="\ufeff\ufffe\uffff"),
+    max_size=20,
+)
+
+
+@pytest.fixture(params=[False, True], ids=["stored", "streamed"])
+def streaming(request):
+    return request.param
+
+
+def read(dataset, streaming=False, columns=None, split="train"):
+    """Return the pairs of a split."""
+    found = load_translations(str(dataset), None, *LANGUAGES, streaming=streaming, columns=columns)
+    return [tuple(row["translation"][it] for it in LANGUAGES) for row in found[split]]
+
+
+def write(path, text):
+    """Write a file exactly as given."""
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+@given(st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=6))
+@settings(max_examples=12)
+def test_the_same_pairs_are_the_same_text_in_every_kind_of_file(pairs):
+    hashes = set()
+    with tempfile.TemporaryDirectory() as folder:
+        names = write_every_kind(Path(folder), pairs)
+        for name in names:
+            rows = load_translations(name, None, *LANGUAGES)["train"]
+            hashes.add(text_hash(rows, LANGUAGES, "train"))
+    assert len(names) == 9
+    assert len(hashes) == 1
+
+
+@pytest.mark.parametrize("compression", OPENERS)
+def test_every_kind_of_file_can_be_compressed_and_streamed(compression, streaming, tmp_path):
+    for name in write_every_kind(tmp_path, PAIRS, compression):
+        assert read(name, streaming) == PAIRS, name
+
+
+def test_a_folder_has_a_file_of_any_kind_for_each_split(streaming, tmp_path):
+    write(tmp_path / "train.tsv", as_tsv(PAIRS))
+    write(tmp_path / "validation.csv", as_csv(PAIRS[:4]))
+    write(tmp_path / "test.tmx", as_tmx(PAIRS[:2]))
+    found = {split: read(tmp_path, streaming, split=split) for split in SPLITS}
+    assert found == {"train": PAIRS, "validation": PAIRS[:4], "test": PAIRS[:2]}
+
+
+def test_a_stream_of_a_table_resumes_in_the_middle(tmp_path):
+    for name in write_every_kind(tmp_path, PAIRS):
+        rows = load_translations(name, None, *LANGUAGES, streaming=True)["train"]
+        stream = rows.with_format("arrow")
+        tables = stream.iter(2)
+        texts = next(tables)["translation"].to_pylist()
+        state = stream.state_dict()
+        again = load_translations(name, None, *LANGUAGES, streaming=True)["train"]
+        again = again.with_format("arrow")
+        again.load_state_dict(state)
+        for table in again.iter(2):
+            texts += table["translation"].to_pylist()
+        assert [(text["en"], text["de"]) for text in texts] == PAIRS, name
+
+
+def test_quotes_are_text_in_tabs_and_quote_in_csv(tmp_path):
+    write(tmp_path / "x.tsv", '"a" b\t"c\n"d\te\n')
+    assert read(tmp_path / "x.tsv") == [('"a" b', '"c'), ('"d', "e")]
+    write(tmp_path / "x.csv", 'id,de,en\r\n1,"c, ""d""","a\r\nb"\r\n2,5" e,f\r\n')
+    assert read(tmp_path / "x.csv") == [("a\nb", 'c, "d"'), ("f", '5" e')]
+
+
+def test_columns_are_found_by_name_in_any_order_and_case(tmp_path):
+    write(tmp_path / "x.tsv", "\ufeffid\t DE\tEn\r\n1\tb\ta\r\n\r\n2\td\tc\r\n")
+    assert read(tmp_path / "x.tsv") == [("a", "b"), ("c", "d")]
+
+
+def test_the_setting_columns_names_or_numbers_them(streaming, tmp_path):
+    write(tmp_path / "x.tsv", "7\ta\tby me\tb\n8\tc\tby you\td\n")
+    assert read(tmp_path / "x.tsv", streaming, {"en": 2, "de": 4}) == [("a", "b"), ("c", "d")]
+    # a text that is a number is no name of a column
+    write(tmp_path / "n.tsv", "2\t1\n3\t4\n")
+    assert read(tmp_path / "n.tsv", streaming, {"en": 2, "de": 1}) == [("1", "2"), ("4", "3")]
+    names = {"en": "Source", "de": "Target"}
+    rows = [{"Source": "a", "Target": "b", "en": 5, "translation": {"en": "x", "de": "y"}}]
+    write(tmp_path / "x.jsonl", json.dumps(rows[0]))
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "x.parquet"))
+    write(tmp_path / "x.csv", "Source,Target,en,de\na,b,x,y\n")
+    for name in ("x.jsonl", "x.parquet", "x.csv"):
+        assert read(tmp_path / name, streaming, names) == [("a", "b")], name
+
+
+def test_each_corpus_of_a_mixture_has_its_own_columns(tmp_path):
+    write(tmp_path / "a.tsv", "en\tde\na\tb\n")
+    write(tmp_path / "b.tsv", "d\tc\n")
+    mix = [{"dataset": str(tmp_path / "b.tsv"), "columns": {"en": 2, "de": 1}}]
+    texts = load_texts(load_config("demo", {"dataset": str(tmp_path / "a.tsv"), "mix": mix}))
+    assert [rows["translation"][:] for rows in texts.train] == [
+        [{"en": "a", "de": "b"}],
+        [{"en": "c", "de": "d"}],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.tsv", "en\tde\na\tb\n\nc\td\te\n", "line 4 must have 2 columns, as line 1 has, got 3"),
+        ("x.tsv", "a\tb\nc\n", "line 2 must have 2 columns, as line 1 has, got 1"),
+        ("x.csv", 'en,de\n"a\nb",c\nd\n', "line 4 must have 2 columns, as line 1 has, got 1"),
+        ("x.tsv", "en\tfr\na\tb\n", "the columns en and de, got 1 'en', 2 'fr'. To read other"),
+        ("x.tsv", "a\tb\tc\n", r"got 1 'a', 2 'b', 3 'c'.* --columns '{en: 1, de: 2}'"),
+        ("x.tsv", "a\n", "must have the columns en and de, got 1 'a'"),
+        ("x.csv", "a,b\n", "must have the columns en and de, got 1 'a', 2 'b'"),
+        ("x.tsv", "", "must have at least one line, got none"),
+        ("x.csv", "\n\n", "must have the columns en and de, got"),
+        ("x.tsv", "en\tde\n", "must have at least one pair, got none"),
+        ("x.csv", 'en,de\n"a,b\n', "line 2 must be CSV with quotes as in RFC 4180, got: unexp"),
+        ("x.csv", 'en,de\n"a"b,c\n', "line 2 must be CSV with quotes"),
+        ("x.csv", 'en,de\n"' + "a\n" * 200_000, "must be CSV with quotes .* limit"),
+        ("x.csv", 'en,de\n"a\n' + '","\n' * 400_000, "row longer than 1,048,576 characters"),
+        ("x.tsv", "a\tb\n".encode("utf-16"), "must be UTF-8, got UTF-16"),
+        ("x.tsv", "a\tb\rc\td\r", "must end its lines with line feeds"),
+        ("x.tsv", "a\t" + "b" * MAX_LINE_BYTES, "line 1 must have at most 1,048,576 bytes"),
+        ("x.csv", "a,b\nc," + "b" * MAX_LINE_BYTES, "line 2 must have at most 1,048,576 bytes"),
+    ],
+)
+def test_a_file_that_is_no_table_is_refused_with_its_line(name, text, message, streaming, tmp_path):
+    write(tmp_path / name, text)
+    with pytest.raises(ValueError, match=rf"{name} .*{message}|{name} {message}"):
+        read(tmp_path / name, streaming)
+
+
+def test_a_column_that_is_not_there_is_refused_with_those_that_are(streaming, tmp_path):
+    rows = [{"en": "a", "number": 5, "de": "b"}]
+    write(tmp_path / "x.jsonl", json.dumps(rows[0]))
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "x.parquet"))
+    write(tmp_path / "x.tsv", "en\tde\na\tb\n")
+    for columns, name, message in (
+        ({"en": "en", "de": "fr"}, "x.jsonl", "columns 'en' and 'fr', got de, en, number"),
+        ({"en": "en", "de": "fr"}, "x.parquet", r"column 'fr' of text, got en \(string\), number"),
+        ({"en": "en", "de": "fr"}, "x.tsv", "columns en and fr, got 1 'en', 2 'de'"),
+        ({"en": 1, "de": 3}, "x.tsv", "columns 1 and 3, got 1 'en', 2 'de'"),
+        ({"en": "en", "de": "number"}, "x.jsonl", "a text in 'number', got number"),
+        ({"en": "en", "de": "number"}, "x.parquet", r"column 'number' of text, got"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / name, streaming, columns)
+
+
+def test_records_without_the_languages_are_refused_with_their_fields(streaming, tmp_path):
+    write(tmp_path / "x.jsonl", '{"en": "a", "fr": "b"}\n')
+    datasets.Dataset.from_list([{"en": "a", "fr": "b"}]).to_parquet(str(tmp_path / "x.parquet"))
+    for name in ("x.jsonl", "x.parquet"):
+        with pytest.raises(ValueError, match=r"must have a column 'translation' .*got en, fr"):
+            read(tmp_path / name, streaming)
+
+
+def test_a_field_beside_the_translation_is_not_its_text(tmp_path):
+    write(tmp_path / "x.jsonl", '{"id": 5, "en": 6, "translation": {"en": "a", "id": "b"}}\n')
+    rows = load_translations(str(tmp_path / "x.jsonl"), None, "en", "id")["train"]
+    assert rows["translation"][:] == [{"en": "a", "id": "b"}]
+
+
+def test_a_line_that_is_not_utf_8_is_replaced_in_training_and_refused_elsewhere(tmp_path):
+    for name in ("train.tsv", "train.csv"):
+        separator = b"\t" if name.endswith("tsv") else b","
+        lines = [b"en" + separator + b"de", b"a" + separator + b"b", b"\xe9" + separator + b"c"]
+        path = write(tmp_path / name, b"\n".join(lines))
+        assert read(path) == [("a", "b"), ("\ufffd", "c")]
+        (tmp_path / name.replace("train", "validation")).write_bytes(b"\n".join(lines))
+        with pytest.raises(ValueError, match=r"validation\.[ct]sv line 3 must be UTF-8"):
+            read(tmp_path, split="validation")
+        path.unlink()
+
+
+def test_a_missing_text_is_counted_as_empty(tmp_path):
+    write(tmp_path / "train.jsonl", '{"en": "a", "de": "b"}\n{"en": "c"}\n{"de": null}\n')
+    rows = [{"en": "a", "de": "b"}, {"en": "c", "de": None}, {"en": None, "de": None}]
+    datasets.Dataset.from_list(rows).to_parquet(str(tmp_path / "x.parquet"))
+    for dataset in (tmp_path / "train.jsonl", tmp_path / "x.parquet"):
+        config = train_toys.toy_config(dataset, tmp_path / "run")
+        _, data = train_toys.prepared(config)
+        assert ": kept 1, wrong_encoding 0, empty 2," in data.facts["cleaning"]
+
+
+def test_a_changed_table_is_read_again(tmp_path):
+    path = write(tmp_path / "x.tsv", "a\tb\n")
+    assert len(read(path)) == 1
+    write(path, "a\tb\nc\td\n")
+    assert len(read(path)) == 2
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {},
+        {"en": "x"},
+        {"en": "x", "fr": "y"},
+        {"en": "x", "de": "y", "fr": "z"},
+        {"en": "x", "de": 2},
+        {"en": 0, "de": 1},
+        {"en": True, "de": False},
+    ],
+)
+def test_columns_have_a_name_or_a_number_for_each_language(columns):
+    message = "columns must give a name, or a number from 1, for each of en and de, got {"
+    for setting in ({"columns": columns}, {"mix": [{"dataset": "x", "columns": columns}]}):
+        with pytest.raises(ValueError, match=message):
+            load_config("demo", setting)
+
+
+def test_columns_belong_to_one_dataset(tmp_path):
+    recipe = tmp_path / "x.yaml"
+    recipe.write_text("dataset: x.tsv\ncolumns: {en: 1, de: 3}\n", encoding="utf-8")
+    assert load_config(recipe, {"max_steps": 7}).columns == {"en": 1, "de": 3}
+    assert load_config(recipe, {"dataset": "y.tsv"}).columns is None
+
+
+def test_a_folder_with_tables_of_other_names_is_refused_with_them(tmp_path):
+    write(tmp_path / "pairs.tsv", as_tsv(PAIRS))
+    write(tmp_path / "memory.tmx.gz", b"")
+    with pytest.raises(ValueError, match=r"named train, .* with memory\.tmx\.gz, pairs\.tsv\."):
+        read(tmp_path)
+
+
+def test_the_name_of_a_file_is_not_a_name_on_the_hub(tmp_path):
+    assert not is_on_hub("my/pairs.tsv", *LANGUAGES)
+    for name in ("pairs.tsv", "pairs.csv.gz", "memory.tmx"):
+        with pytest.raises(ValueError, match="dataset must be a file that exists, got"):
+            read(tmp_path / name)

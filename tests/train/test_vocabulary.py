@@ -1,0 +1,74 @@
+"""Tokenizers that are given to a run: SentencePiece models, and those of the library."""
+
+import pytest
+import train_toys
+from library_models import make_pieces
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from vanilla_transformer.train.data.prepare import load_texts
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.vocabulary import load_tokenizer
+
+WORDS = ["[UNK]", "[CLS]", "[SEP]", *train_toys.WORDS]
+
+
+def make(special, template=None):
+    """Return a tokenizer of words; a template of BERT's kind adds special tokens."""
+    backend = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, "[UNK]"))
+    backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    if template is not None:
+        backend.post_processor = processors.TemplateProcessing(
+            single=template, special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+        )
+    return PreTrainedTokenizerFast(tokenizer_object=backend, unk_token="[UNK]", **special)
+
+
+@pytest.mark.parametrize(
+    ("special", "template", "eos", "added"),
+    [
+        # like those of BERT, of BART and of GPT-2
+        ({"sep_token": "[SEP]", "cls_token": "[CLS]"}, "[CLS] $A [SEP]", "[SEP]", ["<pad>"]),
+        ({"eos_token": "[SEP]", "bos_token": "[CLS]"}, "[CLS] $A [SEP]", "[SEP]", ["<pad>"]),
+        ({"eos_token": "[SEP]"}, None, "[SEP]", ["<pad>"]),
+        ({"pad_token": "[CLS]"}, None, "</s>", ["</s>"]),
+        ({"pad_token": "[CLS]", "eos_token": "[SEP]"}, "$A [SEP]", "[SEP]", []),
+    ],
+)
+def test_the_tokens_that_training_needs_are_added(special, template, eos, added, tmp_path, caplog):
+    caplog.set_level("INFO")
+    make(special, template).save_pretrained(tmp_path / "given")
+    tokenizer = load_tokenizer(str(tmp_path / "given"))
+    assert tokenizer.eos_token == eos
+    assert [token for token in tokenizer.get_vocab() if token not in WORDS] == added
+    assert len(tokenizer) == len(WORDS) + len(added)
+    ids = [WORDS.index("cat"), WORDS.index("dog"), tokenizer.eos_token_id]
+    assert tokenizer("cat dog").input_ids == ids
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "cat dog"
+    assert all(token in caplog.text for token in added)
+    tokenizer.save_pretrained(tmp_path / "kept")
+    again = load_tokenizer(str(tmp_path / "kept"))
+    assert again("cat dog").input_ids == ids
+    assert again.pad_token_id == tokenizer.pad_token_id
+
+
+def test_a_run_takes_a_sentencepiece_model(tmp_path):
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    path, _ = make_pieces(tmp_path)
+    for side in ("train", "validation"):
+        for language in ("en", "de"):
+            file = corpus / f"{side}.{language}"
+            letters = file.read_text().translate(str.maketrans("bjkqxyz", "aaaaaaa"))
+            file.write_text(letters)
+    config = train_toys.toy_config(corpus, tmp_path / "run", tokenizer=str(path), max_steps=1)
+    assert train(config)
+    kept = AutoTokenizer.from_pretrained(tmp_path / "run")
+    assert kept("the cat").input_ids[-1] == kept.eos_token_id == 2
+    assert len(load_texts(config).train) == 1
+
+
+def test_a_sentencepiece_model_that_is_not_there_is_refused():
+    with pytest.raises(
+        ValueError, match=r"tokenizer must be a file that exists, got 'my/x\.model'"
+    ):
+        load_tokenizer("my/x.model")

@@ -1,0 +1,77 @@
+"""Hold out pairs of a corpus for validation. No sentence of them stays in the training text."""
+
+from collections.abc import Sequence
+from functools import reduce
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from .corpus import texts_of
+from .pairs import GARBLED
+
+
+def hold_out(
+    rows: datasets.Dataset, languages: Sequence[str], num_pairs: int, seed: int, corpus: str
+) -> datasets.Dataset:
+    """Draw pairs of a corpus at random, without those that have an empty side or a wrong encoding.
+
+    Args:
+        rows: Training split of the corpus, with the column "translation".
+        languages: Source and target language.
+        num_pairs: Number of pairs to draw.
+        seed: Seed of the run, which determines the pairs.
+        corpus: Name of the corpus, for an error.
+
+    Returns:
+        The pairs, in the order of the corpus.
+
+    Raises:
+        ValueError: If the corpus has too few pairs that can be used.
+    """
+    order = np.arange(len(rows), dtype=np.int32)
+    np.random.default_rng([seed, 5]).shuffle(order)
+    drawn: list[int] = []
+    for first in range(0, len(order), num_pairs):
+        numbers = order[first : first + num_pairs]
+        table = rows.select(numbers).with_format("arrow")[:]
+        sides = texts_of(table, languages, "train", repair=True)
+        drawn += [
+            int(number)
+            for number, *pair in zip(numbers, *sides, strict=True)
+            if all(text.strip() and not GARBLED.search(text) for text in pair)
+        ]
+        if len(drawn) >= num_pairs:
+            return rows.select(sorted(drawn[:num_pairs]))
+    raise ValueError(
+        f"validation_pairs must be at most {len(drawn):,}, the pairs of {corpus} that can be used, "
+        f"got {num_pairs:,}."
+    )
+
+
+def without(
+    rows: datasets.Dataset, held_out: datasets.Dataset, languages: Sequence[str]
+) -> datasets.Dataset:
+    """Leave out the pairs whose source or target occurs in held-out pairs.
+
+    Args:
+        rows: Training split of a corpus, with the column "translation".
+        held_out: Pairs from `hold_out`.
+        languages: Source and target language.
+
+    Returns:
+        The remaining pairs, in order.
+    """
+    table = held_out.with_format("arrow")[:]
+    texts = {language: _side(table, language) for language in languages}
+    is_left = [
+        pc.invert(reduce(pc.or_, (pc.is_in(_side(part, it), texts[it]) for it in languages)))
+        for part in rows.with_format("arrow").iter(batch_size=10_000)
+    ]
+    return rows.select(np.flatnonzero(pa.chunked_array(is_left).to_numpy()))
+
+
+def _side(table: pa.Table, language: str) -> pa.Array:
+    # bytes, because some programs write text that is not UTF-8
+    return pc.struct_field(table["translation"], language).cast(pa.large_binary()).combine_chunks()

@@ -1,0 +1,154 @@
+"""Read pairs from tables: a pair on each line, with tabs or commas between the columns."""
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+
+import pyarrow as pa
+
+from ...console import LONGEST_VALUE, shortened
+from .text_files import MAX_LINE_BYTES, count_lines, lines_of, opened, read_lines
+
+# column of each language, by its name or its number from 1
+Columns = Mapping[str, str | int]
+
+
+def read_table(
+    path: Path,
+    is_csv: bool,
+    languages: Sequence[str],
+    columns: Columns | None = None,
+    repair: bool = False,
+) -> Iterator[dict[str, str]]:
+    """Read the pairs of a table.
+
+    With tabs between the columns every other character is text, quotes too. CSV has quotes as in
+    RFC 4180. Some programs write CSV with semicolons: they separate the columns if the first line
+    has no comma. Empty lines are skipped.
+
+    Args:
+        path: Path of the file, plain or compressed.
+        is_csv: Whether commas separate the columns, not tabs.
+        languages: Source and target language.
+        columns: Column of each language. If not given, the columns have the languages as names, or
+            tabs separate two columns without names, source and target.
+        repair: Replace bytes that are not UTF-8 by U+FFFD.
+
+    Yields:
+        Text of each language.
+
+    Raises:
+        ValueError: If the file is not a table, lacks a column, or a row has another number of
+            columns than the first; names the line.
+    """
+    if count_lines(path) == 0:
+        raise ValueError(f"{path} must have at least one line, got none.")
+    with opened(path) as file:
+        lines = read_lines(lines_of(file), str(path), repair)
+        rows = _csv_rows(lines, path) if is_csv else _tsv_rows(lines)
+        first_number, first = next(rows, (1, []))
+        indices = _named(first, column_names(languages, columns))
+        if indices is None:
+            indices = _numbered(first, is_csv, languages, columns, path)
+            rows = chain([(first_number, first)], rows)
+        for number, row in rows:
+            if len(row) != len(first):
+                raise ValueError(
+                    f"{path} line {number} must have {len(first)} columns, as line {first_number} "
+                    f"has, got {len(row)}."
+                )
+            yield {language: row[index] for language, index in zip(languages, indices, strict=True)}
+
+
+def _tsv_rows(lines: Iterable[str]) -> Iterator[tuple[int, list[str]]]:
+    for number, line in enumerate(lines, start=1):
+        if line:
+            yield number, line.split("\t")
+
+
+def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]]]:
+    size = 0
+
+    def counted() -> Iterator[str]:
+        nonlocal size
+        for line in chain([first], lines):
+            size += len(line)
+            # a quote that is not closed would collect the rest of the file
+            if size > MAX_LINE_BYTES:
+                raise csv.Error(f"row longer than {MAX_LINE_BYTES:,} characters")
+            yield f"{line}\n"
+
+    first = next(lines)
+    delimiter = ";" if ";" in first and "," not in first else ","
+    reader = csv.reader(counted(), delimiter=delimiter, strict=True)
+    try:
+        for row in reader:
+            size = 0
+            if row:
+                yield reader.line_num, row
+    except csv.Error as error:
+        raise ValueError(
+            f"{path} line {reader.line_num} must be CSV with quotes as in RFC 4180, got: {error}."
+        ) from error
+
+
+def _named(first: Sequence[str], names: Sequence[str | int]) -> list[int] | None:
+    """Return the indices of the columns; None if the first line does not have their names."""
+    cells = [cell.strip().casefold() for cell in first]
+    wanted = [name.casefold() for name in names if isinstance(name, str)]
+    is_header = len(wanted) == len(names) and set(wanted) <= set(cells)
+    return [cells.index(name) for name in wanted] if is_header else None
+
+
+def _numbered(
+    first: Sequence[str],
+    is_csv: bool,
+    languages: Sequence[str],
+    columns: Columns | None,
+    path: Path,
+) -> list[int]:
+    """Return the indices of the columns in a file whose first line is a pair."""
+    wanted = column_names(languages, columns)
+    numbers = [number for number in wanted if isinstance(number, int)]
+    if numbers and max(numbers) <= len(first):
+        return [number - 1 for number in numbers]
+    has_no_names = not any(_named(first, [language]) for language in languages)
+    if columns is None and not is_csv and len(first) == 2 and has_no_names:
+        return [0, 1]
+    found = ", ".join(f"{number} {cell!r}" for number, cell in enumerate(first, start=1))
+    example = ", ".join(f"{language}: {n}" for n, language in enumerate(languages, start=1))
+    raise ValueError(
+        f"{path} must have the columns {' and '.join(map(str, wanted))}, got "
+        f"{shortened(found, 3 * LONGEST_VALUE)}. To read other columns, give their names, or their "
+        f"numbers if the first line is a pair: --columns '{{{example}}}'."
+    )
+
+
+def column_names(languages: Sequence[str], columns: Columns | None) -> list[str | int]:
+    """Return the names or numbers of the columns of some languages.
+
+    Args:
+        languages: Source and target language.
+        columns: Column of each language; by default the columns have the languages as names.
+
+    Returns:
+        Names or numbers, in the order of the languages.
+    """
+    return [(columns or {}).get(language, language) for language in languages]
+
+
+def with_translations(table: pa.Table, names: Sequence[str], languages: Sequence[str]) -> pa.Table:
+    """Convert columns of text to the single column "translation".
+
+    Args:
+        table: Rows with a column of text for each language.
+        names: Names of the columns of the source and the target.
+        languages: Source and target language.
+
+    Returns:
+        Rows in the translation schema.
+    """
+    table = table.select(names).rename_columns(list(languages)).combine_chunks()
+    pairs = table.cast(pa.schema([(language, pa.string()) for language in languages]))
+    return pa.table({"translation": pairs.to_struct_array()})
