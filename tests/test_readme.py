@@ -59,7 +59,18 @@ def reader(tmp_path_factory):
         environment["HF_DATASETS_CACHE"] = str(folder / "cache")
         put_wmt14(hub, folder / "wmt14")
         put_opus_mt(hub, folder / "opus-mt")
+        environment["SACREBLEU"] = str(put_newstest(folder / "sacrebleu"))
         yield folder, environment, set()
+
+
+def put_newstest(folder):
+    """A test set where sacreBLEU stores it after a download."""
+    (folder / "wmt14" / "full").mkdir(parents=True)
+    languages = {"src": "en", "ref": "de"}
+    for field in ("src", "ref", "docid", "genre", "origlang"):
+        lines = "".join(f"{pair[languages.get(field, 'en')]}\n" for pair in PAIRS[:5])
+        (folder / "wmt14/full" / f"wmt14_full.en-de.{field}").write_text(lines, encoding="utf-8")
+    return folder
 
 
 def put_opus_mt(hub, folder):
