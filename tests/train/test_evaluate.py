@@ -569,7 +569,7 @@ def test_a_wrong_test_set_is_refused_before_a_model_is_loaded(run, tmp_path, mon
         ((None, None, "--sacrebleu", "newstest"), "got 'newstest'. `sacrebleu --list` lists them"),
         (
             (None, None, *sacrebleu, "--target_lang", "fi"),
-            "must be a language pair of sacreBLEU's wmt14, one of cs-en, de-en, en-cs, ",
+            "must be a language pair of sacreBLEU's wmt14, one of cs-en, en-cs, de-en, ",
         ),
     ):
         source_flags = [["--source", flags[0]]] if flags[0] else []
