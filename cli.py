@@ -64,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
-    verb("evaluate", _evaluate, "translate and score a split: BLEU, chrF", takes_more=True)
+    verb("evaluate", _evaluate, "translate and score a split or a test set", takes_more=True)
     verb("translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True)
 
     verb("score", _score, "compute log-probabilities of given translations", takes_more=True)

@@ -243,7 +243,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
             ScoredRun(
                 run.name,
                 " ".join(filter(None, (scores["dataset"], scores["name"]))),
-                scores["split"],
+                scores["split"] or "",
                 f"{scores['source_lang']}-{scores['target_lang']}",
                 scores["bleu"],
                 scores["bleu_signature"],

@@ -23,6 +23,8 @@ PARTS = ("conversion", "export", "paper", "space", "tokenization", "train")
 OPTIONAL = ("ctranslate2", "deepspeed")
 # private names by the full name of the class or module that has them
 PRIVATE_NAMES = {
+    # the interval of a bootstrap, which is public only as text
+    "sacrebleu.metrics.base.Score": ("_ci", "_mean"),
     "transformers.generation.utils.GenerationMixin": (
         # overridden: the loops of `generate`, which the search of this package replaces
         "_beam_search",

@@ -60,6 +60,7 @@ def reader(tmp_path_factory):
         environment["HF_DATASETS_CACHE"] = str(folder / "cache")
         put_wmt14(hub, folder / "wmt14")
         put_opus_mt(hub, folder / "opus-mt")
+        environment["SACREBLEU"] = str(put_newstest(folder / "sacrebleu"))
         yield folder, environment, set()
 
 
@@ -74,6 +75,16 @@ def put_tables(folder):
         header = "Number,Target,Source\n" if name.endswith("csv") else ""
         lines = "".join(form.format(number) for number in range(1100))
         (folder / name).write_text(header + lines, encoding="utf-8")
+
+
+def put_newstest(folder):
+    """A test set where sacreBLEU stores it after a download."""
+    (folder / "wmt14" / "full").mkdir(parents=True)
+    languages = {"src": "en", "ref": "de"}
+    for field in ("src", "ref", "docid", "genre", "origlang"):
+        lines = "".join(f"{pair[languages.get(field, 'en')]}\n" for pair in PAIRS[:5])
+        (folder / "wmt14/full" / f"wmt14_full.en-de.{field}").write_text(lines, encoding="utf-8")
+    return folder
 
 
 def put_opus_mt(hub, folder):

@@ -178,6 +178,11 @@ class TrainConfig:
     drop_duplicates: bool = setting(
         False, "train only on the first of equal pairs, also across corpora", data=True
     )
+    drop_leaks: bool = setting(
+        False,
+        "train on no pair that contains a sentence of the validation or test split, or nearly",
+        data=True,
+    )
     block_pairs: int = setting(
         500_000,
         "approximate number of pairs that are shuffled into steps together",

@@ -6,12 +6,14 @@ import logging
 import re
 import sys
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import torch
 from accelerate import Accelerator, PartialState
 from accelerate.utils import gather_object, parse_flag_from_env
@@ -28,8 +30,9 @@ from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
-from .data.corpus import load_translations, texts_of
-from .data.prepare import with_validation
+from .data.corpus import is_here, load_translations, texts_of
+from .data.leaks import PAIR, LeakFinder, count_leaks, describe_leaks, find_leaks
+from .data.prepare import STREAMED, load_texts, with_validation
 from .devices.distribution import (
     LONGEST_WAIT,
     in_all_processes,
@@ -38,21 +41,28 @@ from .devices.distribution import (
     main_process_first,
 )
 from .devices.fused_loss import block_bytes
+from .evaluation_sets import read_files, read_sacrebleu_set, refuse_sacrebleu_set
 from .recipe import RECIPE_FILE
+from .run_folder.environment import read_environment
 from .run_folder.files import SCORES_FILE, describe_average, hold_run, read_recipe, read_scores
-from .run_folder.model_card import COMPOUND_BLEU, METRICS, write_model_card
+from .run_folder.model_card import COMPOUND_BLEU, METRICS, format_intervals, write_model_card
 from .scoring import (
     COMET_MODEL,
     comet_program,
     comet_score,
     compare_translations,
+    confidence_intervals,
     score_translations,
 )
 from .step import REPLICATED, smoothed_loss_sum
 from .translate import SEARCH, add_search, fitting_lines, one_line, translate_lines
 
+logger = logging.getLogger(__name__)
+
 # time to wait for another evaluation, which locks the folder only while it writes
 SECONDS_TO_WAIT = 10.0
+# beginning of the name of a test set of sacreBLEU
+SACREBLEU = "sacrebleu"
 
 
 @torch.no_grad()
@@ -110,13 +120,14 @@ class Evaluation:
         run: Run folder, model folder or Hub name.
         recipe: Recipe of the run; None for another model.
         folder: Folder for the results.
-        split: Split to translate.
-        dataset: Argument of `load_translations`.
+        split: Split to translate; None for files and for a test set of sacreBLEU.
+        dataset: Argument of `load_translations`, the source file, or the name of the test set.
         name: Argument of `load_translations`.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Argument of `load_translations`.
         streaming: Argument of `load_translations`.
+        references: Reference files; empty for a dataset and for a test set of sacreBLEU.
         bleu_tokenizer: Tokenizer of sacreBLEU.
         default_tokenizer: Tokenizer of sacreBLEU by default, from the recipe or the language.
     """
@@ -124,13 +135,14 @@ class Evaluation:
     run: str
     recipe: TrainConfig | None
     folder: Path
-    split: str
+    split: str | None
     dataset: str
     name: str | None
     source_lang: str
     target_lang: str
     revision: str | None
     streaming: bool
+    references: tuple[str, ...]
     bleu_tokenizer: str
     default_tokenizer: str
 
@@ -139,20 +151,27 @@ class Evaluation:
         """Parts of the name of the data: only the split, for the dataset of the run."""
         names = ("dataset", "name", "source_lang", "target_lang", "revision")
         recipe = self.recipe
-        if recipe is not None and all(getattr(self, it) == getattr(recipe, it) for it in names):
+        if (
+            self.split is not None
+            and recipe is not None
+            and all(getattr(self, it) == getattr(recipe, it) for it in names)
+        ):
             return [self.split]
-        dataset = filter(None, [self.dataset, self.name, self.revision])
-        return [*dataset, self.split, self.source_lang, self.target_lang]
+        parts = filter(None, [self.dataset, self.name, self.revision, self.split])
+        return [*parts, self.source_lang, self.target_lang]
 
 
 def evaluate(
     run: str | Path,
-    split: str = "test",
+    split: str | None = None,
     dataset: str | Path | None = None,
     name: str | None = None,
     source_lang: str | None = None,
     target_lang: str | None = None,
     revision: str | None = None,
+    source: str | Path | None = None,
+    reference: str | Path | Sequence[str | Path] = (),
+    sacrebleu: str | None = None,
     bleu_tokenizer: str | None = None,
     comet: str | None = None,
     against: str | Path | None = None,
@@ -160,24 +179,27 @@ def evaluate(
     trust_remote_code: bool = False,
     **search: Any,
 ) -> dict[str, Any] | None:
-    """Translate a split, score the translations, and save both.
+    """Translate a split or a test set, score the translations, and save both.
 
     Works in one process, or in several processes of `accelerate launch`: each process translates
     its share, and the main process scores all sentences.
 
     Writes `hypotheses/` and `scores.json`, and adds the scores to the model card of a run. Results
     are saved under the name of the split. Other data, another search or another tokenizer than the
-    run's own become part of this name.
+    run's own become part of this name. Files and test sets of sacreBLEU give it their own name.
 
     Args:
         run: Run folder, model folder or Hub name.
-        split: Split to translate.
+        split: Split of the dataset, by default "test".
         dataset: Argument of `load_translations`; the default of this and the four following
             arguments is the run's own.
         name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
+        source: Text file to translate instead of a split, plain or compressed.
+        reference: Reference file or files of the source file, with as many lines.
+        sacrebleu: Name of a test set of sacreBLEU to translate instead of a split.
         bleu_tokenizer: Tokenizer of sacreBLEU; by default that of the run or the language.
         comet: COMET model to score with, in addition.
         against: Other run, to compare with its saved translations of the same split.
@@ -190,22 +212,26 @@ def evaluate(
         processes other than the main process.
 
     Raises:
-        ValueError: If model, dataset, split, COMET or the other run's translations are missing.
+        ValueError: If model, dataset, split, file, COMET or the other run's translations are
+            missing, or arguments contradict each other.
     """
     state = _processes()
     corpus = None if dataset is None else str(dataset)
     other = None if against is None else str(against)
     folder = None if output_dir is None else str(output_dir)
-    data = (corpus, name, source_lang, target_lang, revision)
+    paths = [reference] if isinstance(reference, str | Path) else reference
+    files = (None if source is None else str(source), tuple(map(str, paths)), sacrebleu)
+    data = (corpus, name, source_lang, target_lang, revision, *files)
     task = in_all_processes(lambda: _resolve(str(run), split, *data, bleu_tokenizer, comet, folder))
     # the main process prepares the data, and the others then find it in the cache
-    sources, references = main_process_first(lambda: _load_split(task))
+    sources, *references = main_process_first(lambda: _load_texts(task))
+    title = task.split or task.dataset
     int8 = bool(search.get("int8"))
     pipeline, average = in_all_processes(
         lambda: _load_with_average(task, state.device, trust_remote_code, int8)
     )
     model = pipeline.model
-    in_all_processes(lambda: list(fitting_lines([sources], pipeline, split)))
+    in_all_processes(lambda: list(fitting_lines([sources], pipeline, title)))
     key = _result_name(task, search, model)
     # the engine changes the speed, not the translations
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
@@ -215,7 +241,7 @@ def evaluate(
         )
     main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
     started = time.monotonic()
-    translations = _translate_shared(state, pipeline, sources, split, search | engine)
+    translations = _translate_shared(state, pipeline, sources, title, search | engine)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
@@ -228,7 +254,9 @@ def evaluate(
     if task.recipe is not None:
         scores["average"] = average
     if other is not None:
-        comparison = compare_translations(translations, others, references, task.bleu_tokenizer)
+        comparison = compare_translations(
+            translations, others, references[0], task.bleu_tokenizer, references[1:]
+        )
         scores["against"] = {f"{other_key} of {other}": comparison}
     _save_scores(task, key, scores, is_unchanged, model.num_parameters())
     return scores
@@ -236,36 +264,46 @@ def evaluate(
 
 def _resolve(
     run: str,
-    split: str,
+    split: str | None,
     dataset: str | None,
     name: str | None,
     source_lang: str | None,
     target_lang: str | None,
     revision: str | None,
+    source: str | None,
+    references: tuple[str, ...],
+    sacrebleu: str | None,
     bleu_tokenizer: str | None,
     comet: str | None,
     output_dir: str | None,
 ) -> Evaluation:
     """Check the arguments of `evaluate`, and fill in the defaults from the recipe of a run."""
-    recipe = _check_arguments(run, dataset, output_dir, comet)
+    of_dataset = {"split": split, "dataset": dataset, "name": name, "revision": revision}
+    test_set = _check_test_set(source, references, sacrebleu, of_dataset)
+    recipe = _check_arguments(run, dataset or test_set, output_dir, comet)
     streaming = False
     if recipe is not None:
         source_lang, target_lang = (
             source_lang or recipe.source_lang,
             target_lang or recipe.target_lang,
         )
-        if dataset is None:
-            dataset, name = recipe.dataset, name or recipe.name
-        if dataset == recipe.dataset:
-            revision = revision or recipe.revision
-            # a streamed dataset is not stored, but its evaluation splits are loaded whole
-            streaming = recipe.streaming and split != "train"
-    elif dataset is None or source_lang is None or target_lang is None:
+    elif source_lang is None or target_lang is None:
         raise ValueError(
-            "source_lang and target_lang must be given with dataset, got one or none of them."
+            "source_lang and target_lang must be given with dataset, source or sacrebleu, got one "
+            "or none of them."
         )
     if source_lang == target_lang:
         raise ValueError(f"target_lang must differ from source_lang, got {source_lang!r} for both.")
+    if test_set is None:
+        split = split or "test"
+        if recipe is not None and dataset is None:
+            dataset, name = recipe.dataset, name or recipe.name
+        if recipe is not None and dataset == recipe.dataset:
+            revision = revision or recipe.revision
+            # a streamed dataset is not stored, but its evaluation splits are loaded whole
+            streaming = recipe.streaming and split != "train"
+    if sacrebleu is not None:
+        refuse_sacrebleu_set(sacrebleu, source_lang, target_lang)
     default = bleu_tokenizer_of(target_lang)
     if recipe is not None and target_lang == recipe.target_lang:
         default = recipe.bleu_tokenizer or default
@@ -277,15 +315,35 @@ def _resolve(
         recipe=recipe,
         folder=Path(run if output_dir is None else output_dir),
         split=split,
-        dataset=dataset,
+        dataset=str(test_set or dataset),
         name=name,
         source_lang=source_lang,
         target_lang=target_lang,
         revision=revision,
         streaming=streaming,
+        references=references,
         bleu_tokenizer=bleu_tokenizer,
         default_tokenizer=default,
     )
+
+
+def _check_test_set(
+    source: str | None,
+    references: tuple[str, ...],
+    sacrebleu: str | None,
+    of_dataset: Mapping[str, str | None],
+) -> str | None:
+    """Refuse arguments that name several test sets; return the name of one outside of a dataset."""
+    if (source is None) != (not references):
+        missing = "source" if source is None else "reference"
+        raise ValueError(f"source and reference must be given together, got no {missing}.")
+    given = [name for name, value in of_dataset.items() if value is not None]
+    named = [name for name, value in (("source", source), ("sacrebleu", sacrebleu)) if value]
+    if named and len(named + given) > 1:
+        raise ValueError(
+            f"one of a dataset, source and sacrebleu must be given, got {', '.join(named + given)}."
+        )
+    return source or (sacrebleu and f"{SACREBLEU} {sacrebleu}")
 
 
 def _load_with_average(task: Evaluation, *options: Any) -> tuple[TranslationPipeline, str | None]:
@@ -309,7 +367,9 @@ def _check_arguments(
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
         found = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"
-        raise ValueError(f"run must be a run folder, or dataset must be given, got {found}.")
+        raise ValueError(
+            f"run must be a run folder, or dataset, source or sacrebleu must be given, got {found}."
+        )
     if output_dir is None and not Path(run).is_dir():
         raise ValueError(f"output_dir must be given if the model is not a folder, got {run!r}.")
     if comet is not None:
@@ -317,9 +377,13 @@ def _check_arguments(
     return read_recipe(Path(run)) if is_run else None
 
 
-def _load_split(task: Evaluation) -> list[list[str]]:
-    """Load the sources and the references."""
+def _load_texts(task: Evaluation) -> list[list[str]]:
+    """Load the sources, and one or more lists of references."""
     languages = task.source_lang, task.target_lang
+    if task.references:
+        return read_files([task.dataset, *task.references])
+    if task.split is None:
+        return read_sacrebleu_set(task.dataset.removeprefix(f"{SACREBLEU} "), *languages)
     names = ("dataset", "name", "revision")
     recipe = task.recipe
     if recipe is not None and not (
@@ -358,24 +422,27 @@ def _result_name(task: Evaluation, search: Mapping[str, Any], model: PreTrainedM
 
 
 def _translations_to_compare(
-    against: str, task: Evaluation, key: str, sources: list[str], references: list[str]
+    against: str, task: Evaluation, key: str, sources: list[str], references: list[list[str]]
 ) -> tuple[str, list[str]]:
     """Return the saved translations to compare with, and the name that they are saved under."""
     other = Path(against)
     # a comparison of a run with itself is one with its default search
     is_itself = other.resolve() in (Path(task.run).resolve(), task.folder.resolve())
-    keys = [_file_name(task.data_name_parts)] if is_itself else [key, task.split]
+    own = _file_name(task.data_name_parts)
+    keys = [own] if is_itself else [key, task.split or own]
     return _saved_translations(other, keys, sources, references)
 
 
 def _save_translations(
-    folder: Path, key: str, sources: list[str], references: list[str], translations: list[str]
+    folder: Path, key: str, sources: list[str], references: list[list[str]], translations: list[str]
 ) -> bool:
     """Save the texts, and return whether the same texts were there before."""
     texts = {
         path: "".join(f"{line}\n" for line in map(one_line, lines))
         for path, lines in zip(
-            _saved_files(folder, key), (sources, references, translations), strict=True
+            _saved_files(folder, key, len(references)),
+            (sources, *references, translations),
+            strict=True,
         )
     }
     with hold_run(folder, SECONDS_TO_WAIT):
@@ -390,18 +457,61 @@ def _save_translations(
 def _scores_of(
     task: Evaluation,
     sources: list[str],
-    references: list[str],
+    references: list[list[str]],
     translations: list[str],
     comet: str | None,
 ) -> dict[str, Any]:
     """Score the translations; return the scores after the fields that name the data."""
     fields = ("dataset", "name", "revision", "split", "source_lang", "target_lang")
     scores = {field: getattr(task, field) for field in fields}
-    scores |= score_translations(translations, references, task.bleu_tokenizer, task.target_lang)
+    if task.references:
+        scores["references"] = list(task.references)
+    scores |= score_translations(
+        translations, references[0], task.bleu_tokenizer, task.target_lang, references[1:]
+    )
+    intervals = confidence_intervals(translations, references, task.bleu_tokenizer)
+    if intervals is not None:
+        scores["intervals"] = intervals
+    if task.recipe is not None:
+        scores["leaks"] = _leaks_of(task, task.recipe, sources, references)
     if comet is not None:
-        scores["comet"] = comet_score(sources, translations, references, comet)
-        scores["comet_signature"] = comet
+        scores["comet"] = comet_score(sources, translations, references[0], comet)
+        # the program reads a single reference
+        others = f", the first of {len(references)} references" if len(references) > 1 else ""
+        scores["comet_signature"] = f"{comet}{others}"
     return scores
+
+
+def _leaks_of(
+    task: Evaluation, recipe: TrainConfig, sources: list[str], references: list[list[str]]
+) -> dict[str, int] | str:
+    """Count the sentences that the training text contains, or return why they are not counted."""
+    if recipe.streaming:
+        return STREAMED
+    languages = recipe.source_lang, recipe.target_lang
+    own_languages = task.source_lang, task.target_lang
+    if {*own_languages} != {*languages}:
+        return f"the training text is in {' and '.join(languages)}"
+    corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
+    if not all(is_here(dataset, *languages) for dataset in corpora):
+        return "the training text is not on this machine"
+    try:
+        texts = load_texts(recipe)
+        began = next(iter(read_environment(Path(task.run))), {})
+        if began.get("text_sha256") not in (None, ", ".join(texts.hashes)):
+            return "the training text has changed since the training"
+        if task.data_name_parts == [task.split] and task.split in texts.held_out:
+            hits = texts.leaks_of(task.split)
+        else:
+            finder = LeakFinder(sources, list(chain(*references)), own_languages)
+            hits = find_leaks(texts.train, texts.hashes, finder)
+        if recipe.drop_leaks:
+            # these pairs were not trained on
+            hits = hits[~np.isin(hits[:, PAIR], texts.leaks[:, PAIR])]
+    except (ValueError, OSError) as error:
+        logger.warning("The training text cannot be read: %s", error)
+        return "the training text cannot be read"
+    return count_leaks(hits)
 
 
 def _save_scores(
@@ -429,7 +539,7 @@ def _translate_shared(
     state: PartialState,
     pipeline: TranslationPipeline,
     sources: list[str],
-    split: str,
+    title: str,
     search: dict[str, Any],
 ) -> list[str]:
     """Translate each source once, divided among all processes; return all in order."""
@@ -438,7 +548,7 @@ def _translate_shared(
         tqdm(
             translate_lines(pipeline, sources[share], **search),
             total=len(sources[share]),
-            desc=f"translating {split}",
+            desc=f"translating {title}",
             unit=" sentences",
             disable=not state.is_main_process,
         )
@@ -462,20 +572,22 @@ def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None
 
 
 def _saved_translations(
-    folder: Path, keys: Iterable[str], sources: list[str], references: list[str]
+    folder: Path, keys: Iterable[str], sources: list[str], references: list[list[str]]
 ) -> tuple[str, list[str]]:
     """Return the first key with saved translations of the same sources, and the translations."""
     for key in keys:
-        sides = _saved_files(folder, key)
-        if all(path.is_file() for path in sides):
-            kept = [[one_line(line) for line in read_text(path).split("\n")[:-1]] for path in sides]
-            if kept[:2] == [list(map(one_line, side)) for side in (sources, references)]:
-                if len(kept[2]) != len(sources):
+        paths = _saved_files(folder, key, len(references))
+        if all(path.is_file() for path in paths):
+            *kept, translations = (
+                [one_line(line) for line in read_text(path).split("\n")[:-1]] for path in paths
+            )
+            if kept == [list(map(one_line, side)) for side in (sources, *references)]:
+                if len(translations) != len(sources):
                     raise ValueError(
-                        f"{sides[2]} must have {len(sources):,} lines, one for each sentence, got "
-                        f"{len(kept[2]):,}: evaluate that run again."
+                        f"{paths[-1]} must have {len(sources):,} lines, one for each sentence, got "
+                        f"{len(translations):,}: evaluate that run again."
                     )
-                return key, kept[2]
+                return key, translations
     raise ValueError(
         f"against must be a run with saved translations of the same sentences, got {folder} "
         f"without them under {' or '.join(dict.fromkeys(keys))}: evaluate that run first."
@@ -492,13 +604,16 @@ def score_table(scores: Mapping[str, Any]) -> str:
         One line for each score.
     """
     dataset = " ".join(filter(None, (scores["dataset"], scores["name"])))
+    data = ", ".join(filter(None, (dataset, scores["split"])))
     search = ", ".join(f"{name} {value}" for name, value in scores["search"].items())
     lines = {
-        "data": f"{dataset}, {scores['split']}, {scores['source_lang']}-{scores['target_lang']}, "
+        "data": f"{data}, {scores['source_lang']}-{scores['target_lang']}, "
         f"{scores['sentences']:,} sentences",
         "BLEU": f"{scores['bleu']:.2f}   {scores['bleu_signature']}",
         "chrF": f"{scores['chrf']:.2f}   {scores['chrf_signature']}",
     }
+    if "intervals" in scores:
+        lines["95% interval"] = format_intervals(scores["intervals"])
     if "compound_bleu" in scores:
         lines["as in paper"] = (
             f"{scores['compound_bleu']:.2f}   {COMPOUND_BLEU}, {scores['compound_bleu_signature']}"
@@ -506,6 +621,8 @@ def score_table(scores: Mapping[str, Any]) -> str:
     if "comet" in scores:
         lines["COMET"] = f"{scores['comet']:.4f}   {scores['comet_signature']}"
     lines["exact match"] = f"{scores['exact_match']:.1%}"
+    if "leaks" in scores:
+        lines["in training"] = describe_leaks(scores["leaks"])
     lines["search"] = f"{search}; {scores['seconds']:.1f} s"
     table = "\n".join(f"{name:12} {value}" for name, value in lines.items())
     for other, comparison in scores.get("against", {}).items():
@@ -519,9 +636,10 @@ def score_table(scores: Mapping[str, Any]) -> str:
     return table
 
 
-def _saved_files(folder: Path, key: str) -> list[Path]:
+def _saved_files(folder: Path, key: str, num_references: int = 1) -> list[Path]:
     """Return the paths of saved sources, references and translations, in this order."""
-    sides = ("source", "reference", "translation")
+    others = [f"reference{number}" for number in range(2, num_references + 1)]
+    sides = ("source", "reference", *others, "translation")
     return [folder / "hypotheses" / f"{key}.{side}.txt" for side in sides]
 
 
@@ -555,19 +673,35 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
         Table of scores; None in processes other than the main process.
 
     Raises:
-        ValueError: If model, dataset, split, COMET or the other run's translations are missing.
+        ValueError: If model, dataset, split, file, COMET or the other run's translations are
+            missing, or arguments contradict each other.
     """
     parser = argparse.ArgumentParser(
         prog=prog,
         allow_abbrev=False,
         argument_default=argparse.SUPPRESS,
-        description="Translate a split and score it: BLEU, chrF, and BLEU as the paper counted it.",
+        description="Translate a split or a test set and score it: BLEU, chrF, and BLEU as the "
+        "paper counted it.",
     )
     parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
     parser.add_argument("--split", help="split of the dataset (test)")
     parser.add_argument("--dataset", help="another dataset than the run's own")
     parser.add_argument("--name", help="configuration of the dataset")
     parser.add_argument("--revision", help="commit, branch or tag of a dataset on the Hub")
+    parser.add_argument(
+        "--source", metavar="FILE", help="text file to translate instead of a split"
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        action="append",
+        help="references of this file; give the flag again for each further reference",
+    )
+    parser.add_argument(
+        "--sacrebleu",
+        metavar="NAME",
+        help="test set of sacreBLEU to translate instead of a split, such as wmt14/full",
+    )
     parser.add_argument("--source_lang", help="language to translate from")
     parser.add_argument("--target_lang", help="language to translate into")
     parser.add_argument(

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from operator import contains
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,10 @@ COMET_MODEL = "Unbabel/wmt22-comet-da"
 DEFAULT = "13a"
 # tokenizer for text that is already tokenized
 ALREADY_TOKENIZED = "none"
+# samples of the bootstrap, as many as sacreBLEU draws by default in a comparison
+SAMPLES = 1000
+# more sentences get no intervals: sacreBLEU holds all samples in memory, 100 kB for each sentence
+MOST_RESAMPLED = 20_000
 # the original script works on bytes: between two hyphens, one byte of a letter is enough to match
 HYPHEN = re.compile(rb"(\S)-(\S)")
 
@@ -37,6 +42,7 @@ def score_translations(
     references: Sequence[str],
     bleu_tokenizer: str | None = None,
     target_lang: str | None = None,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> dict[str, Any]:
     """Score translations against references with sacreBLEU.
 
@@ -47,9 +53,11 @@ def score_translations(
             default the tokenizer for `target_lang`.
         target_lang: Target language. `compound_bleu` is computed in addition if Moses supports the
             language and spaces separate its words.
+        more_references: Further reference translations of the same sentences.
 
     Returns:
-        `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, and `sentences`.
+        `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, the share of
+        translations that are one of their references, and `sentences`.
 
     Raises:
         ValueError: If there are no references, the numbers of translations and references differ,
@@ -73,10 +81,11 @@ def score_translations(
             own_tokenizer,
         )
     scores: dict[str, Any] = {"sentences": len(references)}
+    all_references = [references, *more_references]
     for name, metric in _metrics(bleu_tokenizer).items():
-        scores[name] = metric.corpus_score(translations, [references]).score
+        scores[name] = metric.corpus_score(translations, all_references).score
         scores[f"{name}_signature"] = str(metric.get_signature())
-    matches = sum(map(str.__eq__, translations, references))
+    matches = sum(map(contains, zip(*all_references, strict=True), translations))
     scores["exact_match"] = matches / len(references)
     known = NonbreakingPrefixes().available_langs.values()
     if (
@@ -85,9 +94,40 @@ def score_translations(
         and target_lang in known
         and bleu_tokenizer != ALREADY_TOKENIZED
     ):
-        score, signature = compound_bleu(translations, references, target_lang)
+        score, signature = compound_bleu(translations, references, target_lang, more_references)
         scores |= {"compound_bleu": score, "compound_bleu_signature": signature}
     return scores
+
+
+def confidence_intervals(
+    translations: Sequence[str],
+    references: Sequence[Sequence[str]],
+    bleu_tokenizer: str = DEFAULT,
+) -> dict[str, Any] | None:
+    """Estimate 95% confidence intervals of BLEU and chrF by sacreBLEU's bootstrap resampling.
+
+    The seed is that of sacreBLEU, so that the same translations get the same intervals again.
+
+    Args:
+        translations: Translations of the model.
+        references: One or more lists of reference translations.
+        bleu_tokenizer: Tokenizer of sacreBLEU.
+
+    Returns:
+        For `bleu` and `chrf`: `mean` over the samples, and `ci`, half the width of the interval
+        around this mean; `signature`, with the number of samples and the seed. None for more than
+        `MOST_RESAMPLED` sentences.
+    """
+    if len(translations) > MOST_RESAMPLED:
+        return None
+    intervals: dict[str, Any] = {}
+    for name, metric in _metrics(bleu_tokenizer).items():
+        score = metric.corpus_score(translations, references, n_bootstrap=SAMPLES)
+        # the values of sacreBLEU are numpy scalars
+        intervals[name] = {"mean": float(score._mean), "ci": float(score._ci)}
+        signature = metric.get_signature().info
+        intervals["signature"] = f"bs:{signature['bs']}|seed:{signature['seed']}"
+    return intervals
 
 
 def refuse_bleu_tokenizer(name: str | None) -> None:
@@ -120,7 +160,10 @@ def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
 
 
 def compound_bleu(
-    translations: Sequence[str], references: Sequence[str], language: str
+    translations: Sequence[str],
+    references: Sequence[str],
+    language: str,
+    more_references: Sequence[Sequence[str]] = (),
 ) -> tuple[float, str]:
     """Compute BLEU as the paper does: on Moses tokens, with compounds split at their hyphens.
 
@@ -131,13 +174,16 @@ def compound_bleu(
         translations: Translations of the model.
         references: Reference translations.
         language: Language of both, supported by Moses.
+        more_references: Further reference translations of the same sentences.
 
     Returns:
         Score and signature.
     """
     metric = BLEU(tokenize="none", smooth_method="none", force=True)
-    sides = [split_compounds(side, language) for side in (translations, references)]
-    score = metric.corpus_score(sides[0], [sides[1]]).score
+    split, *split_references = (
+        split_compounds(side, language) for side in (translations, references, *more_references)
+    )
+    score = metric.corpus_score(split, split_references).score
     tokens = f"tok:moses-{language}-compounds"
     signature = str(metric.get_signature()).replace("tok:none", tokens)
     return score, f"{signature}|sacremoses:{importlib.metadata.version('sacremoses')}"
@@ -227,6 +273,7 @@ def compare_translations(
     others: Sequence[str],
     references: Sequence[str],
     bleu_tokenizer: str = "13a",
+    more_references: Sequence[Sequence[str]] = (),
 ) -> dict[str, dict[str, Any]]:
     """Compare two models by paired bootstrap resampling.
 
@@ -235,6 +282,7 @@ def compare_translations(
         others: Translations of the other model.
         references: Reference translations.
         bleu_tokenizer: Tokenizer of sacreBLEU.
+        more_references: Further reference translations of the same sentences.
 
     Returns:
         For `bleu` and `chrf`: `score` and `other`, each with the half width of its 95% confidence
@@ -243,7 +291,9 @@ def compare_translations(
     """
     metrics = _metrics(bleu_tokenizer)
     systems = [("other", others), ("this", translations)]
-    signatures, results = PairedTest(systems, metrics, [references], test_type="bs")()
+    signatures, results = PairedTest(
+        systems, metrics, [references, *more_references], test_type="bs"
+    )()
     comparison = {}
     # the test has its own names for the metrics
     for name, metric in zip(metrics, signatures, strict=True):

@@ -289,7 +289,8 @@ VOCABULARY = {
     *("tokenizer", "vocab_size", "symbol_lang", "seed", "columns", "validation_pairs"),
 }
 RUN = VOCABULARY | {
-    *("max_length", "max_length_ratio", "drop_duplicates", "block_pairs", "paper_row", "model"),
+    *("max_length", "max_length_ratio", "drop_duplicates", "drop_leaks", "block_pairs"),
+    *("paper_row", "model"),
     *(
         "model_class",
         "tokens_per_step",

@@ -1,11 +1,15 @@
 """Evaluation: translations of a split, in order, and their scores with signatures."""
 
 import dataclasses
+import gzip
+import io
 import json
 import shutil
 import subprocess
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
+from urllib.error import URLError
 
 import equations
 import pytest
@@ -13,14 +17,18 @@ import torch
 import train_toys
 from accelerate import Accelerator
 from huggingface_hub import ModelCard
+from sacrebleu.dataset import DATASETS
 from torch.overrides import TorchFunctionMode
 
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import evaluate as evaluating
+from vanilla_transformer.train.data.leaks import describe_leaks
 from vanilla_transformer.train.evaluate import evaluate, main, score_table, validation_loss
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.recipe import save_config
+from vanilla_transformer.train.run_folder.environment import read_environment
 from vanilla_transformer.train.run_folder.files import read_recipe
+from vanilla_transformer.train.scoring import confidence_intervals, score_translations
 from vanilla_transformer.train.step import smoothed_loss_sum
 
 
@@ -176,7 +184,7 @@ def test_wrong_arguments_are_refused(run, tmp_path):
         evaluate(str(run), split="tets")
     with pytest.raises(
         ValueError,
-        match=r"run must be a run folder, or dataset must be given",
+        match=r"run must be a run folder, or dataset, source or sacrebleu must be given",
     ):
         evaluate(str(tmp_path))
     with pytest.raises(ValueError, match=r"run must be a run folder, got .*: no such folder"):
@@ -496,6 +504,209 @@ def test_another_revision_counts_as_other_data(run, tmp_path, monkeypatch):
     assert kept(run)["test"]["revision"] is None
 
 
+LINES = [["ant bee cat", "dog", "elk fox"], ["cat bee ant", "dog", "fox elk"]]
+
+
+def write_lines(folder, **sides):
+    """Write one file for each side; return their paths."""
+    paths = []
+    for name, lines in sides.items():
+        paths.append(folder / f"news.{name}")
+        paths[-1].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return paths
+
+
+def test_a_test_set_of_ones_own_has_several_references(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    before = headline(own)
+    (tmp_path / "my").mkdir()
+    other = ["cat bee", "owl", "fox elk"]
+    files = [
+        path.relative_to(tmp_path)
+        for path in write_lines(tmp_path / "my", en=LINES[0], de=LINES[1], de2=other)
+    ]
+    with gzip.open("my/news.de2.gz", "wb") as file:
+        file.write(files[2].read_bytes())
+    flags = ["--source", files[0], "--reference", files[1], "--reference", "my/news.de2.gz"]
+    assert main(["own", *map(str, flags)]) == 0
+    scores = kept(own)["my-news.en-en-de"]
+    assert scores["references"] == ["my/news.de", "my/news.de2.gz"]
+    assert (scores["dataset"], scores["split"], scores["sentences"]) == ("my/news.en", None, 3)
+    assert scores["bleu_signature"].startswith("nrefs:2|")
+    texts = {
+        side: (own / f"hypotheses/my-news.en-en-de.{side}.txt").read_text("utf-8").splitlines()
+        for side in ("source", "reference", "reference2", "translation")
+    }
+    assert [*texts.values()][:3] == [*LINES, other]
+    expected = score_translations(texts["translation"], LINES[1], None, "de", [other])
+    assert {name: scores[name] for name in expected} == expected
+    assert "data         my/news.en, en-de, 3 sentences" in capsys.readouterr().out
+    # the score is not one of the dataset of the run
+    assert headline(own) == before
+    assert "| my-news.en-en-de | 3 |" in (own / "README.md").read_text(encoding="utf-8")
+    # one path, and the function: the same result and a comparison with itself
+    assert evaluate(own, source=files[0], reference=files[1])["sentences"] == 3
+    against = evaluate(own, source=files[0], reference=files[1:2], num_beams=1, against=own)
+    assert list(against["against"]) == [f"my-news.en-en-de of {own}"]
+
+
+def test_a_wrong_test_set_is_refused_before_a_model_is_loaded(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(evaluating, "load", lambda *given: pytest.fail("too late"))
+    source, target = write_lines(tmp_path, en=LINES[0], de=LINES[1])
+    short, empty = write_lines(tmp_path, short=LINES[1][:2], empty=[])
+    sacrebleu = ("--sacrebleu", "wmt14")
+    for flags, message in (
+        ((source, short), f"{source} and {short} must have the same number of lines, got 3 and 2"),
+        ((empty, target), f"{empty} must have at least one line, got none"),
+        ((source, empty), f"{empty} must have at least one line, got none"),
+        ((source, tmp_path / "no"), f"{tmp_path / 'no'} cannot be read: No such file"),
+        ((source,), "source and reference must be given together, got no reference"),
+        ((None, target), "source and reference must be given together, got no source"),
+        ((source, target, *sacrebleu), "and sacrebleu must be given, got source, sacrebleu"),
+        ((source, target, "--split", "test"), "sacrebleu must be given, got source, split"),
+        ((None, None, "--sacrebleu", "wmt14-full"), "Did you mean 'wmt14/full'?"),
+        ((None, None, "--sacrebleu", "newstest"), "got 'newstest'. `sacrebleu --list` lists them"),
+        (
+            (None, None, *sacrebleu, "--target_lang", "fi"),
+            "must be a language pair of sacreBLEU's wmt14, one of cs-en, en-cs, de-en, ",
+        ),
+    ):
+        source_flags = [["--source", flags[0]]] if flags[0] else []
+        reference = [["--reference", flags[1]]] if flags[1:2] and flags[1] else []
+        words = [*chain(*source_flags, *reference), *flags[2:]]
+        assert main([str(run), *map(str, words)]) == 1
+        err = capsys.readouterr().err
+        assert message in err
+        assert "Traceback" not in err
+
+
+def put_sacrebleu_set(folder, name="wmt14", pair="en-de"):
+    """Write a test set as sacreBLEU stores it after a download."""
+    (folder / name / "raw").mkdir(parents=True)
+    fields = {"src": LINES[0], "ref": LINES[1]}
+    for field in ("src", "ref", "docid", "genre", "origlang"):
+        text = "".join(f"{line}\n" for line in fields.get(field, ()))
+        (folder / name / f"{name}.{pair}.{field}").write_text(text, encoding="utf-8")
+
+
+def test_a_test_set_of_sacrebleu_is_found_in_its_folder(run, tmp_path):
+    put_sacrebleu_set(tmp_path / "sets")
+    done = subprocess.run(
+        train_toys.command(
+            run,
+            *("--sacrebleu", "wmt14", "--output_dir", str(tmp_path / "out")),
+            module="vanilla_transformer.train.evaluate",
+        ),
+        env={**train_toys.environment(), "SACREBLEU": str(tmp_path / "sets")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "data         sacrebleu wmt14, en-de, 3 sentences" in done.stdout
+    scores = kept(tmp_path / "out")["sacrebleu-wmt14-en-de"]
+    assert (scores["dataset"], scores["split"]) == ("sacrebleu wmt14", None)
+    source = tmp_path / "out/hypotheses/sacrebleu-wmt14-en-de.source.txt"
+    assert source.read_text(encoding="utf-8").splitlines() == LINES[0]
+
+
+def test_without_a_network_a_test_set_is_refused_in_one_sentence(
+    run, tmp_path, monkeypatch, capsys
+):
+    def unreachable(*given):
+        raise URLError("no network")
+
+    monkeypatch.setattr("urllib.request.urlopen", unreachable)
+    monkeypatch.setattr(DATASETS["wmt14"], "_outdir", str(tmp_path))
+    monkeypatch.setattr(DATASETS["wmt14"], "_rawdir", str(tmp_path / "raw"))
+    assert main([str(run), "--sacrebleu", "wmt14"]) == 1
+    err = capsys.readouterr().err
+    assert "error: sacreBLEU's wmt14 for en-de cannot be downloaded or read: <urlopen error" in err
+    assert "Traceback" not in err
+    # sacreBLEU ends the process if the file is another one than it was
+    monkeypatch.setattr("urllib.request.urlopen", lambda *given: io.BytesIO(b"<html>"))
+    assert main([str(run), "--sacrebleu", "wmt14"]) == 1
+    assert "wmt14 for en-de cannot be downloaded or read: see above" in capsys.readouterr().err
+
+
+def test_intervals_are_printed_and_kept(run):
+    scores = evaluate(str(run))
+    texts = [
+        (run / f"hypotheses/test.{side}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        for side in ("translation", "reference")
+    ]
+    intervals = confidence_intervals(texts[0], texts[1:])
+    assert kept(run)["test"]["intervals"] == intervals
+    chrf = f"chrF {intervals['chrf']['mean']:.2f} ± {intervals['chrf']['ci']:.2f}"
+    assert f"\n95% interval BLEU {intervals['bleu']['mean']:.2f} ± " in score_table(scores)
+    card = (run / "README.md").read_text(encoding="utf-8")
+    for text in (score_table(scores), card):
+        assert f"{chrf}   bs:1000|seed:12345" in text
+    assert "- 95% confidence intervals, test: BLEU " in card
+
+
+def in_training(text):
+    """Lines of a table of scores, or of a card, on the sentences in the training text."""
+    return [line.split(maxsplit=2)[2] for line in text.splitlines() if "in training " in line]
+
+
+@pytest.fixture
+def leaky(tmp_path):
+    """A run whose training text contains sentences of its test split."""
+    corpus = train_toys.write_corpus(tmp_path / "corpus")
+    for language in ("en", "de"):
+        test, train = (corpus / f"{split}.{language}" for split in ("test", "train"))
+        lines = test.read_text(encoding="utf-8").splitlines(keepends=True)
+        text = train.read_text(encoding="utf-8") + lines[2].upper() + lines[4]
+        train.write_text(text, encoding="utf-8")
+    return corpus
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_the_sentences_that_were_trained_on_are_counted(leaky, drop, tmp_path, monkeypatch):
+    folder = tmp_path / "leaky"
+    train(train_toys.toy_config(leaky, folder, drop_leaks=drop))
+    scores = evaluate(folder)
+    # some of the short sentences may be in the text by chance
+    before = read_environment(folder)[0]["leaks"].split("; ")[1]
+    found = scores["leaks"]
+    assert kept(folder)["test"]["leaks"] == found
+    if drop:
+        assert set(found.values()) == {0}
+        assert ", in 0 training pairs" not in before
+    else:
+        assert found["source_exact"] >= 2
+        assert found["target_exact"] >= 2
+        assert before == f"test: {describe_leaks(found)}"
+    assert in_training(score_table(scores)) == [describe_leaks(found)]
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"\n- test: {describe_leaks(found)}\n" in card
+    # the same sentences as a test set of their own, and in the other direction
+    sides = [leaky / "test.en", leaky / "test.de"]
+    assert evaluate(folder, source=sides[0], reference=sides[1:])["leaks"] == found
+    turned = {"source_lang": "de", "target_lang": "en"}
+    back = evaluate(folder, source=sides[1], reference=sides[:1], **turned)["leaks"]
+    assert back["target_exact"] == found["source_exact"]
+    assert back["source_exact"] == found["target_exact"]
+
+
+def test_what_cannot_be_counted_says_why(run, leaky, tmp_path, monkeypatch):
+    own = Path(shutil.copytree(run, tmp_path / "own"))
+    recipe = read_recipe(own)
+    source, target = write_lines(tmp_path, en=LINES[0], de=LINES[1])
+    for changes, reason in (
+        ({"streaming": True}, "the training text is streamed"),
+        ({"dataset": str(leaky)}, "the training text has changed since the training"),
+        ({"dataset": "some/corpus"}, "the training text is not on this machine"),
+        ({"dataset": str(tmp_path)}, "the training text cannot be read"),
+        ({"target_lang": "fr"}, "the training text is in en and fr"),
+    ):
+        save_config(dataclasses.replace(recipe, **changes), own / "recipe.yaml")
+        scores = evaluate(own, source=source, reference=target, target_lang="de")
+        assert scores["leaks"] == reason
+        assert in_training(score_table(scores)) == [f"not counted, because {reason}"]
+
+
 def test_every_flag_reaches_the_evaluation(monkeypatch):
     given = []
     monkeypatch.setattr(evaluating, "evaluate", lambda **settings: given.append(settings))
@@ -506,8 +717,15 @@ def test_every_flag_reaches_the_evaluation(monkeypatch):
     settings = {**data, **languages, **scoring, **search}
     flags = [f"--{name}={value}" for name, value in settings.items()]
     assert main(["run", *flags, "--int8"]) == 0
-    assert main(["run", "--trust_remote_code"]) == 0
+    sets = ["--source=a", "--reference=b", "--reference=c", "--sacrebleu=d"]
+    assert main(["run", "--trust_remote_code", *sets]) == 0
     assert given == [
         {"run": "run", **settings, "int8": True, "trust_remote_code": False},
-        {"run": "run", "trust_remote_code": True},
+        {
+            "run": "run",
+            "trust_remote_code": True,
+            "source": "a",
+            "reference": ["b", "c"],
+            "sacrebleu": "d",
+        },
     ]

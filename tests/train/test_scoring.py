@@ -9,16 +9,18 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 import train_toys
-from sacrebleu.metrics import BLEU
+from sacrebleu.metrics import BLEU, CHRF
 
-from vanilla_transformer.train import config
+from vanilla_transformer.train import config, scoring
 from vanilla_transformer.train.config import TrainConfig
 from vanilla_transformer.train.scoring import (
     comet_score,
     compare_translations,
     compound_bleu,
+    confidence_intervals,
     score_translations,
     split_compounds,
 )
@@ -226,6 +228,47 @@ def test_the_probability_of_a_difference_is_its_share_among_samples(corpus):
     )
     assert 0 < result["p_value"] < 1
     assert result["p_value"] == pytest.approx(share, abs=0.03)
+
+
+def test_the_interval_is_that_of_the_middle_of_the_samples(corpus):
+    references, better, _ = corpus
+    found = confidence_intervals(better, [references], "none")
+    assert found["signature"] == "bs:1000|seed:12345"
+    counts = np.array(list(map(ngram_counts, better, references)))
+    draws = np.random.default_rng(12345).choice(len(counts), size=(1000, len(counts)))
+    scores = sorted(bleu_of_counts([counts[draw].sum(axis=0).tolist()]) for draw in draws)
+    assert found["bleu"]["mean"] == pytest.approx(sum(scores) / 1000, rel=1e-5)
+    # 2.5% of the samples are below the interval and 2.5% above
+    assert found["bleu"]["ci"] == pytest.approx((scores[974] - scores[25]) / 2, rel=1e-5)
+    chrf = CHRF().corpus_score(better, [references], n_bootstrap=1000)
+    assert f"({found['chrf']['mean']:.2f} ± {found['chrf']['ci']:.2f})" in f"{chrf}".replace(
+        "μ = ", ""
+    )
+    assert confidence_intervals(better, [references], "none") == found
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_more_sentences_than_memory_holds_have_no_interval(corpus, monkeypatch):
+    references, better, _ = corpus
+    monkeypatch.setattr(scoring, "MOST_RESAMPLED", 39)
+    assert confidence_intervals(better, [references]) is None
+
+
+def test_a_translation_is_compared_with_every_reference(corpus):
+    references, better, worse = corpus
+    others = [worse[0], *better[1:]]
+    scores = score_translations(better, references, target_lang="de", more_references=[others])
+    both = [references, others]
+    assert scores["bleu"] == BLEU().corpus_score(better, both).score
+    assert scores["chrf"] == CHRF().corpus_score(better, both).score
+    assert scores["bleu_signature"].startswith("nrefs:2|")
+    assert "nrefs:2|" in scores["compound_bleu_signature"]
+    assert scores["exact_match"] == 39 / 40
+    assert scores["compound_bleu"] > score_translations(better, references, "13a", "de")["bleu"]
+    compared = compare_translations(better, worse, references, more_references=[others])
+    assert compared["bleu"]["score"] == pytest.approx(scores["bleu"])
+    # the first translation differs from both references
+    assert better[0] not in (references[0], others[0])
 
 
 # accepts the flags of unbabel-comet's program, and writes the same kind of file

@@ -240,6 +240,20 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
+def is_here(dataset: str, source_lang: str, target_lang: str) -> bool:
+    """Return whether a dataset can be loaded without a download.
+
+    Args:
+        dataset: Argument of `load_translations`.
+        source_lang: Argument of `load_translations`.
+        target_lang: Argument of `load_translations`.
+
+    Returns:
+        False for a dataset on the Hub that was not loaded before.
+    """
+    return is_local(dataset, source_lang, target_lang) or _prepared_folder(dataset).is_dir()
+
+
 def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
     """Return whether a dataset is on the Hub, so that readers of a model card can find it.
 

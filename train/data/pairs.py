@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 CODE = (__file__, bpe_dropout.__file__)
 
 # verdict on a pair: it is kept, or it is dropped by the first of these rules that applies
-VERDICTS = ("kept", "wrong_encoding", "empty", "too_long", "length_ratio", "duplicate")
-KEPT, WRONG_ENCODING, EMPTY, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
+VERDICTS = ("kept", "wrong_encoding", "empty", "leak", "too_long", "length_ratio", "duplicate")
+KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
 # Traces of text that was decoded with a wrong encoding. Second bytes of letters and symbols in
 # UTF-8, decoded as Windows-1252:
 _SECOND = bytes(byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d").decode(
@@ -245,6 +245,7 @@ def filter_pairs(
     max_length: int,
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
+    leaks: np.ndarray | None = None,
 ) -> np.ndarray:
     """Decide for each pair whether it is used.
 
@@ -255,11 +256,15 @@ def filter_pairs(
             end tokens.
         drop_duplicates: Keep only the first of several pairs with the same text. Needs 40 bytes of
             memory for each of a few million pairs at a time.
+        leaks: Indices of the pairs that contain a sentence of an evaluation split, to drop them.
 
     Returns:
         Lengths of the sources, lengths of the targets, and indices in `VERDICTS`, [3, pairs].
     """
     filtered = np.empty((3, len(rows)), np.int32)
+    is_leak = np.zeros(len(rows), bool)
+    if leaks is not None:
+        is_leak[leaks] = True
     columns = rows.select_columns(["source_length", "target_length", "verdict"])
     for first in range(0, len(rows), CHUNK):
         part = columns.with_format("numpy")[first : first + CHUNK]
@@ -267,6 +272,7 @@ def filter_pairs(
         shorter, longer = np.minimum(source, target), np.maximum(source, target)
         # an empty sentence consists of its end token
         verdict[(verdict == KEPT) & (shorter <= 1)] = EMPTY
+        verdict[(verdict == KEPT) & is_leak[first : first + CHUNK]] = LEAK
         verdict[(verdict == KEPT) & (longer > max_length)] = TOO_LONG
         if max_length_ratio is not None:
             is_skewed = longer - 1 > max_length_ratio * (shorter - 1)
@@ -457,6 +463,7 @@ def prepare_pairs(
     max_length_ratio: float | None = None,
     drop_duplicates: bool = False,
     spelled: Sequence[datasets.Dataset] = (),
+    leaks: np.ndarray | None = None,
 ) -> Pairs:
     """Concatenate corpora and filter their pairs. The verdicts are cached by content.
 
@@ -466,6 +473,7 @@ def prepare_pairs(
         max_length_ratio: Argument of `filter_pairs`.
         drop_duplicates: Argument of `filter_pairs`, applied across the corpora.
         spelled: Other spellings of the same corpora, one spelling after another.
+        leaks: Argument of `filter_pairs`.
 
     Returns:
         All pairs, in the other spellings if there are any. A kept pair is short enough in every
@@ -474,10 +482,10 @@ def prepare_pairs(
     rows = datasets.concatenate_datasets(list(parts))
     rules = (max_length, max_length_ratio, drop_duplicates)
     fingerprints = [[part._fingerprint for part in some] for some in (parts, spelled)]
-    key = Hasher.hash([*fingerprints, rules, "filter_pairs"])
+    key = Hasher.hash([*fingerprints, rules, leaks, "filter_pairs"])
 
     def write(path: Path):
-        filtered = filter_pairs(rows, *rules)
+        filtered = filter_pairs(rows, *rules, leaks)
         if spelled:
             sides = zip(*map(lengths, spelled), strict=True)
             sizes = np.stack([np.concatenate(side) for side in sides])  # [2, spellings * pairs]

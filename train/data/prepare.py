@@ -8,12 +8,14 @@ from functools import cached_property
 from typing import Any
 
 import datasets
+import numpy as np
 from transformers import PreTrainedTokenizerBase
 
 from ..config import TrainConfig
 from .batches import Collator, TrainingSteps, shares_of
 from .corpus import dataset_commit, load_translations, text_hash, texts_of, validation_hint
 from .held_out import hold_out, without
+from .leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .pairs import (
     GARBLED,
     Pairs,
@@ -31,6 +33,8 @@ logger = logging.getLogger(__name__)
 
 # pairs of streams that a vocabulary is learned from; `learn_vocabulary` keeps as many sentences
 VOCABULARY_PAIRS = 1_000_000
+# reason why leaks are not counted
+STREAMED = "the training text is streamed"
 
 
 @dataclass
@@ -45,6 +49,7 @@ class Texts:
         commits: Commit of each corpus on the Hub; None for a local corpus.
         languages: Source and target language.
         left_out: Number of pairs of each corpus that were left out for the held-out pairs.
+        test: Test split, if there is one.
     """
 
     train: list[datasets.Dataset] | list[datasets.IterableDataset]
@@ -54,11 +59,51 @@ class Texts:
     commits: list[str | None]
     languages: tuple[str, str]
     left_out: list[int]
+    test: datasets.Dataset | None = None
 
     @cached_property
     def hashes(self) -> list[str]:
         """SHA-256 of the training split of each corpus; not available for streams."""
         return [text_hash(rows, self.languages, "train") for rows in self.train]
+
+    @cached_property
+    def held_out(self) -> dict[str, list[list[str]]]:
+        """Sources and targets of the validation and test splits that there are."""
+        splits = {"validation": self.validation, "test": self.test}
+        return {
+            split: texts_of(rows.with_format("arrow")[:], self.languages, split, repair=True)
+            for split, rows in splits.items()
+            if rows is not None and len(rows)
+        }
+
+    @cached_property
+    def leaks(self) -> np.ndarray:
+        """Hits of `find_leaks` for all sentences of `held_out`; not available for streams."""
+        return find_leaks(self.train, self.hashes, self.leak_finder)
+
+    @property
+    def leak_finder(self) -> LeakFinder:
+        """Finder of all sentences of `held_out`, split after split."""
+        sides = [list(itertools.chain(*side)) for side in zip(*self.held_out.values(), strict=True)]
+        sources, targets = sides or ([], [])
+        return LeakFinder(sources, targets, self.languages)
+
+    def leaks_of(self, split: str) -> np.ndarray:
+        """Return the hits for the sentences of one split of `held_out`.
+
+        Args:
+            split: Name of the split.
+
+        Returns:
+            Rows of `leaks`.
+        """
+        first = 0
+        for name, (sources, _) in self.held_out.items():
+            if name == split:
+                break
+            first += len(sources)
+        numbers = self.leaks[:, SENTENCE]
+        return self.leaks[(numbers >= first) & (numbers < first + len(sources))]
 
 
 @dataclass
@@ -167,7 +212,7 @@ def load_texts(config: TrainConfig) -> Texts:
                 f"dataset {source[0]!r} must have a split 'train', got {', '.join(splits)}."
             )
         if corpus is corpora[0]:
-            texts.validation = splits.get("validation")
+            texts.validation, texts.test = splits.get("validation"), splits.get("test")
         rows = splits["train"]
         if config.validation_pairs is not None:
             rows = without(rows, texts.validation, languages)
@@ -294,8 +339,16 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         )
         logger.info("held out: %s", shared["held_out"])
     if config.streaming:
+        shared["leaks"] = describe_leaks(STREAMED)
+        logger.warning("sentences in the training text: %s", shared["leaks"])
         facts = {**shared, "cleaning": "counted in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
+    leaks = [
+        f"{split}: {describe_leaks(count_leaks(texts.leaks_of(split)))}" for split in texts.held_out
+    ]
+    for line in leaks:
+        logger.info("sentences in the training text, %s", line)
+    shared["leaks"] = "; ".join(leaks) or "none"
     parts = [
         encode_pairs(rows, "train", tokenizer, *languages, text_sha256)
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
@@ -306,7 +359,8 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         for spelling in _spellings(config)
         for rows, text_sha256 in zip(texts.train, texts.hashes, strict=True)
     ]
-    pairs = prepare_pairs(parts, **_rules(config), spelled=spelled)
+    leaking = np.unique(texts.leaks[:, PAIR]) if config.drop_leaks else None
+    pairs = prepare_pairs(parts, **_rules(config), spelled=spelled, leaks=leaking)
     lines = []
     ends = itertools.pairwise(itertools.accumulate(sizes, initial=0))
     for name, (first, last) in zip(texts.names, ends, strict=True):
@@ -378,5 +432,6 @@ def make_steps(
         languages=(config.source_lang, config.target_lang),
         rules=_rules(config),
         position=position,
+        leak_finder=data.texts.leak_finder if config.drop_leaks else None,
         **shared,
     )

@@ -23,7 +23,9 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from .batches import Block, Collator, StepData, refuse_longest, steps_for
-from .pairs import Pairs, counts_of, encode_table, filter_pairs, refuse_unusable
+from .corpus import texts_of
+from .leaks import PAIR, LeakFinder
+from .pairs import KEPT, LEAK, Pairs, counts_of, encode_table, filter_pairs, refuse_unusable
 
 # pairs that are read at once
 READ_PAIRS = 1000
@@ -122,6 +124,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         process_index: Index of this process.
         position: Position of an earlier step to resume from; by default the beginning.
         launch_tokens: Argument of `split_step`.
+        leak_finder: Finder of the sentences whose pairs are dropped; None to drop none.
 
     Raises:
         ValueError: If there is no text, or the text at the position has changed.
@@ -149,6 +152,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         process_index: int = 0,
         position: dict[str, Any] | None = None,
         launch_tokens: int = 0,
+        leak_finder: LeakFinder | None = None,
     ):
         self.corpora = corpora
         self.tokenizer = tokenizer
@@ -164,6 +168,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         self.num_processes = num_processes
         self.process_index = process_index
         self.launch_tokens = launch_tokens
+        self.leak_finder = leak_finder
         self._start = position or {
             "block": 0,
             "first_step": 0,
@@ -280,8 +285,19 @@ class StreamedSteps(torch.utils.data.Dataset):
                         f"{error} Lines of a stream are counted in the order in which its files "
                         "are read."
                     ) from error
-                parts.append(tokens)
+                parts.append(self._without_leaks(tokens, table))
         self._positions = [stream.position for stream in self._streams]
+
+    def _without_leaks(self, tokens: pa.Table, table: pa.Table) -> pa.Table:
+        """Mark the pairs that contain a sentence of an evaluation split."""
+        if self.leak_finder is None:
+            return tokens
+        hits = self.leak_finder.find(texts_of(table, self.languages, "train", repair=True))
+        verdicts = tokens["verdict"].to_numpy().copy()
+        leaking = np.unique(hits[:, PAIR])
+        verdicts[leaking[verdicts[leaking] == KEPT]] = LEAK
+        column = tokens.column_names.index("verdict")
+        return tokens.set_column(column, "verdict", pa.array(verdicts))
 
     def _plan(self):
         """Plan a block from the pairs that were read."""

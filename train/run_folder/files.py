@@ -16,6 +16,7 @@ from ...records import (
     TEXT,
     Kind,
     check,
+    either,
     list_of,
     mapping,
     or_null,
@@ -45,6 +46,10 @@ COMPARISON = mapping(
         "signature": TEXT,
     }
 )
+INTERVAL = mapping({"mean": NUMBER, "ci": NUMBER})
+LEAKS = mapping(
+    dict.fromkeys(("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole(0))
+)
 SCORES = mapping(
     others=mapping(
         optional={
@@ -58,8 +63,8 @@ SCORES = mapping(
 # scores of translations; other entries, the scores of trees for example, have other fields
 TRANSLATED = mapping(
     {
-        **dict.fromkeys(("dataset", "split", "source_lang", "target_lang"), TEXT),
-        "name": or_null(TEXT),
+        **dict.fromkeys(("dataset", "source_lang", "target_lang"), TEXT),
+        **dict.fromkeys(("split", "name"), or_null(TEXT)),
         "sentences": whole(1),
         **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
         **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
@@ -68,6 +73,9 @@ TRANSLATED = mapping(
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
         **dict.fromkeys(("comet_signature", "compound_bleu_signature"), TEXT),
+        "references": list_of(TEXT, least=1),
+        "intervals": mapping({"bleu": INTERVAL, "chrf": INTERVAL, "signature": TEXT}),
+        "leaks": either(LEAKS, TEXT),
     },
 )
 # files of a model in a folder, and its results

@@ -14,6 +14,7 @@ from ...records import read_text
 from ...sizes import size_of
 from ..config import TrainConfig
 from ..data.corpus import is_on_hub
+from ..data.leaks import DEFINITION, describe_leaks
 from ..recipe import RECIPE_FILE
 from .environment import read_environment
 from .files import describe_average, read_average, read_metrics, read_scores
@@ -211,6 +212,15 @@ def _results(
         for signature in dict.fromkeys(score[field] for score in scores.values() if name in score):
             of = [key for key, score in scores.items() if score.get(field) == signature]
             lines.append(f"- {label}, {', '.join(of)}: `{signature}`")
+    lines += [
+        f"- 95% confidence intervals, {key}: {format_intervals(score['intervals'])}"
+        for key, score in scores.items()
+        if "intervals" in score
+    ]
+    leaks = {key: score["leaks"] for key, score in scores.items() if "leaks" in score}
+    if leaks:
+        lines += ["", f"Sentences that the training text contains ({DEFINITION}):", ""]
+        lines += [f"- {key}: {describe_leaks(found)}" for key, found in leaks.items()]
     for key, score in scores.items():
         for other, comparison in score.get("against", {}).items():
             shown = f"{key}, of other weights," if _is_of_other_weights(score, average) else key
@@ -228,6 +238,23 @@ def _results(
             "BLEU on the same text; the two cannot be compared.",
         ]
     return "\n".join(lines) + "\n"
+
+
+def format_intervals(intervals: Mapping[str, Any]) -> str:
+    """Format confidence intervals as text.
+
+    Args:
+        intervals: Intervals from `confidence_intervals`.
+
+    Returns:
+        Mean over the samples and half the width of the interval, for BLEU and chrF; samples and
+        seed.
+    """
+    found = ", ".join(
+        f"{METRICS[name]} {intervals[name]['mean']:.2f} ± {intervals[name]['ci']:.2f}"
+        for name in ("bleu", "chrf")
+    )
+    return f"{found}   {intervals['signature']}"
 
 
 def _is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:

@@ -81,11 +81,12 @@ def test_a_run_records_the_dropped_pairs_and_the_hash_of_each_corpus(corpora, tm
     rules = {"drop_duplicates": True, "max_length_ratio": 1.4}
     config = config_of(tmp_path, corpora[0], mix=[{"dataset": repeated}], **rules)
     _, data = prepared(config)
-    nothing = "wrong_encoding 0, empty 0, too_long 0, length_ratio 0, duplicate 0"
+    nothing = "wrong_encoding 0, empty 0, leak 0, too_long 0, length_ratio 0, duplicate 0"
     said = [
         f"{corpora[0]}: kept 12, {nothing}",
         # one of its lines is in the other corpus too
-        f"{repeated}: kept 1, wrong_encoding 1, empty 1, too_long 1, length_ratio 1, duplicate 2",
+        f"{repeated}: kept 1, wrong_encoding 1, empty 1, leak 0, too_long 1, length_ratio 1, "
+        "duplicate 2",
     ]
     assert data.facts["cleaning"] == "; ".join(said)
     assert all(line in caplog.text for line in said)

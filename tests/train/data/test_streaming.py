@@ -325,5 +325,6 @@ def test_a_streamed_run_has_the_facts_that_are_known(tmp_path):
     assert len(data.facts.pop("validation_sha256")) == 64
     assert data.facts == {
         "dataset_commit": "none",
+        "leaks": "not counted, because the training text is streamed",
         "cleaning": "counted in metrics.jsonl",
     }

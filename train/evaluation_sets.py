@@ -1,0 +1,90 @@
+"""Test sets outside of a dataset: text files, and the test sets of sacreBLEU."""
+
+import tarfile
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from sacrebleu.dataset import DATASETS
+
+from ..configuration_vanilla_transformer import closest_name
+from .data.text_files import count_lines, lines_of, opened, read_lines
+
+
+def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
+    """Read text files that have one sentence on each line and the same number of lines.
+
+    Args:
+        paths: Source file and reference files, plain or compressed.
+
+    Returns:
+        Sentences of each file.
+
+    Raises:
+        ValueError: If a file cannot be read, is empty, is not UTF-8, or has another number of lines
+            than the first.
+    """
+    counts = [count_lines(Path(path)) for path in paths]
+    for path, count in zip(paths, counts, strict=True):
+        if count == 0:
+            raise ValueError(f"{path} must have at least one line, got none.")
+        if count != counts[0]:
+            raise ValueError(
+                f"{paths[0]} and {path} must have the same number of lines, got {counts[0]:,} and "
+                f"{count:,}."
+            )
+    texts = []
+    for path in paths:
+        with opened(Path(path)) as file:
+            texts.append(list(read_lines(lines_of(file), str(path))))
+    return texts
+
+
+def refuse_sacrebleu_set(name: str, source_lang: str, target_lang: str) -> None:
+    """Refuse a test set that sacreBLEU does not have, or not in these languages.
+
+    Args:
+        name: Name of the test set.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
+
+    Raises:
+        ValueError: If there is no such test set; names the closest one, or the language pairs.
+    """
+    if name not in DATASETS:
+        raise ValueError(
+            f"sacrebleu must be a test set of sacreBLEU, such as wmt14/full, got {name!r}."
+            + (closest_name(name, list(DATASETS)) or " `sacrebleu --list` lists them.")
+        )
+    pairs = DATASETS[name].langpairs
+    if f"{source_lang}-{target_lang}" not in pairs:
+        raise ValueError(
+            f"source_lang and target_lang must be a language pair of sacreBLEU's {name}, one of "
+            f"{', '.join(pairs)}, got {source_lang}-{target_lang}."
+        )
+
+
+def read_sacrebleu_set(name: str, source_lang: str, target_lang: str) -> list[list[str]]:
+    """Read a test set of sacreBLEU, which is downloaded unless it is in the folder `SACREBLEU`.
+
+    Args:
+        name: Name of the test set.
+        source_lang: Language to translate from.
+        target_lang: Language to translate into.
+
+    Returns:
+        Sources, and one or more lists of references.
+
+    Raises:
+        ValueError: If the test set cannot be downloaded or read.
+    """
+    pair = f"{source_lang}-{target_lang}"
+    try:
+        files = [DATASETS[name].get_source_file(pair), *DATASETS[name].get_reference_files(pair)]
+    # sacreBLEU ends the process after a wrong checksum or certificate, and logs the reason
+    except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, SystemExit) as error:
+        reason = "see above" if isinstance(error, SystemExit) else " ".join(str(error).split())
+        raise ValueError(
+            f"sacreBLEU's {name} for {pair} cannot be downloaded or read: {reason}."
+        ) from error
+    return read_files(files)
