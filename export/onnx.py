@@ -7,6 +7,7 @@ d_k and d_v widths of a head's keys and values, V tokens in the vocabulary.
 import copy
 import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -151,24 +152,36 @@ def save_description(model: VanillaTransformerForConditionalGeneration, folder: 
     marian_search(model.generation_config, config).save_pretrained(folder)
 
 
-def check_logits(
+def check_logits(model: VanillaTransformerForConditionalGeneration, *files: Path):
+    """Compare the logits of graphs with those of their model.
+
+    Args:
+        model: The exported model.
+        files: Arguments of `logits_of_graphs`.
+
+    Raises:
+        ValueError: If the logits differ.
+    """
+    for found, expected in logits_of_graphs(model, *files):
+        refuse_difference(found, expected, expected, DIFFERS.format("ONNX Runtime"))
+
+
+def logits_of_graphs(
     model: VanillaTransformerForConditionalGeneration,
     encoder_file: Path,
     decoder_file: Path,
     decoder_with_past_file: Path,
-    stored: str = "float32",
-):
-    """Compare the logits of the graphs with those of the model; the last graph adds a token.
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute logits with graphs and with their model; the last graph adds a token.
 
     Args:
         model: The exported model.
         encoder_file: Encoder.
         decoder_file: Decoder for the first tokens.
         decoder_with_past_file: Decoder for one more token.
-        stored: Type in which the weights are stored.
 
-    Raises:
-        ValueError: If the logits differ.
+    Yields:
+        Logits of the graphs and of the model for a batch, both [B, T, V].
     """
     encoder, decoder, decoder_with_past = (
         onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
@@ -178,23 +191,31 @@ def check_logits(
     for lengths in (SOURCE_LENGTHS, SOURCE_LENGTHS[:1]):
         batch = batch_to_compare(model, source_lengths=lengths)
         mask, target = batch.mask.numpy(), batch.target.numpy()
-        memory = _run(encoder, {"input_ids": batch.source.numpy(), "attention_mask": mask})
+        memory = run_graph(encoder, {"input_ids": batch.source.numpy(), "attention_mask": mask})
         inputs = {
             "encoder_attention_mask": mask,
             "encoder_hidden_states": memory["last_hidden_state"],
         }
-        first = _run(decoder, inputs | {"input_ids": target[:, :-1]})
+        first = run_graph(decoder, inputs | {"input_ids": target[:, :-1]})
         past = {name.replace("present", "past_key_values"): one for name, one in first.items()}
-        later = _run(decoder_with_past, inputs | {"input_ids": target[:, -1:]} | past)
+        later = run_graph(decoder_with_past, inputs | {"input_ids": target[:, -1:]} | past)
         found = np.concatenate((first["logits"], later["logits"]), axis=1)
-        what = DIFFERS.format("ONNX Runtime")
-        refuse_difference(torch.from_numpy(found), batch.logits, batch.logits, what, stored)
+        yield torch.from_numpy(found), batch.logits
 
 
-def _run(
+def run_graph(
     session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Run a graph with the inputs that it has; the cache of a merged decoder may be empty."""
+    """Run a graph.
+
+    Args:
+        session: The graph in ONNX Runtime.
+        inputs: Arrays by name. Those that the graph does not have are left out; without keys and
+            values of earlier tokens, a merged decoder gets empty ones.
+
+    Returns:
+        Arrays by name.
+    """
     feeds = {}
     for one in session.get_inputs():
         if one.name in inputs:
@@ -362,6 +383,8 @@ __all__ = [
     "ENCODER_FILE",
     "DecoderWithPastGraph",
     "check_logits",
+    "logits_of_graphs",
+    "run_graph",
     "save_description",
     "to_onnx",
     "trace",

@@ -592,13 +592,12 @@ def test_a_part_that_a_format_does_not_support_is_refused_by_name(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("kind", ["ctranslate2", "marian", "onnx", "transformersjs"])
+@pytest.mark.parametrize("kind", ["ctranslate2", "marian", "onnx"])
 def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
     kind, tokenizer, tmp_path, monkeypatch
 ):
     module = sys.modules[f"vanilla_transformer.export.{kind}"]
-    checks = sys.modules[f"vanilla_transformer.export.{kind.replace('transformersjs', 'onnx')}"]
-    before = checks.batch_to_compare
+    before = module.batch_to_compare
 
     def moved(*args, **kwargs):
         batch = before(*args, **kwargs)
@@ -606,7 +605,7 @@ def test_an_export_that_computes_something_else_is_refused_and_leaves_nothing(
         batch.logits[0, 1, batch.target[0, 2]] += 1.0
         return batch
 
-    monkeypatch.setattr(checks, "batch_to_compare", moved)
+    monkeypatch.setattr(module, "batch_to_compare", moved)
     model = model_of(tokenizer, **ONE_LAYER)
     with pytest.raises(ValueError, match=r"must compute what its model computes.*was discarded"):
         getattr(module, f"to_{kind}")(model, tokenizer, tmp_path / "out")
@@ -721,9 +720,17 @@ class Merged:
         return self.session.run(names, others | inputs)
 
 
-@pytest.fixture(scope="module", params=[{}, KINDS["narrow keys"]], ids=["paper", "narrow keys"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        {**KINDS["narrow keys"], **ONE_LAYER},
+        pytest.param({**KINDS["untied"], **TWO_LAYERS}, marks=pytest.mark.slow),
+        pytest.param({**KINDS["learned positions"], **TWO_LAYERS}, marks=pytest.mark.slow),
+    ],
+    ids=["narrow keys", "untied", "learned positions"],
+)
 def in_merged_onnx(request, tokenizer, tmp_path_factory):
-    model = model_of(tokenizer, **ONE_LAYER, **request.param)
+    model = model_of(tokenizer, **request.param)
     folder = tmp_path_factory.mktemp("transformersjs")
     to_transformersjs(model, tokenizer, folder)
     return model, folder
@@ -744,6 +751,14 @@ def test_the_merged_decoder_has_each_weight_once(in_merged_onnx):
     size = (folder / "onnx" / MERGED_FILE).stat().st_size
     # the embedding also as the output matrix, and the graph
     assert size < bytes_of_decoder + 4 * model.lm_head.weight.numel() + 150_000
+
+
+def test_graphs_for_transformers_js_are_compared(tokenizer, tmp_path):
+    model = model_of(tokenizer, **ONE_LAYER)
+    causal(model)
+    with pytest.raises(ValueError, match="the scores in ONNX Runtime differ"):
+        to_transformersjs(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
 
 
 def test_only_end_tokens_follow_an_end_token_in_transformers_js(in_merged_onnx, source):
@@ -790,7 +805,6 @@ def saved(tokenizer, tmp_path_factory):
     [
         (["ctranslate2"], {"model.bin", "shared_vocabulary.json", "tokenizer.json"}),
         (["marian", "--num_positions", "50"], {"model.safetensors", "tokenizer.json"}),
-        (["transformersjs"], {"config.json", "onnx", "tokenizer.json"}),
     ],
 )
 def test_the_command_writes_the_folder_once(command, files, saved, tmp_path, capsys):
