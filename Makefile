@@ -9,7 +9,7 @@ READY := $(VENV)/.ready
 # environments with other versions: the newest that setup.cfg allows, and the oldest transformers
 NEWEST := .venv-newest
 OLDEST := .venv-oldest
-FAST := not slow and not gpu and not browser
+FAST := not slow and not gpu and not browser and not node
 # four processes, or fewer on fewer cores; a file runs in one of them; a test may take 15 minutes
 PARALLEL := -n logical --maxprocesses 4 --dist loadfile --timeout 900
 # tests that use the libraries most
@@ -27,7 +27,7 @@ demo: $(READY)  ## train, evaluate and translate on the embedded corpus (minutes
 bench: $(READY)  ## measure this package and other toolkits (10 minutes or more)
 	$(BIN)/python -m vanilla_transformer.benchmarks
 
-test: $(READY)  ## run the fast tests: no GPU, no browser, no slow test
+test: $(READY)  ## run the fast tests: no GPU, no browser, no Node.js, no slow test
 	$(BIN)/python -m pytest $(PARALLEL) -m "$(FAST)"
 
 test-newest: $(NEWEST)/.ready  ## test the newest library versions that setup.cfg allows

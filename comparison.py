@@ -69,12 +69,16 @@ def batch_to_compare(
     sizes = (len(lengths), longest), (len(lengths), min([TARGET_LENGTH, *limits]))
     source, target = (torch.randint(config.vocab_size, it, generator=generator) for it in sizes)
     mask = (torch.arange(longest) < lengths).long()
-    pad = config.pad_token_id
+    pad, ends = config.pad_token_id, config.eos_token_id
+    # some models count positions by the padding tokens that they find, and no token follows an end
+    # token
+    special = {pad, *(ends if isinstance(ends, list) else [ends])} - {None}
+    ordinary = next(index for index in range(len(special) + 1) if index not in special)
+    source, target = (
+        ids.masked_fill(torch.isin(ids, torch.tensor([*special])), ordinary)
+        for ids in (source, target)
+    )
     if pad is not None:
-        # some models count positions by the padding tokens that they find
-        source, target = (
-            torch.where(ids == pad, (ids + 1) % config.vocab_size, ids) for ids in (source, target)
-        )
         source = source.masked_fill(mask == 0, pad)
     target[:, 0] = config.decoder_start_token_id
     batch = Batch(source, mask, target, torch.empty(0))
@@ -124,4 +128,4 @@ def refuse_difference(
         )
 
 
-__all__ = ["SOURCE_LENGTHS", "batch_to_compare", "in_float32", "refuse_difference"]
+__all__ = ["SOURCE_LENGTHS", "TOLERANCES", "batch_to_compare", "in_float32", "refuse_difference"]

@@ -10,12 +10,24 @@ import ctranslate2
 import numpy as np
 import onnxruntime
 import torch
-from transformers import MarianMTModel, PreTrainedModel
+from transformers import (
+    AutoTokenizer,
+    MarianMTModel,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from ..console import run_command
 from ..export.ctranslate2 import to_ctranslate2
 from ..export.marian import to_marian
-from ..export.onnx import DECODER_FILE, DECODER_WITH_PAST_FILE, ENCODER_FILE, to_onnx
+from ..export.onnx import (
+    DECODER_FILE,
+    DECODER_WITH_PAST_FILE,
+    ENCODER_FILE,
+    run_graph,
+    to_onnx,
+)
+from ..export.transformersjs import to_transformersjs
 from ..loading import load_run
 from ..paper.study import Section, show_study
 from ..pipeline_vanilla_transformer import TranslationPipeline
@@ -118,12 +130,14 @@ class Engines:
         if not folder.exists():
             to_marian(self.model, self.tokenizer, folder)
         model: PreTrainedModel = MarianMTModel.from_pretrained(folder).eval()
+        # the export has another order of the tokens
+        tokenizer = AutoTokenizer.from_pretrained(folder)
         found = []
-        for batch in self._batches(texts):
+        for batch in self._batches(texts, tokenizer):
             with torch.no_grad():
                 ids = model.generate(**batch, max_length=LONGEST + 1, **search)
-                found += ids[:, 1:].tolist()
-        return [self._text(ids) for ids in found]
+                found += tokenizer.batch_decode(ids, skip_special_tokens=True)
+        return list(map(one_line, found))
 
     def onnx(self, texts: list[str]) -> list[str]:
         """Translate with ONNX Runtime, by greedy search.
@@ -136,44 +150,70 @@ class Engines:
         """
         folder = self.folder / "onnx"
         to_onnx(self.model, self.tokenizer, folder)
+        return self._greedy(
+            texts,
+            folder / ENCODER_FILE,
+            folder / DECODER_FILE,
+            folder / DECODER_WITH_PAST_FILE,
+        )
+
+    def transformersjs(self, texts: list[str], ending: str) -> list[str]:
+        """Translate with the graphs for transformers.js in ONNX Runtime, by greedy search.
+
+        Args:
+            texts: Sentences.
+            ending: End of the file names, "" for float32 or "_quantized" for int8.
+
+        Returns:
+            Translations.
+        """
+        folder = self.folder / "transformersjs"
+        if not folder.exists():
+            to_transformersjs(self.model, self.tokenizer, folder)
+        decoder = folder / "onnx" / f"decoder_model_merged{ending}.onnx"
+        return self._greedy(
+            texts, folder / "onnx" / f"encoder_model{ending}.onnx", decoder, decoder
+        )
+
+    def _greedy(self, texts: list[str], *files: Path) -> list[str]:
         encoder, decoder, decoder_with_past = (
-            onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
-            for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
+            onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"]) for path in files
         )
         end = self.model.config.eos_token_id
         found = []
-        for batch in self._batches(texts):
+        for batch in self._batches(texts, self.tokenizer):
             ids, mask = (batch[name].numpy() for name in ("input_ids", "attention_mask"))
-            (memory,) = encoder.run(None, {"input_ids": ids, "attention_mask": mask})
-            start = np.full((len(ids), 1), self.model.config.decoder_start_token_id)
-            inputs = {"encoder_attention_mask": mask, "input_ids": start}
-            logits, *cache = decoder.run(None, {**inputs, "encoder_hidden_states": memory})
-            past = dict(zip(_names(decoder), cache, strict=True))
-            written = start[:, 1:]
-            while written.shape[1] < LONGEST:
-                inputs["input_ids"] = logits[:, -1:].argmax(-1)
-                written = np.concatenate((written, inputs["input_ids"]), axis=1)
-                if (written == end).any(axis=1).all():
+            inputs = {
+                **run_graph(encoder, {"input_ids": ids, "attention_mask": mask}),
+                "encoder_attention_mask": mask,
+                "input_ids": np.full((len(ids), 1), self.model.config.decoder_start_token_id),
+            }
+            inputs["encoder_hidden_states"] = inputs.pop("last_hidden_state")
+            step, written = decoder, []
+            while len(written) < LONGEST:
+                outputs = run_graph(step, inputs)
+                written.append(outputs.pop("logits")[:, -1:].argmax(-1))
+                if (np.concatenate(written, axis=1) == end).any(axis=1).all():
                     break
-                logits, *cache = decoder_with_past.run(None, {**inputs, **past})
-                past.update(zip(_names(decoder_with_past), cache, strict=True))
-            found += written.tolist()
+                step, inputs["input_ids"] = decoder_with_past, written[-1]
+                inputs |= {
+                    name.replace("present", "past_key_values"): one for name, one in outputs.items()
+                }
+            found += np.concatenate(written, axis=1).tolist()
         return [self._text(ids) for ids in found]
 
-    def _batches(self, texts: list[str]) -> Iterator[dict[str, torch.Tensor]]:
+    @staticmethod
+    def _batches(
+        texts: list[str], tokenizer: PreTrainedTokenizerBase
+    ) -> Iterator[dict[str, torch.Tensor]]:
         for first in range(0, len(texts), SENTENCES_A_BATCH):
             some = texts[first : first + SENTENCES_A_BATCH]
-            yield self.tokenizer(some, padding=True, return_tensors="pt").data
+            yield tokenizer(some, padding=True, return_tensors="pt").data
 
     def _text(self, ids: list[int]) -> str:
         end = self.model.config.eos_token_id
         ids = ids[: ids.index(end)] if end in ids else ids
         return one_line(self.tokenizer.decode(ids, skip_special_tokens=True))
-
-
-def _names(session: onnxruntime.InferenceSession) -> list[str]:
-    outputs = [output.name for output in session.get_outputs()]
-    return [name.replace("present", "past_key_values") for name in outputs[1:]]
 
 
 def sections(run: str, texts: list[str]) -> Iterator[Section]:
@@ -214,6 +254,8 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
             ("CTranslate2 float16", "ours", ours, engines.ctranslate2(texts, "float16")),
             ("CTranslate2 int8", "ours", ours, engines.ctranslate2(texts, "int8")),
             ("ONNX Runtime", "greedy", greedy, engines.onnx(texts)),
+            ("transformers.js float32", "greedy", greedy, engines.transformersjs(texts, "")),
+            ("transformers.js int8", "greedy", greedy, engines.transformersjs(texts, "_quantized")),
             ("Marian", "greedy", greedy, engines.marian(texts, num_beams=1)),
             ("Marian", "no length penalty", without, engines.marian(texts, **of_marian)),
         ]
@@ -227,7 +269,8 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
         says=f"The same {len(texts):,} sentences, {NUM_BEAMS} beams and a length penalty of "
         f"{ALPHA}, greedy search, or beams without a penalty. In the rows with our search, "
         "CTranslate2's hypotheses are ranked by our length penalty; its own penalty is another "
-        f"formula. {rows[0][2]:,} are then equal in float32, {rows[4][2]:,} with int8 weights.",
+        f"formula. {rows[0][2]:,} are then equal in float32, {rows[4][2]:,} with int8 weights. The "
+        "graphs for transformers.js are computed by ONNX Runtime.",
         columns=("engine", "search", "equal", "sentences"),
         rows=rows,
     )

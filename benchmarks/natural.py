@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import MarianMTModel
+from transformers import AutoTokenizer, MarianMTModel
 
 from ..console import run_command
 from ..export.marian import to_marian
@@ -71,8 +71,11 @@ class Translator:
             return
         if name not in (OURS, OURS_INT8):
             with tempfile.TemporaryDirectory() as folder:
-                to_marian(self.model, self.tokenizer, Path(folder, "model"))
-                self.model = MarianMTModel.from_pretrained(Path(folder, "model"))
+                path = Path(folder, "model")
+                to_marian(self.model, self.tokenizer, path)
+                self.model = MarianMTModel.from_pretrained(path)
+                # the export has another order of the tokens
+                self.tokenizer = AutoTokenizer.from_pretrained(path)
         self.model.to(device, dtype).eval()
 
     def __call__(self, texts: Sequence[str]) -> list[str]:

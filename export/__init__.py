@@ -1,1 +1,1 @@
-"""Export models to other inference engines: CTranslate2, ONNX Runtime and Marian."""
+"""Export models to other inference engines: CTranslate2, ONNX Runtime, transformers.js, Marian."""

@@ -7,7 +7,12 @@ from ..console import add_trust_flag, empty_folder
 from ..loading import load_run
 
 # packages that an export needs
-PACKAGES = {"ctranslate2": "ctranslate2", "onnx": "onnx onnxscript onnxruntime"}
+ONNX_PACKAGES = "onnx onnxscript onnxruntime"
+PACKAGES = {
+    "ctranslate2": "ctranslate2",
+    "onnx": ONNX_PACKAGES,
+    "transformersjs": ONNX_PACKAGES,
+}
 
 
 def run(argv: list[str], prog: str) -> str:
@@ -36,7 +41,7 @@ def run(argv: list[str], prog: str) -> str:
         ) from error
     model, tokenizer = load_run(source, settings.pop("trust_remote_code"))
     write(model.eval(), tokenizer, folder, **settings)
-    size = sum(path.stat().st_size for path in folder.iterdir())
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{size / 1e6:.3g} MB in {folder}"
 
 
@@ -50,8 +55,9 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     added = {}
     for kind, help_text in (
         ("ctranslate2", "for CTranslate2"),
-        ("onnx", "three graphs for ONNX Runtime"),
-        ("marian", "for tools that load transformers' Marian"),
+        ("onnx", "three graphs for ONNX Runtime and optimum"),
+        ("transformersjs", "for transformers.js, in browsers and Node.js"),
+        ("marian", "for tools that load transformers' Marian, such as CTranslate2's converter"),
     ):
         added[kind] = kinds.add_parser(
             kind, help=help_text, description=help_text, allow_abbrev=False

@@ -23,7 +23,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
 )
 from .check import DIFFERS, refuse_changed_model
-from .parts import activation_of, position_table, vocabulary
+from .parts import activation_of, position_table, save_tokenizer, vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +96,7 @@ def to_ctranslate2(
     converter = _Converter(_specification(model, tokenizer, num_positions))
     with atomic_folder(folder) as unfinished:
         converter.convert(str(unfinished), quantization=quantization, force=True)
-        tokenizer.save_pretrained(unfinished)
+        save_tokenizer(tokenizer, unfinished)
         _check_scores(model, tokenizer, unfinished, quantization, num_positions)
 
 

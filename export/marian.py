@@ -1,7 +1,8 @@
 """Export to transformers' Marian, for tools that support OPUS-MT models."""
 
-import json
+import math
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -11,23 +12,35 @@ from transformers import (
     MarianConfig,
     MarianMTModel,
     PreTrainedTokenizerBase,
-    PreTrainedTokenizerFast,
 )
 
 from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
-from ..configuration_vanilla_transformer import VanillaTransformerConfig
+from ..configuration_vanilla_transformer import TOKEN_ID_FIELDS, VanillaTransformerConfig
 from ..conversion.weights import BART_PARTS, SAME_FIELDS, rename_weights
 from ..generation_vanilla_transformer import SEARCH_FIELDS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 from .check import DIFFERS, refuse_changed_model
-from .parts import position_table
+from .parts import position_table, save_tokenizer, vocabulary
 
 PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
 # ends of Marian's names of weights whose columns or rows are features of the residual stream
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
 RESIDUAL_ROWS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
+# settings of `generate` that hold token ids
+TOKEN_SETTINGS = (
+    "bad_words_ids",
+    "begin_suppress_tokens",
+    "bos_token_id",
+    "decoder_start_token_id",
+    "eos_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "pad_token_id",
+    "sequence_bias",
+    "suppress_tokens",
+)
 # settings whose positional encoding Marian computes itself
 MARIAN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
 
@@ -44,6 +57,11 @@ def to_marian(
     Marian's sinusoids have all sines first. If those of the model alternate with cosines, the
     features of the residual stream are reordered. Any other positional encoding is saved as
     weights; they are lost if Marian saves the model again.
+
+    CTranslate2's converter removes the last token, which is Marian's padding, and starts the
+    decoder from a vector of zeros. So our padding token becomes the last one, and the embedding of
+    the start token is subtracted from all embeddings: the logits of a position then differ from
+    those of the model by one number, and the probabilities are the same.
 
     Args:
         model: Model to export.
@@ -63,14 +81,12 @@ def to_marian(
         f"model.{name}.embed_positions.weight": position_table(stack, num_positions)
         for name, stack in (("encoder", model.get_encoder()), ("decoder", model.get_decoder()))
     }
-    config = MarianConfig(
-        **{name: getattr(ours, name) for name in SAME_FIELDS}
-        | {"max_position_embeddings": len(tables["model.encoder.embed_positions.weight"])},
-        d_model=ours.d_model,
-        vocab_size=ours.vocab_size,
-        scale_embedding=True,
-        forced_eos_token_id=None,
-    )
+    new_ids = torch.arange(ours.vocab_size)
+    if isinstance(tokenizer, VanillaTransformerTokenizer) and ours.pad_token_id is not None:
+        new_ids[[ours.pad_token_id, -1]] = new_ids[[-1, ours.pad_token_id]]
+    config = marian_config(ours, len(tables["model.encoder.embed_positions.weight"]))
+    for name in TOKEN_ID_FIELDS:
+        setattr(config, name, _with_new_ids(getattr(config, name), new_ids))
     theirs = MarianMTModel(config)
     weights = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
     table = weights["model.encoder.embed_tokens.weight"]
@@ -89,6 +105,10 @@ def to_marian(
         order = torch.cat((torch.arange(0, ours.d_model, 2), torch.arange(1, ours.d_model, 2)))
         layers = {name: _reordered(name, tensor, order) for name, tensor in layers.items()}
         table = table[:, order]
+    start = table[ours.decoder_start_token_id]
+    layers |= _first_layers(layers, math.sqrt(ours.d_model) * start)
+    # a swap of two ids is its own inverse
+    table, bias = (table - start)[new_ids], bias[new_ids]
     theirs.load_state_dict(
         layers
         | dict.fromkeys(
@@ -104,18 +124,23 @@ def to_marian(
         # only the positions are missing
         strict=False,
     )
-    theirs.generation_config = _generation_config(model.generation_config, config)
+    theirs.generation_config = marian_search(model.generation_config, config, new_ids)
+    names = vocabulary(model, tokenizer)
     with atomic_folder(folder) as unfinished:
         theirs.save_pretrained(unfinished)
         if not uses_marian_positions:
             # `save_pretrained` leaves out Marian's positions, but loading reads them from the file
             path = unfinished / "model.safetensors"
             save_file(load_file(path) | _contiguous(tables), path, metadata={"format": "pt"})
-        _save_tokenizer(tokenizer, unfinished)
-        batch = batch_to_compare(model, len(tables["model.encoder.embed_positions.weight"]))
+        save_tokenizer(tokenizer, unfinished, lambda content: _renumbered(content, names, new_ids))
+        batch = batch_to_compare(model, config.max_position_embeddings)
         exported = MarianMTModel.from_pretrained(unfinished, dtype=torch.float32).eval()
-        logits = exported(**batch.inputs()).logits
-        refuse_difference(logits, batch.logits, batch.logits, DIFFERS.format("Marian"))
+        inputs = batch._replace(source=new_ids[batch.source], target=new_ids[batch.target]).inputs()
+        found, expected = (
+            logits.log_softmax(-1)
+            for logits in (exported(**inputs).logits[..., new_ids], batch.logits)
+        )
+        refuse_difference(found, expected, batch.logits, DIFFERS.format("Marian"))
 
 
 def check_marian_can(config: VanillaTransformerConfig):
@@ -144,17 +169,40 @@ def check_marian_can(config: VanillaTransformerConfig):
             )
 
 
-def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
-    if name.endswith(RESIDUAL_COLUMNS):
-        return tensor[:, order]
-    return tensor[order] if name.endswith(RESIDUAL_ROWS) or "norm" in name else tensor
+def marian_config(config: VanillaTransformerConfig, num_positions: int) -> MarianConfig:
+    """Describe a model in the words of Marian, which other programs know.
+
+    Args:
+        config: Configuration of the model.
+        num_positions: Number of positions.
+
+    Returns:
+        Marian's configuration with the sizes and the token ids of the model.
+    """
+    return MarianConfig(
+        **{name: getattr(config, name) for name in SAME_FIELDS}
+        | {"max_position_embeddings": num_positions},
+        d_model=config.d_model,
+        vocab_size=config.vocab_size,
+        scale_embedding=True,
+        forced_eos_token_id=None,
+        architectures=["MarianMTModel"],
+    )
 
 
-def _contiguous(tables: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: table.float().cpu().contiguous() for name, table in tables.items()}
+def marian_search(
+    ours: GenerationConfig, theirs: MarianConfig, new_ids: Tensor | None = None
+) -> GenerationConfig:
+    """Translate the search settings of a model to those of the library's `generate`.
 
+    Args:
+        ours: Search settings of the model.
+        theirs: Marian's configuration, with the new token ids.
+        new_ids: New id of each token, if the export changes ids, [V].
 
-def _generation_config(ours: GenerationConfig, theirs: MarianConfig) -> GenerationConfig:
+    Returns:
+        Settings that every version of `generate` has.
+    """
     settings = ours.to_diff_dict()
     alpha = settings.get("length_penalty_alpha")
     if alpha is not None:
@@ -165,39 +213,60 @@ def _generation_config(ours: GenerationConfig, theirs: MarianConfig) -> Generati
         for name, value in settings.items()
         if name not in SEARCH_FIELDS and not name.startswith("_")
     }
+    if new_ids is not None:
+        for name in settings.keys() & set(TOKEN_SETTINGS):
+            settings[name] = _with_new_ids(settings[name], new_ids)
     longest = ours.max_length or theirs.max_position_embeddings
     return GenerationConfig(
         **settings
-        | {
-            "pad_token_id": theirs.pad_token_id,
-            "bos_token_id": theirs.bos_token_id,
-            "eos_token_id": theirs.eos_token_id,
-            "decoder_start_token_id": theirs.decoder_start_token_id,
-            "max_length": min(longest, theirs.max_position_embeddings),
-        }
+        | {name: getattr(theirs, name) for name in TOKEN_ID_FIELDS}
+        | {"max_length": min(longest, theirs.max_position_embeddings)}
     )
 
 
-def _save_tokenizer(tokenizer: PreTrainedTokenizerBase, folder: Path):
-    """Save our tokenizer as the class that every version of transformers has."""
-    if not isinstance(tokenizer, VanillaTransformerTokenizer):
-        tokenizer.save_pretrained(folder)
-        return
-    plain = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer.backend_for_others(),
-        pad_token=tokenizer.pad_token,
-        bos_token=tokenizer.bos_token,
-        eos_token=tokenizer.eos_token,
-        unk_token=tokenizer.unk_token,
-        # the class finds tokens that a user added only if it splits no special token
-        split_special_tokens=tokenizer.split_special_tokens and not tokenizer.extra_special_tokens,
-        extra_special_tokens=tokenizer.extra_special_tokens,
-    )
-    plain.save_pretrained(folder)
-    path = folder / "tokenizer_config.json"
-    settings = json.loads(path.read_text(encoding="utf-8"))
-    settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    path.write_text(json.dumps(settings, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+def _with_new_ids(value: Any, new_ids: Tensor) -> Any:
+    """Replace the token ids in a setting: an id, a list, or the biases of token sequences."""
+    if isinstance(value, int):
+        return int(new_ids[value])
+    if isinstance(value, dict):
+        return {_with_new_ids(ids, new_ids): bias for ids, bias in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(_with_new_ids(one, new_ids) for one in value)
+    return value
 
 
-__all__ = ["check_marian_can", "to_marian"]
+def _renumbered(content: dict[str, Any], names: list[str], new_ids: Tensor) -> dict[str, Any]:
+    """Return the content of `tokenizer.json` with other ids, and with a token for every id."""
+    # an added token has the id of the vocabulary if it is there
+    content["model"]["vocab"] = {names[old]: new for new, old in enumerate(new_ids.tolist())}
+    for token in content["added_tokens"]:
+        token["id"] = int(new_ids[token["id"]])
+    for special in content["post_processor"]["special_tokens"].values():
+        special["ids"] = _with_new_ids(special["ids"], new_ids)
+    return content
+
+
+def _first_layers(layers: dict[str, Tensor], shift: Tensor) -> dict[str, Tensor]:
+    """Return biases with which the first layers compute the same from a shifted residual stream."""
+    biases = {}
+    for stack in ("encoder", "decoder"):
+        attention = f"model.{stack}.layers.0.self_attn"
+        for part in ("q", "k", "v"):
+            name = f"{attention}.{part}_proj"
+            biases[f"{name}.bias"] = layers[f"{name}.bias"] + layers[f"{name}.weight"] @ shift
+        # the layer adds its input to this output before it normalizes
+        biases[f"{attention}.out_proj.bias"] = layers[f"{attention}.out_proj.bias"] + shift
+    return biases
+
+
+def _reordered(name: str, tensor: Tensor, order: Tensor) -> Tensor:
+    if name.endswith(RESIDUAL_COLUMNS):
+        return tensor[:, order]
+    return tensor[order] if name.endswith(RESIDUAL_ROWS) or "norm" in name else tensor
+
+
+def _contiguous(tables: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: table.float().cpu().contiguous() for name, table in tables.items()}
+
+
+__all__ = ["check_marian_can", "marian_config", "marian_search", "to_marian"]

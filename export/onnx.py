@@ -7,9 +7,11 @@ d_k and d_v widths of a head's keys and values, V tokens in the vocabulary.
 import copy
 import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnxruntime
 
 # imported here so that a missing onnxscript is an error before the export starts
@@ -28,6 +30,8 @@ from ..comparison import SOURCE_LENGTHS, batch_to_compare, refuse_difference
 from ..generation_vanilla_transformer import CACHE_NAME
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import DIFFERS
+from .marian import marian_config, marian_search
+from .parts import save_tokenizer
 
 ENCODER_FILE = "encoder_model.onnx"
 DECODER_FILE = "decoder_model.onnx"
@@ -42,7 +46,7 @@ def to_onnx(
     tokenizer: PreTrainedTokenizerBase,
     folder: str | Path,
 ):
-    """Export a model as three ONNX graphs, with its configuration and tokenizer.
+    """Export a model as three ONNX graphs, with Marian's configuration and the tokenizer.
 
     `encoder_model.onnx` takes `input_ids` and `attention_mask`, and returns `last_hidden_state`.
     `decoder_model.onnx` takes `input_ids` [B, T], `encoder_hidden_states` and
@@ -52,6 +56,9 @@ def to_onnx(
     `encoder_attention_mask`, and these keys and values as `past_key_values.0.decoder.key`
     [B, h, P, d_k] and so on. It returns `logits` [B, 1, V], and the keys and values of the target,
     one position longer.
+
+    `config.json` describes the model as Marian, the type that optimum knows. The graphs compute
+    what the model computes.
 
     Args:
         model: Model to export.
@@ -63,28 +70,39 @@ def to_onnx(
     """
     model = copy.deepcopy(model).eval().float().cpu()
     with atomic_folder(folder) as unfinished:
-        _write_graphs(model, unfinished)
-        model.config.save_pretrained(unfinished)
-        model.generation_config.save_pretrained(unfinished)
-        tokenizer.save_pretrained(unfinished)
-        _check_logits(model, unfinished)
+        for name, program in trace(model).items():
+            program.save(unfinished / name)
+        save_description(model, unfinished)
+        save_tokenizer(tokenizer, unfinished)
+        files = [unfinished / name for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)]
+        check_logits(model, *files)
 
 
-def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Path):
-    sentences, source, target = Dim("batch"), Dim("source"), Dim("target")
+def trace(
+    model: VanillaTransformerForConditionalGeneration,
+    with_past: "type[DecoderWithPastGraph] | None" = None,
+) -> dict[str, Any]:
+    """Trace the three graphs of a model.
+
+    Args:
+        model: Model to export, in evaluation mode.
+        with_past: Decoder for later steps, `DecoderWithPastGraph` if None.
+
+    Returns:
+        A program of torch's exporter for each file name.
+    """
+    sentences, source, target = Dim("batch_size"), Dim("source"), Dim("target")
     ids = torch.full((SIZES["sentences"], SIZES["source"]), 0)
     mask = torch.ones_like(ids)
     mask[1:, -1] = 0
     encoder = EncoderGraph(model)
     source_axes = {0: sentences, 1: source}
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
-    _write(
-        encoder,
-        inputs,
-        folder / ENCODER_FILE,
-        ["last_hidden_state"],
-        dict.fromkeys(inputs, source_axes),
-    )
+    programs = {
+        ENCODER_FILE: _program(
+            encoder, inputs, ["last_hidden_state"], dict.fromkeys(inputs, source_axes)
+        )
+    }
 
     decoder = DecoderGraph(model)
     inputs = {
@@ -98,7 +116,7 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
     numbers = range(model.config.decoder_layers)
     kinds = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
     present = [f"present.{number}.{kind}" for number in numbers for kind in kinds]
-    _write(decoder, inputs, folder / DECODER_FILE, ["logits", *present], axes)
+    programs[DECODER_FILE] = _program(decoder, inputs, ["logits", *present], axes)
 
     _, *cache = decoder(**inputs)
     names = [name.replace("present", "past_key_values") for name in present]
@@ -112,35 +130,103 @@ def _write_graphs(model: VanillaTransformerForConditionalGeneration, folder: Pat
         ),
     }
     target_names = [name for name in present if "decoder" in name]
-    _write(
-        DecoderWithPastGraph(model),
+    programs[DECODER_WITH_PAST_FILE] = _program(
+        (with_past or DecoderWithPastGraph)(model),
         inputs,
-        folder / DECODER_WITH_PAST_FILE,
         ["logits", *target_names],
         axes,
         ["encoder_attention_mask", "input_ids", *names],
     )
+    return programs
 
 
-def _check_logits(model: VanillaTransformerForConditionalGeneration, folder: Path):
-    """Compare the logits of the graphs with those of the model; the last graph adds a token."""
+def save_description(model: VanillaTransformerForConditionalGeneration, folder: Path):
+    """Save configuration and search settings as those of Marian, which other programs know.
+
+    Args:
+        model: Model to export.
+        folder: Output folder.
+    """
+    config = marian_config(model.config, model.config.max_position_embeddings)
+    config.save_pretrained(folder)
+    marian_search(model.generation_config, config).save_pretrained(folder)
+
+
+def check_logits(model: VanillaTransformerForConditionalGeneration, *files: Path):
+    """Compare the logits of graphs with those of their model.
+
+    Args:
+        model: The exported model.
+        files: Arguments of `logits_of_graphs`.
+
+    Raises:
+        ValueError: If the logits differ.
+    """
+    for found, expected in logits_of_graphs(model, *files):
+        refuse_difference(found, expected, expected, DIFFERS.format("ONNX Runtime"))
+
+
+def logits_of_graphs(
+    model: VanillaTransformerForConditionalGeneration,
+    encoder_file: Path,
+    decoder_file: Path,
+    decoder_with_past_file: Path,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Compute logits with graphs and with their model; the last graph adds a token.
+
+    Args:
+        model: The exported model.
+        encoder_file: Encoder.
+        decoder_file: Decoder for the first tokens.
+        decoder_with_past_file: Decoder for one more token.
+
+    Yields:
+        Logits of the graphs and of the model for a batch, both [B, T, V].
+    """
     encoder, decoder, decoder_with_past = (
-        onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
-        for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)
+        onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+        for path in (encoder_file, decoder_file, decoder_with_past_file)
     )
-    names = [one.name.replace("present", "past_key_values") for one in decoder.get_outputs()[1:]]
     # also a batch without padding: a changed model may compute that one in another way
     for lengths in (SOURCE_LENGTHS, SOURCE_LENGTHS[:1]):
         batch = batch_to_compare(model, source_lengths=lengths)
         mask, target = batch.mask.numpy(), batch.target.numpy()
-        (memory,) = encoder.run(None, {"input_ids": batch.source.numpy(), "attention_mask": mask})
-        first_inputs = {"encoder_attention_mask": mask, "input_ids": target[:, :-1]}
-        logits, *present = decoder.run(None, {**first_inputs, "encoder_hidden_states": memory})
-        past = dict(zip(names, present, strict=True))
-        next_inputs = {"encoder_attention_mask": mask, "input_ids": target[:, -1:]}
-        next_logits, *_ = decoder_with_past.run(None, {**next_inputs, **past})
-        found = torch.cat((torch.from_numpy(logits), torch.from_numpy(next_logits)), dim=1)
-        refuse_difference(found, batch.logits, batch.logits, DIFFERS.format("ONNX Runtime"))
+        memory = run_graph(encoder, {"input_ids": batch.source.numpy(), "attention_mask": mask})
+        inputs = {
+            "encoder_attention_mask": mask,
+            "encoder_hidden_states": memory["last_hidden_state"],
+        }
+        first = run_graph(decoder, inputs | {"input_ids": target[:, :-1]})
+        past = {name.replace("present", "past_key_values"): one for name, one in first.items()}
+        later = run_graph(decoder_with_past, inputs | {"input_ids": target[:, -1:]} | past)
+        found = np.concatenate((first["logits"], later["logits"]), axis=1)
+        yield torch.from_numpy(found), batch.logits
+
+
+def run_graph(
+    session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Run a graph.
+
+    Args:
+        session: The graph in ONNX Runtime.
+        inputs: Arrays by name. Those that the graph does not have are left out; without keys and
+            values of earlier tokens, a merged decoder gets empty ones.
+
+    Returns:
+        Arrays by name.
+    """
+    feeds = {}
+    for one in session.get_inputs():
+        if one.name in inputs:
+            feeds[one.name] = inputs[one.name]
+        elif one.name == "use_cache_branch":
+            feeds[one.name] = np.array([any("past" in name for name in inputs)])
+        else:
+            shape = [len(inputs["input_ids"]), one.shape[1], 0, one.shape[3]]
+            feeds[one.name] = np.zeros(shape, dtype=np.float32)
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(None, feeds), strict=True))
 
 
 class EncoderGraph(nn.Module):
@@ -260,15 +346,14 @@ class DecoderWithPastGraph(DecoderGraph):
         ]
 
 
-def _write(
+def _program(
     graph: nn.Module,
     inputs: dict[str, Any],
-    path: Path,
     output_names: list[str],
     axes: dict[str, Any],
     input_names: list[str] | None = None,
-):
-    """Trace a graph and save it; `axes` names its dynamic sizes."""
+) -> Any:
+    """Trace a graph; `axes` names its dynamic sizes."""
     # the exporter warns about missing operators of other packages, and about its own names
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
@@ -286,7 +371,21 @@ def _write(
             )
     finally:
         logger.setLevel(level)
-    program.save(path)
+    # the exporter writes the lines of code, with their paths
+    for node in program.model.graph.all_nodes():
+        node.metadata_props.clear()
+    return program
 
 
-__all__ = ["DECODER_FILE", "DECODER_WITH_PAST_FILE", "ENCODER_FILE", "to_onnx"]
+__all__ = [
+    "DECODER_FILE",
+    "DECODER_WITH_PAST_FILE",
+    "ENCODER_FILE",
+    "DecoderWithPastGraph",
+    "check_logits",
+    "logits_of_graphs",
+    "run_graph",
+    "save_description",
+    "to_onnx",
+    "trace",
+]

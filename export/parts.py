@@ -1,10 +1,13 @@
 """Parts of a model that exports need: its tokens, its table of positions, its activation."""
 
-from typing import TypeVar
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, TokenizersBackend
 
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import (
@@ -12,6 +15,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerEncoder,
     VanillaTransformerForConditionalGeneration,
 )
+from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 Name = TypeVar("Name")
 # default size of a table of positions
@@ -32,6 +36,49 @@ def vocabulary(
     """
     names = {index: token for token, index in tokenizer.get_vocab().items()}
     return [names.get(index, f"<row {index}>") for index in range(model.config.vocab_size)]
+
+
+def save_tokenizer(
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    **settings: Any,
+):
+    """Save a tokenizer as the class that transformers 4 and 5 and transformers.js have.
+
+    A tokenizer of another class than ours and the library's general one is saved as it is.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        folder: Output folder.
+        change: Function that takes the content of our `tokenizer.json` and returns the content to
+            save.
+        **settings: Further settings of `tokenizer_config.json`.
+    """
+    if isinstance(tokenizer, VanillaTransformerTokenizer):
+        content = json.loads(tokenizer.backend_for_others().to_str())
+        content = content if change is None else change(content)
+    elif type(tokenizer) is TokenizersBackend:
+        content = json.loads(tokenizer.backend_tokenizer.to_str())
+    else:
+        tokenizer.save_pretrained(folder)
+        return
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        # else transformers 4 returns `token_type_ids`, which `generate` refuses
+        "model_input_names": ["input_ids", "attention_mask"],
+        "model_max_length": tokenizer.model_max_length,
+        # the default of transformers.js removes spaces before punctuation
+        "clean_up_tokenization_spaces": False,
+        # the class finds tokens that a user added only if it splits no special token
+        "split_special_tokens": tokenizer.split_special_tokens
+        and not tokenizer.extra_special_tokens,
+        **tokenizer.special_tokens_map,
+        **settings,
+    }
+    for name, saved in (("tokenizer.json", content), ("tokenizer_config.json", settings)):
+        text = json.dumps(saved, indent=2, ensure_ascii=False) + "\n"
+        (folder / name).write_text(text, encoding="utf-8")
 
 
 @torch.no_grad()
@@ -88,4 +135,4 @@ def activation_of(config: VanillaTransformerConfig, known: dict[str, Name]) -> N
     return known[config.activation_function]
 
 
-__all__ = ["activation_of", "position_table", "vocabulary"]
+__all__ = ["activation_of", "position_table", "save_tokenizer", "vocabulary"]

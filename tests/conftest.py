@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 
@@ -30,6 +31,7 @@ if "PYTEST_XDIST_WORKER_COUNT" in os.environ:
 settings.register_profile("any machine", deadline=None)
 settings.load_profile("any machine")
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 SMALL = {
     "vocab_size": 23,
     "hidden_size": 12,
@@ -96,6 +98,19 @@ def new_process():
     yield
     # fixtures of the next test may use accelerate before this fixture runs
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Headless Chromium, driven by playwright."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    program = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if program is None:
+        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        yield opened
+        opened.close()
 
 
 def default_signals():

@@ -1,4 +1,4 @@
-"""The translation pipeline beside that of transformers 4.57, on the same saved models."""
+"""transformers 4.57: its pipeline on the same models, and our exports in programs that need it."""
 
 import json
 import os
@@ -7,12 +7,19 @@ import sys
 
 import pytest
 import torch
+from document_blocks import ROOT, blocks, train_small_demo
 from library_models import SENTENCES, make_bart, make_marian, make_pieces
+from translation_toys import TEXTS, make_model, make_tokenizer
+
+from vanilla_transformer import TranslationPipeline
+from vanilla_transformer.cli import main
 
 pytestmark = pytest.mark.slow
 
 # its own dependencies, without torch, which both share
 PACKAGES = ["transformers==4.57.6", "tokenizers==0.22.2", "huggingface-hub<1.0"]
+# it needs transformers 4; without its own dependencies, which both share
+OPTIMUM = ["optimum-onnx==0.1.0", "optimum==2.1.0"]
 PROGRAM = """
 import json, sys
 
@@ -52,13 +59,49 @@ found = {{
 print(json.dumps(plain(found)))
 """
 
+# our search without a length penalty is that of the library
+SEARCHES = {
+    "greedy": {"num_beams": 1},
+    "beams": {"num_beams": 4, "length_penalty": 0.0, "early_stopping": "never"},
+}
+EXPORTS = """
+import json, sys
+
+import ctranslate2
+import transformers
+from optimum.onnxruntime import ORTModelForSeq2SeqLM
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+
+assert transformers.__version__.startswith("4."), transformers.__version__
+texts, searches = json.load(sys.stdin)
+found = {}
+for kind, auto_class in (
+    ("marian", AutoModelForSeq2SeqLM),
+    ("onnx", ORTModelForSeq2SeqLM),
+    ("transformersjs", ORTModelForSeq2SeqLM),
+):
+    model, tokenizer = auto_class.from_pretrained(kind), AutoTokenizer.from_pretrained(kind)
+    inputs = tokenizer(texts, padding=True, return_tensors="pt")
+    for name, search in searches.items():
+        ids = model.generate(**inputs, max_new_tokens=12, **search)
+        found[f"{kind}, {name}"] = tokenizer.batch_decode(ids, skip_special_tokens=True)
+tokenizer = AutoTokenizer.from_pretrained("ctranslate2")
+sources = [tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) for text in texts]
+translator = ctranslate2.Translator("ctranslate2")
+results = translator.translate_batch(sources, beam_size=1, max_decoding_length=12)
+found["ctranslate2, greedy"] = [
+    tokenizer.decode(tokenizer.convert_tokens_to_ids(result.hypotheses[0])) for result in results
+]
+print(json.dumps(found))
+"""
+
 
 @pytest.fixture(scope="module")
 def version_4(tmp_path_factory):
     """Folder with transformers 4.57."""
     folder = tmp_path_factory.mktemp("version-4")
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", folder]
-    done = subprocess.run([*install, *PACKAGES], capture_output=True, text=True)
+    done = subprocess.run([*install, *PACKAGES, *OPTIMUM], capture_output=True, text=True)
     if done.returncode:
         pytest.skip(f"transformers 4.57 cannot be installed: {done.stderr.strip()[-200:]}")
     return folder
@@ -86,3 +129,58 @@ def test_results_are_those_of_version_4(make, version_4, tmp_path):
         found[version] = json.loads(done.stdout.splitlines()[-1])
     for name, expected in found["4"].items():
         assert found["5"][name] == expected, name
+
+
+def in_version_4(program, version_4, folder, inputs=None):
+    """Return the output of a program in a folder with transformers 4.57."""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(version_4)},
+        input=json.dumps(inputs),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_exports_translate_in_programs_for_version_4(version_4, tmp_path):
+    for package in ("ctranslate2", "onnxruntime", "onnxscript"):
+        pytest.importorskip(package)
+    tokenizer = make_tokenizer()
+    model = make_model(tokenizer)
+    model.save_pretrained(tmp_path / "model")
+    tokenizer.save_pretrained(tmp_path / "model")
+    for kind in ("marian", "onnx", "transformersjs", "ctranslate2"):
+        assert main(["export", kind, str(tmp_path / "model"), str(tmp_path / kind)]) == 0
+    texts = [*TEXTS, "</s> Zürich, 東京  😀"]
+    pipeline = TranslationPipeline(model, tokenizer)
+    output = in_version_4(EXPORTS, version_4, tmp_path, [texts, SEARCHES])
+    found = json.loads(output.splitlines()[-1])
+    assert len(found) == 7
+    for name, translations in found.items():
+        num_beams = SEARCHES[name.split(", ")[1]]["num_beams"]
+        alpha = 0.0 if num_beams > 1 else None
+        search = {"num_beams": num_beams, "length_penalty_alpha": alpha}
+        ours = pipeline(texts, max_new_tokens=12, max_extra_tokens=None, **search)
+        assert translations == [one["translation_text"] for one in ours], name
+        assert len(set(translations)) > 2
+
+
+def test_the_programs_of_the_guide_run_with_version_4(version_4, tmp_path):
+    train_small_demo(tmp_path)
+    for kind in ("marian", "onnx"):
+        run = str(tmp_path / "runs" / "demo")
+        assert main(["export", kind, run, f"{run}-{kind}"]) == 0
+    guide = (ROOT / "docs" / "guides" / "serve.md").read_text(encoding="utf-8")
+    programs = [
+        block
+        for _, block in blocks(guide, "python")
+        if "optimum" in block or "demo-marian" in block
+    ]
+    assert len(programs) == 2
+    outputs = [in_version_4(program, version_4, tmp_path) for program in programs]
+    # both programs search with `generate`
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == 2

@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from library_models import make_marian, make_pieces
 from safetensors.torch import load_file
 from transformers import (
     AutoModelForSeq2SeqLM,
@@ -24,8 +25,10 @@ from vanilla_transformer.modeling_vanilla_transformer import (
 )
 
 ctranslate2 = pytest.importorskip("ctranslate2")
+onnx = pytest.importorskip("onnx")
 onnxruntime = pytest.importorskip("onnxruntime")
 
+from ctranslate2.converters import TransformersConverter  # noqa: E402
 from ctranslate2_search import InCTranslate2, gnmt_score  # noqa: E402
 
 from vanilla_transformer.export.ctranslate2 import to_ctranslate2  # noqa: E402
@@ -35,6 +38,10 @@ from vanilla_transformer.export.onnx import (  # noqa: E402
     DECODER_WITH_PAST_FILE,
     ENCODER_FILE,
     to_onnx,
+)
+from vanilla_transformer.export.transformersjs import (  # noqa: E402
+    MERGED_FILE,
+    to_transformersjs,
 )
 
 # configurations that every engine has to support
@@ -160,6 +167,24 @@ def test_ctranslate2_never_generates_forbidden_tokens(tokenizer, source, tmp_pat
         engine = InCTranslate2(tmp_path / str(bias), tokenizer)
         found = [engine.ids(one.hypotheses[0]) for one in engine.translate(TEXTS, beam_size=1)]
         assert found == reference(model, source, num_beams=1) != free
+
+
+@pytest.mark.parametrize("quantization", ["float32", "int8"])
+def test_ctranslate2_translates_with_the_tokenizer_of_its_folder(quantization, tokenizer, tmp_path):
+    to_ctranslate2(model_of(tokenizer), tokenizer, tmp_path, quantization)
+    ours = InCTranslate2(tmp_path, tokenizer)
+    theirs = InCTranslate2(tmp_path, AutoTokenizer.from_pretrained(tmp_path))
+    assert type(theirs.tokenizer) is PreTrainedTokenizerFast
+    texts = [*TEXTS, "</s> is text", " Zürich, 東京  "]
+    found, expected = (
+        [
+            engine.tokenizer.decode(engine.ids(result.hypotheses[0]))
+            for result in engine.translate(texts, beam_size=2)
+        ]
+        for engine in (theirs, ours)
+    )
+    assert found == expected
+    assert len(set(found)) > 2
 
 
 def test_the_penalty_of_ctranslate2_is_another_formula(tokenizer, tmp_path):
@@ -345,8 +370,14 @@ def test_the_graphs_of_onnx_take_any_size(in_onnx):
         np.testing.assert_allclose(logits, expected.numpy(), atol=1e-4)
 
 
+def swapped(ids, model):
+    """Return the ids of an export to Marian, in which the padding token is the last one."""
+    pad, last = model.config.pad_token_id, model.config.vocab_size - 1
+    return torch.where(ids == pad, last, torch.where(ids == last, pad, ids))
+
+
 @pytest.mark.parametrize("kind", MARIAN_KINDS)
-def test_marian_gives_our_logits(kind, tokenizer, source, tmp_path):
+def test_marian_gives_our_probabilities(kind, tokenizer, source, tmp_path):
     model = model_of(tokenizer, **KINDS[kind])
     to_marian(model, tokenizer, tmp_path)
     theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path).eval()
@@ -356,8 +387,11 @@ def test_marian_gives_our_logits(kind, tokenizer, source, tmp_path):
         "attention_mask": source["attention_mask"],
         "decoder_input_ids": source["input_ids"].flip(0),
     }
+    new_ids = swapped(torch.arange(len(tokenizer)), model)
+    moved = {name: ids if "mask" in name else new_ids[ids] for name, ids in inputs.items()}
     with torch.no_grad():
-        actual, expected = theirs(**inputs).logits, model(**inputs).logits
+        logits, expected = theirs(**moved).logits[..., new_ids], model(**inputs).logits
+    actual, expected = logits.log_softmax(-1), expected.log_softmax(-1)
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)
     assert ("lm_head.bias" in model.state_dict()) == (theirs.final_logits_bias != 0).any().item()
 
@@ -367,7 +401,7 @@ def test_marians_search_equals_ours_without_a_penalty(tokenizer, source, tmp_pat
     to_marian(model, tokenizer, tmp_path)
     theirs = MarianMTModel.from_pretrained(tmp_path).eval()
     read = AutoTokenizer.from_pretrained(tmp_path)(TEXTS, padding=True, return_tensors="pt")
-    assert read["input_ids"].tolist() == source["input_ids"].tolist()
+    assert read["input_ids"].tolist() == swapped(source["input_ids"], model).tolist()
     search = {"num_beams": 4, "max_new_tokens": 12}
     ids = theirs.generate(
         input_ids=read["input_ids"],
@@ -376,7 +410,7 @@ def test_marians_search_equals_ours_without_a_penalty(tokenizer, source, tmp_pat
         early_stopping="never",
         **search,
     )
-    assert [written(row) for row in ids.tolist()] == reference(
+    assert [written(row) for row in swapped(ids, model).tolist()] == reference(
         model, source, length_penalty_alpha=0.0, **search
     )
     assert theirs.generation_config.num_beams == 4
@@ -390,12 +424,16 @@ def test_marian_keeps_the_search_settings_that_it_has(tokenizer, tmp_path):
         "early_stopping": True,
         "no_repeat_ngram_size": 3,
         "suppress_tokens": [7],
-        "bad_words_ids": [[0]],
+        "bad_words_ids": [[0], [5, 0]],
+        "forced_bos_token_id": 0,
         "max_length": 80,
     }
     model.generation_config.update(length_penalty_alpha=None, **settings)
     to_marian(model, tokenizer, tmp_path, num_positions=90)
     theirs = MarianMTModel.from_pretrained(tmp_path).generation_config
+    last = len(tokenizer) - 1
+    settings |= {"bad_words_ids": [[last], [5, last]], "forced_bos_token_id": last}
+    settings |= {"pad_token_id": last, "eos_token_id": 2, "decoder_start_token_id": 1}
     assert {name: getattr(theirs, name) for name in settings} == settings
     assert not hasattr(theirs, "max_extra_tokens")
     # limited by its table of positions
@@ -417,6 +455,39 @@ def test_marian_makes_the_papers_positions_itself(tokenizer, tmp_path):
     to_marian(other, tokenizer, tmp_path / "table", num_positions=17)
     tables = load_file(tmp_path / "table" / "model.safetensors")
     assert tables["model.decoder.embed_positions.weight"].shape == (17, 24)
+
+
+@pytest.mark.parametrize("fields", [{}, {"output_bias": True, "vocab_size": 293}])
+def test_the_converter_of_ctranslate2_takes_an_export_to_marian(fields, tokenizer, tmp_path):
+    model = model_of(tokenizer, **fields)
+    to_marian(model, tokenizer, tmp_path / "marian")
+    TransformersConverter(str(tmp_path / "marian")).convert(str(tmp_path / "theirs"))
+    to_ctranslate2(model, tokenizer, tmp_path / "ours")
+    engines = [
+        InCTranslate2(tmp_path / "theirs", AutoTokenizer.from_pretrained(tmp_path / "marian")),
+        InCTranslate2(tmp_path / "ours", tokenizer),
+    ]
+    texts = [*TEXTS, "</s> is text, Zürich  too"]
+    for search in ({"beam_size": 1}, {"beam_size": 4, "length_penalty": 0.5}):
+        found = [engine.translate(texts, **search, return_scores=True) for engine in engines]
+        for theirs, ours in zip(*found, strict=True):
+            assert theirs.hypotheses == ours.hypotheses
+            assert theirs.scores == pytest.approx(ours.scores, rel=1e-3)
+        assert len({tuple(result.hypotheses[0]) for result in found[0]}) > 2
+
+
+def test_a_model_goes_to_marian_and_back(tokenizer, source, tmp_path):
+    model = model_of(tokenizer)
+    to_marian(model, tokenizer, tmp_path / "marian")
+    assert main(["convert", "marian", str(tmp_path / "marian"), str(tmp_path / "again")]) == 0
+    again = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "again")
+    same = AutoTokenizer.from_pretrained(tmp_path / "again")
+    read = same(TEXTS, padding=True, return_tensors="pt")
+    ours, theirs = (
+        reference(*pair, num_beams=4) for pair in ((model, source), (again.eval(), read))
+    )
+    assert theirs == [swapped(torch.tensor(ids), model).tolist() for ids in ours]
+    assert same.batch_decode(theirs) == tokenizer.batch_decode(ours)
 
 
 @pytest.mark.parametrize(
@@ -579,8 +650,10 @@ def test_marian_finds_and_leaves_out_a_special_token_of_the_user(tokenizer, tmp_
     theirs = AutoTokenizer.from_pretrained(tmp_path)
     ids = tokenizer("<2de> the cat")["input_ids"]
     assert len(tokenizer) - 1 in ids
-    assert theirs("<2de> the cat")["input_ids"] == ids
-    assert theirs.decode(ids, skip_special_tokens=True) == "the cat"
+    read = theirs("<2de> the cat")["input_ids"]
+    assert 0 in read
+    assert read == [0 if token == len(tokenizer) - 1 else token for token in ids]
+    assert theirs.decode(read, skip_special_tokens=True) == "the cat"
 
 
 def test_onnx_is_compared_without_padding_too(tokenizer, tmp_path):
@@ -607,6 +680,115 @@ def test_onnx_traces_the_forward_that_a_user_wrote(tokenizer, tmp_path):
     with torch.no_grad():
         logits = plain(torch.from_numpy(ids), decoder_input_ids=torch.tensor([[1]])).logits
     np.testing.assert_allclose(found, (3 * logits[:, -1]).log_softmax(-1), atol=1e-4)
+
+
+class InMergedOnnx(InOnnx):
+    """Exported folder for transformers.js in ONNX Runtime."""
+
+    def __init__(self, folder, ending, start=1, eos=2):
+        self.start, self.eos = start, eos
+        self.encoder, decoder = (
+            onnxruntime.InferenceSession(
+                folder / "onnx" / name.replace(".onnx", f"{ending}.onnx"),
+                providers=["CPUExecutionProvider"],
+            )
+            for name in (ENCODER_FILE, MERGED_FILE)
+        )
+        self.decoder, self.decoder_with_past = Merged(decoder, False), Merged(decoder, True)
+
+
+class Merged:
+    """One of the two decoders in a merged one, called as transformers.js calls it."""
+
+    def __init__(self, session, has_past):
+        self.session, self.has_past = session, has_past
+
+    def get_outputs(self):
+        return self.session.get_outputs()
+
+    def run(self, names, inputs):
+        batch, length = inputs["encoder_attention_mask"].shape
+        others = {
+            "use_cache_branch": np.array([self.has_past]),
+            "encoder_hidden_states": np.zeros((batch, length, 24), np.float32),
+        }
+        for one in self.session.get_inputs():
+            if "past" in one.name:
+                assert one.shape[0] == "batch_size"
+                sizes = [batch, *(size if isinstance(size, int) else 0 for size in one.shape[1:])]
+                others[one.name] = np.zeros(sizes, np.float32)
+        return self.session.run(names, others | inputs)
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        {**KINDS["narrow keys"], **ONE_LAYER},
+        pytest.param({**KINDS["untied"], **TWO_LAYERS}, marks=pytest.mark.slow),
+        pytest.param({**KINDS["learned positions"], **TWO_LAYERS}, marks=pytest.mark.slow),
+    ],
+    ids=["narrow keys", "untied", "learned positions"],
+)
+def in_merged_onnx(request, tokenizer, tmp_path_factory):
+    model = model_of(tokenizer, **request.param)
+    folder = tmp_path_factory.mktemp("transformersjs")
+    to_transformersjs(model, tokenizer, folder)
+    return model, folder
+
+
+def test_the_merged_decoder_gives_our_translations(in_merged_onnx, source):
+    model, folder = in_merged_onnx
+    ids, mask = (source[name].numpy() for name in ("input_ids", "attention_mask"))
+    ours = reference(model, source, num_beams=1)
+    assert InMergedOnnx(folder, "").greedy(ids, mask, 12) == ours
+    assert len({tuple(ids) for ids in ours}) > 2
+    assert len(InMergedOnnx(folder, "_quantized").greedy(ids, mask, 12)) == len(ours)
+
+
+def test_the_merged_decoder_has_each_weight_once(in_merged_onnx):
+    model, folder = in_merged_onnx
+    bytes_of_decoder = 4 * sum(one.numel() for one in model.get_decoder().parameters())
+    size = (folder / "onnx" / MERGED_FILE).stat().st_size
+    # the embedding also as the output matrix, and the graph
+    assert size < bytes_of_decoder + 4 * model.lm_head.weight.numel() + 150_000
+
+
+def test_graphs_for_transformers_js_are_compared(tokenizer, tmp_path):
+    model = model_of(tokenizer, **ONE_LAYER)
+    causal(model)
+    with pytest.raises(ValueError, match="the scores in ONNX Runtime differ"):
+        to_transformersjs(model, tokenizer, tmp_path / "out")
+    assert not list(tmp_path.iterdir())
+
+
+def test_only_end_tokens_follow_an_end_token_in_transformers_js(in_merged_onnx, source):
+    _, folder = in_merged_onnx
+    engine = InMergedOnnx(folder, "")
+    ids, mask = (source[name].numpy() for name in ("input_ids", "attention_mask"))
+    _, cache = engine.first(ids, mask)
+    log_probs, _ = engine.next([2, *[5] * (len(ids) - 1)], mask, cache)
+    assert log_probs[0].argmax() == 2
+    assert log_probs[0, 2] == pytest.approx(0)
+    assert (log_probs[1:, 2] < -0.01).all()
+
+
+def test_a_graph_for_browsers_has_no_float64_and_no_path_of_this_machine(in_merged_onnx):
+    _, folder = in_merged_onnx
+    for path in (folder / "onnx").iterdir():
+        assert b".py" not in path.read_bytes()
+        model = onnx.load(path)
+        assert not [
+            one for one in model.graph.initializer if one.data_type == onnx.TensorProto.DOUBLE
+        ]
+
+
+def test_a_tokenizer_without_tokenizer_json_is_refused(tokenizer, tmp_path):
+    (tmp_path / "pieces").mkdir()
+    _, pieces = make_marian(make_pieces(tmp_path / "pieces"), tmp_path / "pieces")
+    message = "must have a tokenizer.json for transformers.js, got one of MarianTokenizer"
+    with pytest.raises(ValueError, match=message):
+        to_transformersjs(model_of(tokenizer, **ONE_LAYER), pieces, tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["pieces"]
 
 
 @pytest.fixture(scope="module")

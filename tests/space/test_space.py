@@ -41,7 +41,6 @@ from vanilla_transformer.space.app import (  # noqa: E402
 )
 
 SENTENCE = TEXTS[2]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 PHONE = {"width": 390, "height": 844}
 SECONDS = 30
 
@@ -445,19 +444,6 @@ def test_the_page_builds_without_a_model():
     labels = {getattr(block, "label", None) for block in page.blocks.values()}
     assert {"Sentence", "Beam size", "Layer", "Head", "Warm-up steps"} <= labels
     assert isinstance(page, gradio.Blocks)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    """Headless Chromium, driven by playwright."""
-    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    program = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if program is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed")
-    with playwright.sync_playwright() as driver:
-        opened = driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 @pytest.fixture

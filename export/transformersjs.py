@@ -1,0 +1,317 @@
+"""Export to transformers.js, which translates in browsers and in Node.js.
+
+Shapes: B sentences, T target positions, V tokens in the vocabulary.
+"""
+
+import copy
+import hashlib
+import logging
+import re
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import onnx
+import torch
+from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, compose, helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
+from torch import Tensor
+from transformers import EncoderDecoderCache, PreTrainedTokenizerBase
+
+from ..atomic_files import atomic_folder
+from ..comparison import TOLERANCES
+from ..engine_vanilla_transformer import deviations
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..tokenization.tokenization_vanilla_transformer import (
+    WORDS,
+    VanillaTransformerTokenizer,
+    _byte_symbols,
+)
+from .onnx import (
+    DECODER_FILE,
+    DECODER_WITH_PAST_FILE,
+    ENCODER_FILE,
+    DecoderWithPastGraph,
+    check_logits,
+    logits_of_graphs,
+    save_description,
+    trace,
+)
+from .parts import save_tokenizer
+
+logger = logging.getLogger(__name__)
+
+MERGED_FILE = "decoder_model_merged.onnx"
+# end of the file names of each type of the stored weights
+TYPES = {"float32": "", "int8": "_quantized"}
+# logit of a token that cannot follow the end token
+LOWEST_LOGIT = -1e4
+
+
+@torch.no_grad()
+def to_transformersjs(
+    model: VanillaTransformerForConditionalGeneration,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: str | Path,
+):
+    """Write a folder that `pipeline("translation")` of transformers.js loads.
+
+    The folder `onnx` has the encoder, and one decoder for the first step and the later steps, with
+    weights in float32 and in int8. `config.json` describes the model as Marian, a type that
+    transformers.js knows. The search is greedy search: transformers.js has no beam search.
+
+    Args:
+        model: Model to export.
+        tokenizer: Tokenizer of the model.
+        folder: Output folder.
+
+    Raises:
+        ValueError: If the tokenizer has no `tokenizer.json`, or the graphs compute other logits
+            than the model.
+    """
+    model = copy.deepcopy(model).eval().float().cpu()
+    # with more beams, transformers.js uses the first one of each step, which is greedy search too
+    model.generation_config.update(
+        num_beams=1, length_penalty_alpha=None, length_penalty=None, early_stopping=None
+    )
+    with atomic_folder(folder) as unfinished:
+        save_tokenizer(
+            tokenizer,
+            unfinished,
+            lambda content: _for_javascript(content, tokenizer),
+            # transformers.js leaves out these tokens and those that `tokenizer.json` marks
+            additional_special_tokens=list(tokenizer.special_tokens_map.values()),
+        )
+        if not (unfinished / "tokenizer.json").is_file():
+            raise ValueError(
+                f"the tokenizer must have a tokenizer.json for transformers.js, got one of "
+                f"{type(tokenizer).__name__}, which has none."
+            )
+        save_description(model, unfinished)
+        graphs = {
+            name: _without_transposes(_in_float32(program.model_proto))
+            for name, program in trace(model, EndingDecoderGraph).items()
+        }
+        (unfinished / "onnx").mkdir()
+        for stored, ending in TYPES.items():
+            if stored == "int8":
+                graphs = {name: _quantized(graph) for name, graph in graphs.items()}
+            encoder, decoder = (
+                (unfinished / "onnx" / name).with_stem(Path(name).stem + ending)
+                for name in (ENCODER_FILE, MERGED_FILE)
+            )
+            onnx.save(graphs[ENCODER_FILE], encoder)
+            onnx.save(_merged(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE]), decoder)
+            if stored == "float32":
+                check_logits(model, encoder, decoder, decoder)
+            else:
+                _warn_of_rounding(model, encoder, decoder)
+
+
+def _warn_of_rounding(
+    model: VanillaTransformerForConditionalGeneration, encoder: Path, decoder: Path
+):
+    """Run the int8 graphs, and warn if they are far from the model: they round activations too."""
+    difference = max(
+        float(deviations(found, expected, expected, is_exact=False).max())
+        for found, expected in logits_of_graphs(model, encoder, decoder, decoder)
+    )
+    if not difference <= TOLERANCES["int8"]:
+        logger.warning(
+            "With dtype q8, the scores differ from those of the model by up to %.2g standard "
+            "deviations of the logits; compare its translations with those of dtype fp32.",
+            difference,
+        )
+
+
+class EndingDecoderGraph(DecoderWithPastGraph):
+    """Decoder for one more token; only end tokens follow an end token.
+
+    transformers.js stops when the last tokens of all sentences of a batch are end tokens.
+
+    Args:
+        model: Model to export.
+    """
+
+    ends: Tensor
+    after_end: Tensor
+
+    def __init__(self, model: VanillaTransformerForConditionalGeneration):
+        super().__init__(model)
+        ends = torch.tensor(model.config.eos_token_id).reshape(-1)
+        after_end = torch.full((model.config.vocab_size,), LOWEST_LOGIT)
+        after_end[ends] = 0.0
+        self.register_buffer("ends", ends)
+        self.register_buffer("after_end", after_end)
+
+    def logits(
+        self, mask: Tensor, input_ids: Tensor, memory: Tensor, cache: EncoderDecoderCache
+    ) -> Tensor:
+        """Return logits, and add the tokens to the cache; `DecoderGraph.logits` has the arguments.
+
+        Returns:
+            Logits, [B, T, V].
+        """
+        logits = super().logits(mask, input_ids, memory, cache)
+        has_ended = (input_ids[..., None] == self.ends).any(-1, keepdim=True)  # [B, T, 1]
+        return torch.where(has_ended, self.after_end, logits)
+
+
+def _in_float32(model: ModelProto) -> ModelProto:
+    """Replace float64, in which positions are computed: browsers cannot compute in float64."""
+    tensors = list(model.graph.initializer)
+    for node in model.graph.node:
+        for attribute in node.attribute:
+            if attribute.type == AttributeProto.TENSOR:
+                tensors.append(attribute.t)
+            elif node.op_type == "Cast" and attribute.i == TensorProto.DOUBLE:
+                attribute.i = TensorProto.FLOAT
+    for tensor in tensors:
+        if tensor.data_type == TensorProto.DOUBLE:
+            values = numpy_helper.to_array(tensor).astype("float32")
+            tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
+    # the types of the values follow from the inputs
+    del model.graph.value_info[:]
+    return model
+
+
+def _without_transposes(model: ModelProto) -> ModelProto:
+    """Store the matrices that the graph transposes in the other order, so that they are quantized.
+
+    The embedding is the output matrix too: a token is then a column of it.
+    """
+    graph = model.graph
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    transposes = [
+        node for node in graph.node if node.op_type == "Transpose" and node.input[0] in weights
+    ]
+    stored = {node.output[0]: node.input[0] for node in transposes}
+    for name in set(stored.values()):
+        matrix = numpy_helper.to_array(weights[name]).T
+        weights[name].CopyFrom(numpy_helper.from_array(matrix.copy(), name))
+    nodes = []
+    for node in graph.node:
+        if node in transposes:
+            continue
+        node.input[:] = [stored.get(name, name) for name in node.input]
+        nodes.append(node)
+        if node.op_type == "Gather" and node.input[0] in stored.values():
+            columns = f"{node.output[0]}.columns"
+            nodes.append(helper.make_node("Transpose", [columns], [node.output[0]], perm=[1, 2, 0]))
+            node.output[0] = columns
+            del node.attribute[:]
+            node.attribute.append(helper.make_attribute("axis", 1))
+    del graph.node[:]
+    graph.node.extend(nodes)
+    return model
+
+
+def _quantized(model: ModelProto) -> ModelProto:
+    """Return a graph with the matrices in int8."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "quantized.onnx"
+        # the warning recommends a step that the tracer has done
+        logging.disable(logging.WARNING)
+        try:
+            quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8)
+        finally:
+            logging.disable(logging.NOTSET)
+        return onnx.load(path)
+
+
+def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
+    """Return one decoder with the weights of two: `use_cache_branch` chooses the later steps."""
+    weights: dict[tuple, TensorProto] = {}
+    branches = []
+    outputs = [output.name for output in first.graph.output]
+    for prefix, model in (("first/", first), ("later/", later)):
+        names = {}
+        for tensor in model.graph.initializer:
+            digest = hashlib.sha256(numpy_helper.to_array(tensor).tobytes()).digest()
+            key = (tensor.data_type, *tensor.dims, digest)
+            if key not in weights:
+                weights[key] = TensorProto()
+                weights[key].CopyFrom(tensor)
+                weights[key].name = prefix + tensor.name
+            names[tensor.name] = weights[key].name
+        graph = compose.add_prefix_graph(
+            model.graph, prefix, rename_inputs=False, rename_initializers=False, name_map=names
+        )
+        branches.append(_branch(graph, [prefix + name for name in outputs], prefix))
+    choice = helper.make_node(
+        "If", ["use_cache_branch"], outputs, then_branch=branches[1], else_branch=branches[0]
+    )
+    past = [one for one in later.graph.input if one.name.startswith("past_key_values")]
+    inputs = [
+        *first.graph.input,
+        *past,
+        helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
+    ]
+    infos = [_any_length(one) for one in (*inputs, *first.graph.output)]
+    merged = helper.make_graph(
+        [choice], "decoder", infos[: len(inputs)], infos[len(inputs) :], [*weights.values()]
+    )
+    return helper.make_model(merged, opset_imports=first.opset_import, ir_version=first.ir_version)
+
+
+def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
+    """Return a branch of the merged decoder; it passes on keys and values that it does not make."""
+    made = {output.name for output in graph.output}
+    nodes = list(graph.node)
+    for name in outputs:
+        if name not in made:
+            past = name.removeprefix(prefix).replace("present", "past_key_values")
+            nodes.append(helper.make_node("Identity", [past], [name]))
+    infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    return helper.make_graph(nodes, prefix.rstrip("/"), [], infos)
+
+
+def _any_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """Return keys or values with a length of their own: in the first step the past is empty."""
+    if "key_values" in info.name or "present" in info.name:
+        length = info.type.tensor_type.shape.dim[2]
+        length.dim_param = re.sub(r"\.(key|value)$", "", info.name)
+    return info
+
+
+def _for_javascript(
+    content: dict[str, Any], tokenizer: VanillaTransformerTokenizer
+) -> dict[str, Any]:
+    """Change `tokenizer.json` such that transformers.js has our tokens and texts.
+
+    It finds every added token in a text, also special tokens whose names have to stay text. It
+    begins a text anew after an added token, its patterns have other spaces, and it decodes added
+    tokens as bytes.
+
+    Args:
+        content: Content of `tokenizer.json`.
+        tokenizer: Tokenizer of the model.
+
+    Returns:
+        The new content.
+    """
+    if tokenizer.split_special_tokens:
+        named = set(tokenizer.special_tokens_map.values())
+        content["added_tokens"] = [
+            token for token in content["added_tokens"] if token["content"] not in named
+        ]
+    added = sorted(token["content"] for token in content["added_tokens"])
+    # the space before a text
+    starts = "|".join([r"\z", *map(re.escape, added)])
+    content["normalizer"]["normalizers"][1:] = [_replacement(rf"\A(?!{starts})", " ")]
+    _, *words, to_bytes = content["pre_tokenizer"]["pretokenizers"]
+    split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
+    content["pre_tokenizer"]["pretokenizers"] = [
+        *(words or [split]),
+        to_bytes | {"use_regex": False},
+    ]
+    spelled = [_replacement(f"^{re.escape(token)}$", _byte_symbols(token)) for token in added]
+    content["decoder"]["decoders"] = [*spelled, *content["decoder"]["decoders"][-2:]]
+    return content
+
+
+def _replacement(pattern: str, text: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": text}
+
+
+__all__ = ["to_transformersjs"]
