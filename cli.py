@@ -69,6 +69,7 @@ def _parser() -> argparse.ArgumentParser:
 
     verb("score", _score, "compute log-probabilities of given translations", takes_more=True)
 
+    verb("serve", _serve, "serve translations over HTTP", takes_more=True)
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
     verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
@@ -181,6 +182,12 @@ def _score(arguments: argparse.Namespace, rest: list[str]):
 
     for line in run(rest, "vanilla-transformer score"):
         print(line)
+
+
+def _serve(arguments: argparse.Namespace, rest: list[str]):
+    from .serving.command import run
+
+    run(rest, "vanilla-transformer serve")
 
 
 def _space(arguments: argparse.Namespace, rest: list[str]):
