@@ -75,6 +75,7 @@ def _parser() -> argparse.ArgumentParser:
         takes_more=True,
     )
 
+    verb("serve", _serve, "serve translations over HTTP", takes_more=True)
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
     verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
@@ -195,6 +196,12 @@ def _align(arguments: argparse.Namespace, rest: list[str]):
 
     for line in run(rest, "vanilla-transformer align"):
         print(line)
+
+
+def _serve(arguments: argparse.Namespace, rest: list[str]):
+    from .serving.command import run
+
+    run(rest, "vanilla-transformer serve")
 
 
 def _space(arguments: argparse.Namespace, rest: list[str]):

@@ -23,6 +23,7 @@ EXTRAS = {
     **dict.fromkeys(("datasets", "pyarrow", "sacrebleu", "sacremoses", "matplotlib"), "train"),
     **dict.fromkeys(("babel", "num2words"), "demo"),
     "gradio": "space",
+    **dict.fromkeys(("fastapi", "uvicorn", "python_multipart"), "serve"),
     **dict.fromkeys(("sentencex", "srt"), "text"),
 }
 

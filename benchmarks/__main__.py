@@ -69,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         prog="python -m vanilla_transformer.benchmarks",
         description="Measure this package and other toolkits on the same work, side by side.",
         epilog=f"parts:\n{parts}\n\nBenchmarks of a trained model, each with --help: "
-        "python -m vanilla_transformer.benchmarks.natural, .identical, .exports and "
+        "python -m vanilla_transformer.benchmarks.natural, .identical, .exports, .serve and "
         ".marian_trainer.\n\n"
         "All other flags are training settings: --dataset, --name, "
         "--source_lang, --target_lang, --vocab_size, --precision, --compile, --seed ...",

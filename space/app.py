@@ -18,9 +18,7 @@ import torch
 from gradio.processing_utils import save_file_to_cache
 from gradio.utils import get_upload_folder
 from PIL import Image
-from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 from transformers import (
     PreTrainedModel,
@@ -53,6 +51,7 @@ from vanilla_transformer.paper.positions.pictures import (
 from vanilla_transformer.paper.schedule import Schedule, draw_schedules
 from vanilla_transformer.paper.trained import DEMO, load_trained
 from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
+from vanilla_transformer.serving.bounded_requests import BoundedRequests
 
 TITLE = "The Transformer of “Attention Is All You Need”"
 # limits of a sentence: characters for visitors, tokens for memory and time
@@ -331,42 +330,6 @@ class Models:
                 model.set_attn_implementation("eager")
                 self.loaded[name] = model, tokenizer
         return self.loaded[name]
-
-
-class BoundedRequests:
-    """Middleware that refuses a request with a body of more than `MAX_REQUEST_BYTES`.
-
-    Args:
-        app: ASGI application.
-    """
-
-    def __init__(self, app: ASGIApp):
-        self.app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send):
-        """Handle a request.
-
-        Args:
-            scope: Connection.
-            receive: Function that returns the next part of the request body.
-            send: Function that sends a part of the response.
-
-        Raises:
-            HTTPException: If the body is too long.
-        """
-        num_bytes = 0
-
-        async def receive_bounded() -> Message:
-            nonlocal num_bytes
-            message = await receive()
-            num_bytes += len(message.get("body", b""))
-            if num_bytes > MAX_REQUEST_BYTES:
-                raise HTTPException(
-                    413, f"a request must have at most {MAX_REQUEST_BYTES:,} bytes, got more."
-                )
-            return message
-
-        await self.app(scope, receive_bounded, send)
 
 
 def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
@@ -699,7 +662,7 @@ def serve(
         "state_session_capacity": MAX_SESSIONS,
         "run_history": False,
         "enable_monitoring": False,
-        "app_kwargs": {"middleware": [Middleware(BoundedRequests)]},
+        "app_kwargs": {"middleware": [Middleware(BoundedRequests, max_bytes=MAX_REQUEST_BYTES)]},
     }
     return build_page(model_names).launch(
         server_name=host, server_port=port, theme=theme, footer_links=[], **{**bounds, **more}

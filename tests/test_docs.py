@@ -42,6 +42,8 @@ QUICK = ("scaling", "schedule", "curve", "table4")
 # each block of these pages needs what the ones before it have left
 IN_ORDER = "guides/serve.md"
 CHANGE = "guides/change-the-model.md"
+# tests/serving/test_serve.py runs its blocks with a server
+HTTP = "guides/http.md"
 # their first table; tests/test_readme.py compares it with the numbers of the runs
 CHECKED_ELSEWHERE = ("results/README.md", "results/speed.md")
 PEERS = ROOT / "tests" / "peers"
@@ -81,7 +83,7 @@ def links(text):
     return re.findall(r"\]\(([^)\s]+)\)", without_blocks(text))
 
 
-def of_every_page(find, without=(IN_ORDER, CHANGE, *SHELL_PAGES)):
+def of_every_page(find, without=(IN_ORDER, CHANGE, HTTP, *SHELL_PAGES)):
     """Return what is found in each page, as cases of a test."""
     return [
         pytest.param(found, id=f"{name}-{number}")

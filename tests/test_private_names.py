@@ -19,7 +19,7 @@ import torch
 import vanilla_transformer
 
 ROOT = Path(vanilla_transformer.__file__).parent
-PARTS = ("conversion", "export", "paper", "space", "tokenization", "train")
+PARTS = ("conversion", "export", "paper", "serving", "space", "tokenization", "train")
 OPTIONAL = ("ctranslate2", "deepspeed")
 # private names by the full name of the class or module that has them
 PRIVATE_NAMES = {
@@ -174,7 +174,9 @@ def names_in_code() -> tuple[set[str], set[str]]:
     read, made = set(), set()
     for node in (node for tree in trees() for node in ast.walk(tree)):
         match node:
-            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                made.add(name)
+            case ast.ClassDef(name=name):
                 made.add(name)
             case ast.Name(id=name, ctx=ast.Store()):
                 made.add(name)

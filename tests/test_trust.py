@@ -24,6 +24,7 @@ from vanilla_transformer.console import run_command
 from vanilla_transformer.loading import AUTO_CLASS
 from vanilla_transformer.paper.trained import load_trained
 from vanilla_transformer.publishing import export_for_hub
+from vanilla_transformer.serving.models import load_models
 from vanilla_transformer.train.fine_tune import main as fine_tune
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder import checkpoint as checkpointing
@@ -277,6 +278,7 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
     tuning += ["--source_lang", "en", "--target_lang", "de", *out, str(new / "tuned")]
     calls["fine_tune"] = lambda: fine_tune([str(run), *data, *tuning])
     calls["push"] = lambda: run_command(lambda _: export_for_hub(run, new / "published"), [])
+    calls["serve"] = lambda: run_command(lambda _: load_models([str(run)], False) and None, [])
     calls["space"] = lambda: run_command(lambda _: load_trained(str(run)) and None, [])
     return calls
 

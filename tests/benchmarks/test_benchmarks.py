@@ -2,6 +2,7 @@
 
 import argparse
 import ast
+import contextlib
 import importlib
 import json
 import re
@@ -306,6 +307,27 @@ def test_a_race_times_each_piece_of_each_and_sees_its_memory():
     np.testing.assert_allclose(result.flop_rates, [10, 20] / result.seconds)
     # 30 million float32, allocated in the second piece
     assert result.peaks[0] < 60e6 < 115e6 < result.peaks[1] < 200e6
+
+
+def test_a_server_answers_one_client_and_many(tmp_path, capsys):
+    serve = pytest.importorskip("vanilla_transformer.benchmarks.serve")
+    run, out = tmp_path / "run", tmp_path / "out"
+    train(train_toys.toy_config(train_toys.write_corpus(tmp_path / "corpus"), run, max_steps=3))
+    flags = ["--num_sentences", "5", "--clients", "3", "--rounds", "2"]
+    assert serve.main([str(run), *flags, "--output_dir", str(out)]) == 0
+    sections = json.loads((out / "study.json").read_text())["sections"]
+    assert [row[:2] for row in sections["serve"]["rows"]] == [
+        ["3 clients at a time", 10],
+        ["one client", 5],
+    ]
+    assert all(0 < row[3] <= row[4] for row in sections["serve"]["rows"])
+    assert len(sections["memory"]["rows"]) == 3
+    # an answer that differs ends the measurement
+    with contextlib.closing(serve.Server(str(run))) as server:
+        with pytest.raises(ValueError, match="must be the translations of the pipeline"):
+            serve._round(server, ("en", "de"), ["ant"], ["another"], 1)
+        with pytest.raises(ValueError, match="the server must translate"):
+            serve._round(server, ("xx", "de"), ["ant"], ["another"], 1)
 
 
 def test_translation_with_a_trained_model_is_timed_and_scored(tmp_path, capsys, monkeypatch):

@@ -1,0 +1,1 @@
+"""HTTP server with the API of LibreTranslate: `vanilla-transformer serve MODEL...`."""

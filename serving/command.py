@@ -1,0 +1,172 @@
+"""The command: `vanilla-transformer serve MODEL...`."""
+
+import argparse
+import errno
+import logging
+import os
+import signal
+import socket
+
+from ..console import add_trust_flag
+
+HOST, PORT = "127.0.0.1", 5000
+MAX_CHARACTERS, MAX_WAITING, TIMEOUT = 5000, 500, 60.0
+# variable of the environment, which other users of the machine cannot read
+KEY_VARIABLE = "VANILLA_TRANSFORMER_API_KEY"
+HIGHEST_PORT = 65535
+
+logger = logging.getLogger(__name__)
+
+
+def run(argv: list[str], prog: str) -> None:
+    """Run the command until a signal ends it; requests that wait are answered first.
+
+    Args:
+        argv: Command-line arguments.
+        prog: Name of the command, for its help.
+
+    Raises:
+        ValueError: If a flag has an invalid value, the port is in use, a model cannot be loaded,
+            or its languages are not known.
+    """
+    flags = parser(prog).parse_args(argv)
+    key = os.environ.get(KEY_VARIABLE) if flags.api_key is None else flags.api_key
+    if key == "":
+        raise ValueError("api_key must not be empty.")
+    for name in ("max_characters", "max_waiting", "timeout"):
+        value = getattr(flags, name)
+        if not value > 0:
+            raise ValueError(f"{name} must be above 0, got {value}.")
+    import uvicorn
+
+    from .app import Limits, build_app
+    from .models import load_models
+    from .translation_queue import TranslationQueue
+
+    with bound_socket(flags.host, flags.port) as listener:
+        models = load_models(flags.models, flags.trust_remote_code)
+        # the pipeline repeats at each call why a model runs its own modules
+        logging.getLogger("vanilla_transformer.pipeline_vanilla_transformer").setLevel(
+            logging.WARNING
+        )
+        queue = TranslationQueue()
+        limits = Limits(flags.max_characters, flags.max_waiting, flags.timeout, key)
+        # no access log: the query of a URL may be a text
+        config = uvicorn.Config(
+            build_app(models, queue, limits),
+            log_config=None,
+            log_level="critical",
+            access_log=False,
+            lifespan="off",
+            ws="none",
+            proxy_headers=False,
+            server_header=False,
+        )
+        server = uvicorn.Server(config)
+        # uvicorn raises the signal again after its end, which must be no error
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, server.handle_exit)
+        listener.listen(config.backlog)
+        logger.info("serving at %s", _address(listener))
+        try:
+            server.run([listener])
+        finally:
+            queue.close()
+
+
+def bound_socket(host: str, port: int) -> socket.socket:
+    """Return a socket of an address that no other program has, which does not listen yet.
+
+    Args:
+        host: Name or number of an address of this machine.
+        port: Port; 0 for any free one.
+
+    Returns:
+        The socket.
+
+    Raises:
+        ValueError: If the port is in use, or the machine has no such address.
+    """
+    if not 0 <= port <= HIGHEST_PORT:
+        raise ValueError(f"port must be from 0 to {HIGHEST_PORT}, got {port}.")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+        try:
+            # connections of an earlier server may be open for minutes
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
+        return bound
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ValueError(
+                f"port must be free, got {port}, which another program uses: choose another one "
+                "with --port."
+            ) from error
+        raise ValueError(
+            f"host and port must be an address of this machine that you may use, got {host} and "
+            f"{port}: {error.strerror}."
+        ) from error
+
+
+def _address(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def parser(prog: str) -> argparse.ArgumentParser:
+    """Return the parser of the command line.
+
+    Args:
+        prog: Name of the command, for its help.
+
+    Returns:
+        The parser.
+    """
+    made = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        description="Serve translations over HTTP, with the API of LibreTranslate.",
+    )
+    made.add_argument(
+        "models",
+        nargs="+",
+        metavar="MODEL",
+        help="run folder, model folder or Hub name; SOURCE-TARGET=MODEL names its languages, as in "
+        "en-de=runs/demo, for a model that does not, or for one pair of a multilingual model",
+    )
+    made.add_argument("--host", default=HOST, help="address to listen on (default: %(default)s)")
+    made.add_argument(
+        "--port", type=int, default=PORT, help="port, or 0 for any free one (default: %(default)s)"
+    )
+    made.add_argument(
+        "--api_key",
+        help=f"key that clients must send; other users of the machine can read the flag, but not "
+        f"the variable {KEY_VARIABLE} (default: none)",
+    )
+    limits = made.add_argument_group("limits")
+    limits.add_argument(
+        "--max_characters",
+        type=int,
+        default=MAX_CHARACTERS,
+        help="most characters of a request (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--max_waiting",
+        type=int,
+        default=MAX_WAITING,
+        help="most requests that wait for their answer at a time (default: %(default)s)",
+    )
+    limits.add_argument(
+        "--timeout",
+        type=float,
+        default=TIMEOUT,
+        help="seconds after which a request is refused (default: %(default)g)",
+    )
+    add_trust_flag(made)
+    return made

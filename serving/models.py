@@ -1,0 +1,246 @@
+"""Models of the server, and the languages between which they translate."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import permutations
+from typing import Any, NamedTuple
+
+from babel import Locale
+from babel.core import get_global
+from transformers import StoppingCriteriaList
+from transformers.utils import cached_file
+
+from ..loading import load
+from ..pipeline_vanilla_transformer import DEFAULTS, TranslationPipeline, language_codes
+from ..train.recipe import RECIPE_FILE, read_recipe_file
+
+# languages that the user writes before a model
+LANGUAGES = re.compile(r"(?P<source>\w+)-(?P<target>\w+)=(?P<name>.+)")
+# attributes of a tokenizer with its languages: those of Marian, and of FSMT
+OWN_LANGUAGES = (("source_lang", "target_lang"), ("src_lang", "tgt_lang"))
+# source tokens of a sentence: memory and time grow with the square of their number
+MAX_SENTENCE_TOKENS = 1024
+# rules that end a sentence of a language without a code of two letters
+DEFAULT_RULES = "en"
+# letters of the code of a script, such as Latn
+SCRIPT_LETTERS = 4
+
+
+class Model(NamedTuple):
+    """Model, and the languages of its tokenizer.
+
+    Attributes:
+        name: Run folder, model folder or Hub name.
+        pipeline: Model and tokenizer.
+        codes: Language codes of a multilingual tokenizer, by the codes of the API; empty for
+            another tokenizer.
+    """
+
+    name: str
+    pipeline: TranslationPipeline
+    codes: Mapping[str, str]
+
+    @property
+    def max_translations(self) -> int:
+        """Largest number of translations of a sentence: the beam size."""
+        return self.pipeline.model.generation_config.num_beams or DEFAULTS["num_beams"]
+
+    def split(self, text: str, source: str) -> list[str]:
+        """Split a text into its sentences; each line is split alone.
+
+        Args:
+            text: Any text.
+            source: Language of the text.
+
+        Returns:
+            Sentences with the white space around them; joined, they are the text.
+        """
+        language = source.partition("-")[0]
+        rules = language if len(language) == len(DEFAULT_RULES) else DEFAULT_RULES
+        lines = text.splitlines(keepends=True)
+        return [part for line in lines for part in self.pipeline.split(line, rules)]
+
+    def count_tokens(self, sentences: Sequence[str], source: str, target: str) -> int:
+        """Count the source tokens, and refuse sentences that the model cannot read.
+
+        Args:
+            sentences: Sentences.
+            source: Language of the sentences.
+            target: Language of the translations.
+
+        Returns:
+            Number of tokens of all sentences.
+
+        Raises:
+            ValueError: If a sentence is too long.
+        """
+        languages = self._languages(source, target)
+        lengths = [
+            len(ids) for ids in self.pipeline.preprocess(list(sentences), **languages)["input_ids"]
+        ]
+        longest = max(lengths, default=0)
+        if longest > MAX_SENTENCE_TOKENS:
+            raise ValueError(
+                f"a sentence must have at most {MAX_SENTENCE_TOKENS:,} tokens, got {longest:,}."
+            )
+        return sum(lengths)
+
+    def translate(
+        self,
+        sentences: Sequence[str],
+        source: str,
+        target: str,
+        num_translations: int = 1,
+        stopping_criteria: StoppingCriteriaList | None = None,
+    ) -> list[list[str]]:
+        """Translate sentences in one call of the pipeline.
+
+        Args:
+            sentences: Sentences.
+            source: Language of the sentences.
+            target: Language of the translations.
+            num_translations: Number of translations of each sentence.
+            stopping_criteria: Criteria that end the search.
+
+        Returns:
+            Translations of each sentence, best first.
+        """
+        found = self.pipeline(
+            list(sentences),
+            num_return_sequences=num_translations,
+            stopping_criteria=stopping_criteria,
+            **self._languages(source, target),
+        )
+        results = found if num_translations > 1 else [[result] for result in found]
+        return [[one["translation_text"].strip() for one in result] for result in results]
+
+    def _languages(self, source: str, target: str) -> dict[str, Any]:
+        if not self.codes:
+            return {}
+        return {"src_lang": self.codes[source], "tgt_lang": self.codes[target]}
+
+
+def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict[str, Model]]:
+    """Load models, and translate a word with each: a model that cannot translate is refused here.
+
+    Args:
+        names: Run folders, model folders or Hub names, with or without their languages, as in
+            "en-de=runs/demo".
+        trust_remote_code: Run the Python code that is saved with a model.
+
+    Returns:
+        The model for each source language and each of its target languages.
+
+    Raises:
+        ValueError: If a model cannot be loaded, its languages are not known, or two models
+            translate between the same languages.
+    """
+    loaded: dict[str, TranslationPipeline] = {}
+    offered: dict[str, dict[str, Model]] = {}
+    for given in names:
+        match = LANGUAGES.fullmatch(given)
+        name = match["name"] if match else given
+        if name not in loaded:
+            loaded[name] = load(name, trust_remote_code=trust_remote_code)
+        model, pairs = _with_languages(
+            name, loaded[name], (match["source"], match["target"]) if match else None
+        )
+        for source, target in pairs:
+            other = offered.setdefault(source, {}).setdefault(target, model)
+            if other is not model:
+                raise ValueError(
+                    f"models must translate between different languages, got {other.name} and "
+                    f"{name}, both from {source} to {target}."
+                )
+        source, target = pairs[0]
+        model.translate(model.split("a", source), source, target)
+    return offered
+
+
+def _with_languages(
+    name: str, pipeline: TranslationPipeline, pair: tuple[str, str] | None
+) -> tuple[Model, list[tuple[str, str]]]:
+    """Return a model, and its pairs of source and target language."""
+    codes = _codes_of_the_api(language_codes(pipeline.tokenizer))
+    if codes:
+        pairs = list(permutations(codes, 2))
+    elif pair is None:
+        pairs = [_own_languages(name, pipeline)]
+    else:
+        # T5 reads the languages from the name of its task
+        task = "translation_{}_to_{}".format(*pair)
+        device = pipeline.device
+        pipeline = TranslationPipeline(pipeline.model, pipeline.tokenizer, task, device=device)
+    if pair is not None:
+        source, target = map(api_code, pair)
+        for code in (source, target) if codes else ():
+            if code not in codes:
+                raise ValueError(
+                    f"languages of {name} must be of {', '.join(codes)}, got {code!r}."
+                )
+        pairs = [(source, target)]
+    return Model(name, pipeline, codes), pairs
+
+
+def _own_languages(name: str, pipeline: TranslationPipeline) -> tuple[str, str]:
+    found = [
+        [getattr(pipeline.tokenizer, attribute, None) for attribute in attributes]
+        for attributes in OWN_LANGUAGES
+    ]
+    recipe = cached_file(
+        name,
+        RECIPE_FILE,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    if recipe is not None:
+        settings, _ = read_recipe_file(recipe)
+        found.append([settings.get("source_lang"), settings.get("target_lang")])
+    for source, target in found:
+        if source and target:
+            return api_code(str(source)), api_code(str(target))
+    raise ValueError(
+        f"languages of {name} must be known, got a model that does not name them: write them "
+        f"before it, as in en-de={name}."
+    )
+
+
+def _codes_of_the_api(codes: Iterable[str]) -> dict[str, str]:
+    """Return the codes of a tokenizer by those of the API."""
+    found: dict[str, str] = {}
+    for code in codes:
+        short = api_code(code)
+        # two codes of NLLB are one language of the standard
+        found[code.replace("_", "-") if short in found else short] = code
+    return found
+
+
+def api_code(code: str) -> str:
+    """Return the code of a language in the API: ISO 639, with a script if it is not the usual one.
+
+    Args:
+        code: Code of a tokenizer, such as "de", "de_DE" (mBART), "deu_Latn" or "zho_Hant" (NLLB).
+
+    Returns:
+        Such as "de" or "zh-Hant".
+    """
+    language, *rest = re.split("[_-]", code)
+    language = get_global("language_aliases").get(language, language)
+    usual = get_global("likely_subtags").get(language, "").split("_")
+    scripts = [part for part in rest if len(part) == SCRIPT_LETTERS and part not in usual]
+    return "-".join((language, *scripts))
+
+
+def language_name(code: str) -> str:
+    """Return the English name of a language.
+
+    Args:
+        code: Code of the API.
+
+    Returns:
+        The name, or the code if the language has none in Unicode's CLDR.
+    """
+    english = Locale("en")
+    language, _, script = code.partition("-")
+    name = english.languages.get(language, language)
+    return f"{name} ({english.scripts.get(script, script)})" if script else name

@@ -1,0 +1,155 @@
+"""Queue of requests: those that wait for the same model and languages are translated together."""
+
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import StoppingCriteria, StoppingCriteriaList
+
+from ..pipeline_vanilla_transformer import TOKENS_PER_BATCH
+from .models import Model
+
+
+@dataclass(eq=False)
+class Job:
+    """Sentences of a request, which wait for their translations.
+
+    Attributes:
+        model: Model that translates them.
+        source: Language of the sentences.
+        target: Language of the translations.
+        num_translations: Number of translations of each sentence.
+        sentences: Sentences, none of them empty.
+        num_tokens: Number of source tokens.
+        found: Translations of each sentence, best first.
+        is_gone: Whether nobody waits for the translations any more.
+    """
+
+    model: Model
+    source: str
+    target: str
+    num_translations: int
+    sentences: Sequence[str]
+    num_tokens: int
+    found: "Future[list[list[str]]]" = field(default_factory=Future)
+    is_gone: bool = False
+
+    def can_join(self, other: "Job") -> bool:
+        """Return whether one call can translate both.
+
+        Args:
+            other: Another job.
+        """
+        return self.model is other.model and self._settings() == other._settings()
+
+    def _settings(self) -> tuple[str, str, int]:
+        return self.source, self.target, self.num_translations
+
+
+class NobodyWaits(StoppingCriteria):
+    """Stopping criterion that ends a search if nobody waits for any of its translations.
+
+    Args:
+        jobs: Jobs of the search.
+    """
+
+    def __init__(self, jobs: Sequence[Job]):
+        self.jobs = jobs
+
+    def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
+        """Return which hypotheses have to stop.
+
+        Args:
+            input_ids: Target tokens so far, [B, T].
+            scores: Unused.
+            kwargs: Unused.
+
+        Returns:
+            Whether nobody waits, the same for each hypothesis, [B].
+        """
+        is_over = all(job.is_gone for job in self.jobs)
+        return torch.full((len(input_ids),), is_over, device=input_ids.device)
+
+
+class TranslationQueue:
+    """Queue of jobs, and the thread that translates them, the oldest first.
+
+    One call of the pipeline takes the oldest job and others that can join it, as long as their
+    tokens fit into one batch.
+    """
+
+    def __init__(self):
+        # a mapping: a job can leave before its turn
+        self._waiting: dict[Job, None] = {}
+        self._changed = threading.Condition()
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._work, name="translation", daemon=True)
+        self._thread.start()
+
+    def put(self, job: Job):
+        """Add a job.
+
+        Args:
+            job: New job; `found` gets its translations, or the error of the search.
+        """
+        # a running future cannot be cancelled: its result can always be set
+        job.found.set_running_or_notify_cancel()
+        with self._changed:
+            self._waiting[job] = None
+            self._changed.notify()
+
+    def drop(self, job: Job):
+        """Remove a job for which nobody waits any more, or that is finished.
+
+        Args:
+            job: Job of this queue.
+        """
+        with self._changed:
+            job.is_gone = True
+            self._waiting.pop(job, None)
+
+    def close(self):
+        """End the thread, after the jobs that wait."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _work(self):
+        while jobs := self._take():
+            first = jobs[0]
+            try:
+                found = first.model.translate(
+                    [sentence for job in jobs for sentence in job.sentences],
+                    first.source,
+                    first.target,
+                    first.num_translations,
+                    StoppingCriteriaList([NobodyWaits(jobs)]),
+                )
+            # a panic of a Rust library is no Exception; the thread must go on
+            except BaseException as error:
+                for job in jobs:
+                    job.found.set_exception(error)
+                continue
+            translations = iter(found)
+            for job in jobs:
+                job.found.set_result(list(islice(translations, len(job.sentences))))
+
+    def _take(self) -> list[Job]:
+        """Wait for jobs, and take those of the next call; none if the queue is closed and empty."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._is_closed)
+            taken: list[Job] = []
+            num_tokens = 0
+            for job in list(self._waiting):
+                fits = num_tokens + job.num_tokens <= TOKENS_PER_BATCH
+                if not taken or (fits and job.can_join(taken[0])):
+                    taken.append(job)
+                    num_tokens += job.num_tokens
+                    del self._waiting[job]
+            return taken
