@@ -9,7 +9,7 @@ import logging
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain, islice
 from threading import Lock
@@ -746,40 +746,38 @@ class TranslationPipeline(Pipeline):
 
     def _wishes(self, texts: list[str], job: "_Job") -> list["_Wish"]:
         """Return what is wished of the translation of each text, in token ids."""
-        given = {name: self._for_each(name, it, texts) for name, it in job.wishes.items()}
-        wishes = [_Wish() for _ in texts]
+        nothing: list[Any] = [()] * len(texts)
+        prefixes, required, forbidden = (
+            self._for_each(name, job.wishes[name], texts) or nothing for name in TARGET_SETTINGS
+        )
         tgt_lang = job.prepare.get("tgt_lang")
-        if given["target_prefix"] is not None:
-            prompts = self._encode_targets(given["target_prefix"], tgt_lang)
-            start = decoder_rows(self.model, [[]])[0].tolist()
-            special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
-            for index, (prefix, ids) in enumerate(
-                zip(given["target_prefix"], prompts, strict=True)
-            ):
-                while ids and ids[-1] in special:
-                    ids.pop()
-                if prefix.strip():
-                    wishes[index] = wishes[index]._replace(prompt=start + ids)
-        if given["required_terms"] is not None:
-            terms = sorted(set(chain.from_iterable(given["required_terms"])))
-            found = dict(zip(terms, self._term_ids(terms, tgt_lang), strict=True))
-            for index, required in enumerate(given["required_terms"]):
-                ids = [found[term] for term in dict.fromkeys(required)]
-                wishes[index] = wishes[index]._replace(required=ids)
-        if given["forbidden_terms"] is not None:
-            for index, forbidden in enumerate(given["forbidden_terms"]):
-                wishes[index] = wishes[index]._replace(forbidden=tuple(forbidden))
-        return wishes
+        prompts = nothing if prefixes is nothing else self._prompts(prefixes, tgt_lang)
+        ids = self._term_ids({*chain.from_iterable(required)}, tgt_lang)
+        return [
+            _Wish(prompt, [ids[term] for term in dict.fromkeys(terms)], avoided)
+            for prompt, terms, avoided in zip(prompts, required, forbidden, strict=True)
+        ]
 
-    def _term_ids(self, terms: list[str], tgt_lang: str | None) -> list[list[int]]:
+    def _prompts(self, prefixes: list[str], tgt_lang: str | None) -> list[list[int]]:
+        """Return what the decoder is given for each prefix; nothing for an empty one."""
+        special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+        start = decoder_rows(self.model, [[]])[0].tolist()
+        prompts = []
+        for prefix, ids in zip(prefixes, self._encode_targets(prefixes, tgt_lang), strict=True):
+            while ids and ids[-1] in special:
+                ids.pop()
+            prompts.append(start + ids if prefix.strip() else [])
+        return prompts
+
+    def _term_ids(self, terms: Collection[str], tgt_lang: str | None) -> dict[str, list[int]]:
         special = set(self.tokenizer.all_special_ids)
-        found = []
-        for term, ids in zip(terms, self._encode_targets(terms, tgt_lang), strict=True):
+        found = {}
+        for term, ids in zip(terms, self._encode_targets(list(terms), tgt_lang), strict=True):
             if self.tokenizer.unk_token_id in ids:
                 raise ValueError(
                     f"required_terms must consist of characters of the vocabulary, got {term!r}."
                 )
-            found.append([token for token in ids if token not in special])
+            found[term] = [token for token in ids if token not in special]
         return found
 
     @staticmethod
@@ -862,9 +860,9 @@ class _Wish(NamedTuple):
     `forbidden` are texts.
     """
 
-    prompt: list[int] = []
-    required: list[list[int]] = []
-    forbidden: tuple[str, ...] = ()
+    prompt: Sequence[int]
+    required: list[list[int]]
+    forbidden: Sequence[str]
 
 
 def is_for_each_text(name: str, value: Any) -> bool:

@@ -169,7 +169,8 @@ class ForbiddenTerms(LogitsProcessor):
             Scores, -inf for forbidden tokens, [rows, V].
         """
         times = len(input_ids) // len(self.terms)
-        rows, columns = [], []
+        rows: list[int] = []
+        columns: list[int] = []
         for row, ids in enumerate(input_ids.tolist()):
             end = self._end(ids)
             tokens = set().union(

@@ -130,11 +130,7 @@ class ParsingPipeline(TranslationPipeline):
     """Translation pipeline from sentences to linearized trees, with a search among trees only."""
 
     def _forward(
-        self,
-        input_tensors: dict[str, Tensor],
-        searched: PreTrainedModel | None = None,
-        return_scores: bool = False,
-        **search,
+        self, input_tensors: dict[str, Tensor], *args: Any, **search: Any
     ) -> dict[str, Any]:
         # words have no spaces, so that spaces separate the words of the decoded sentence
         texts = self.tokenizer.batch_decode(input_tensors["input_ids"], skip_special_tokens=True)
@@ -143,7 +139,7 @@ class ParsingPipeline(TranslationPipeline):
         limits = lengths + search["max_extra_tokens"]
         constraint = TreeConstraint(self.tokenizer, num_words, limits)
         search["logits_processor"] = LogitsProcessorList([constraint])
-        return super()._forward(input_tensors, searched, return_scores, **search)
+        return super()._forward(input_tensors, *args, **search)
 
 
 def parse(
