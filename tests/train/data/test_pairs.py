@@ -241,8 +241,10 @@ def test_pairs_that_differ_only_in_the_boundary_between_sides_are_no_duplicates(
 
 def test_every_pair_is_counted_once():
     pairs = [GOOD, GOOD, ("", "x"), ("a " * 60, "b"), ("\ufffd", "c"), ("aaaaaaaaa", "b")]
+    pairs.append(("leaks", "here"))
     rows = encoded(pairs)
-    counts = counts_of(filter_pairs(rows, 50, max_length_ratio=3.0, drop_duplicates=True)[2])
+    rules = {"max_length_ratio": 3.0, "drop_duplicates": True, "leaks": np.array([6])}
+    counts = counts_of(filter_pairs(rows, 50, **rules)[2])
     assert counts == dict.fromkeys(VERDICTS, 1)
     assert counts_of(filter_pairs(encoded([GOOD]), 50)[2]) == {
         **dict.fromkeys(VERDICTS, 0),
@@ -262,7 +264,7 @@ def test_untrainable_pairs_are_dropped_before_fine_tuning(caplog):
     [
         (
             [("", "x"), ("a " * 60, "b")],
-            "news must have a pair that can be used, got .*empty 1, too_long 1",
+            "news must have a pair that can be used, got .*empty 1, leak 0, too_long 1",
         ),
         (
             [("caf\ufffd", "b"), ("\ufffd", "b"), GOOD],
