@@ -309,9 +309,12 @@ def _for_javascript(
             token for token in content["added_tokens"] if token["content"] not in named
         ]
     added = sorted(token["content"] for token in content["added_tokens"])
-    # the space before a text
-    starts = "|".join([r"\z", *map(re.escape, added)])
-    content["normalizer"]["normalizers"][1:] = [_replacement(rf"\A(?!{starts})", " ")]
+    # a text begins with a space, but not a text that begins with an added token
+    starts = "|".join(map(re.escape, added))
+    content["normalizer"]["normalizers"][1:] = [
+        {"type": "Prepend", "prepend": " "},
+        *([_replacement(rf"\A (?={starts})", "")] if added else []),
+    ]
     _, *words, to_bytes = content["pre_tokenizer"]["pretokenizers"]
     split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
     content["pre_tokenizer"]["pretokenizers"] = [
