@@ -75,18 +75,7 @@ def to_transformersjs(
         num_beams=1, length_penalty_alpha=None, length_penalty=None, early_stopping=None
     )
     with atomic_folder(folder) as unfinished:
-        save_tokenizer(
-            tokenizer,
-            unfinished,
-            lambda content: _for_javascript(content, tokenizer),
-            # transformers.js leaves out these tokens and those that `tokenizer.json` marks
-            additional_special_tokens=list(tokenizer.special_tokens_map.values()),
-        )
-        if not (unfinished / "tokenizer.json").is_file():
-            raise ValueError(
-                f"the tokenizer must have a tokenizer.json for transformers.js, got one of "
-                f"{type(tokenizer).__name__}, which has none."
-            )
+        save_tokenizer_for_javascript(tokenizer, unfinished)
         save_description(model, unfinished)
         graphs = {
             name: _without_transposes(_in_float32(program.model_proto))
@@ -106,6 +95,30 @@ def to_transformersjs(
                 check_logits(model, encoder, decoder, decoder)
             else:
                 _warn_of_rounding(model, encoder, decoder)
+
+
+def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Path):
+    """Save a tokenizer such that transformers.js has the same tokens and texts.
+
+    Args:
+        tokenizer: Tokenizer of the model.
+        folder: Output folder.
+
+    Raises:
+        ValueError: If the tokenizer has no `tokenizer.json`.
+    """
+    save_tokenizer(
+        tokenizer,
+        folder,
+        lambda content: _for_javascript(content, tokenizer),
+        # transformers.js leaves out these tokens and those that `tokenizer.json` marks
+        additional_special_tokens=list(tokenizer.special_tokens_map.values()),
+    )
+    if not (folder / "tokenizer.json").is_file():
+        raise ValueError(
+            f"the tokenizer must have a tokenizer.json for transformers.js, got one of "
+            f"{type(tokenizer).__name__}, which has none."
+        )
 
 
 def _warn_of_rounding(
@@ -296,9 +309,12 @@ def _for_javascript(
             token for token in content["added_tokens"] if token["content"] not in named
         ]
     added = sorted(token["content"] for token in content["added_tokens"])
-    # the space before a text
-    starts = "|".join([r"\z", *map(re.escape, added)])
-    content["normalizer"]["normalizers"][1:] = [_replacement(rf"\A(?!{starts})", " ")]
+    # a text begins with a space, but not a text that begins with an added token
+    starts = "|".join(map(re.escape, added))
+    content["normalizer"]["normalizers"][1:] = [
+        {"type": "Prepend", "prepend": " "},
+        *([_replacement(rf"\A (?={starts})", "")] if added else []),
+    ]
     _, *words, to_bytes = content["pre_tokenizer"]["pretokenizers"]
     split = {"type": "Split", "pattern": {"Regex": WORDS}, "behavior": "Isolated", "invert": False}
     content["pre_tokenizer"]["pretokenizers"] = [
@@ -314,4 +330,4 @@ def _replacement(pattern: str, text: str) -> dict[str, Any]:
     return {"type": "Replace", "pattern": {"Regex": pattern}, "content": text}
 
 
-__all__ = ["to_transformersjs"]
+__all__ = ["MERGED_FILE", "save_tokenizer_for_javascript", "to_transformersjs"]
