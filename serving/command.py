@@ -39,10 +39,13 @@ def run(argv: list[str], prog: str) -> None:
             raise ValueError(f"{name} must be above 0, got {value}.")
     import uvicorn
 
+    from ..train.devices.memory import keep_memory
     from .app import Limits, build_app
     from .models import load_models
     from .translation_queue import TranslationQueue
 
+    # nearly every batch has a new shape, and oneDNN would keep the kernels of too many
+    keep_memory()
     with bound_socket(flags.host, flags.port) as listener:
         models = load_models(flags.models, flags.trust_remote_code)
         # the pipeline repeats at each call why a model runs its own modules
