@@ -189,7 +189,7 @@ class Engines:
                 "input_ids": np.full((len(ids), 1), self.model.config.decoder_start_token_id),
             }
             inputs["encoder_hidden_states"] = inputs.pop("last_hidden_state")
-            step, written = decoder, []
+            step, written = decoder, list[np.ndarray]()
             while len(written) < LONGEST:
                 outputs = run_graph(step, inputs)
                 written.append(outputs.pop("logits")[:, -1:].argmax(-1))
