@@ -256,6 +256,11 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
         "translate": ["translate", str(run), str(lines)],
         "translate stdin": ["translate", str(run)],
         "translate checkpoint": ["translate", str(run / "checkpoints" / "step-12"), str(lines)],
+        "score": ["score", str(run), "--source", str(lines), "--target", str(lines)],
+        "align": [
+            *("align", str(run), "--source", str(lines), "--target", str(lines)),
+            "--choose_heads",
+        ],
         "convert marian": ["convert", "marian", str(run / "marian"), str(new / "from-marian")],
         "convert fsmt": ["convert", "fsmt", str(run), str(new / "from-fsmt")],
         "convert fairseq": [
@@ -267,6 +272,7 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
         ],
         "export marian": ["export", "marian", str(run), str(new / "marian")],
         "export ctranslate2": ["export", "ctranslate2", str(run), str(new / "ctranslate2")],
+        "export transformersjs": ["export", "transformersjs", str(run), str(new / "javascript")],
         "paper attention": [
             *("paper", "attention", "--model", str(run), "--sentence", "ant bee"),
             *(*out, str(new / "attention")),
