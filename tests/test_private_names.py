@@ -23,6 +23,8 @@ PARTS = ("conversion", "export", "paper", "serving", "space", "tokenization", "t
 OPTIONAL = ("ctranslate2", "deepspeed")
 # private names by the full name of the class or module that has them
 PRIVATE_NAMES = {
+    # replaced: the score of a sample, which must be a number of Python
+    "sacrebleu.metrics.base.Metric": ("_compute_score_from_stats",),
     # the interval of a bootstrap, which is public only as text
     "sacrebleu.metrics.base.Score": ("_ci", "_mean"),
     "transformers.generation.utils.GenerationMixin": (

@@ -7,7 +7,8 @@ import re
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from operator import contains
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import sacremoses
 import torch
 from sacrebleu.metrics import BLEU, CHRF
+from sacrebleu.metrics.base import Score
 from sacrebleu.significance import PairedTest
 from sacremoses.corpus import NonbreakingPrefixes
 
@@ -122,12 +124,19 @@ def confidence_intervals(
         return None
     intervals: dict[str, Any] = {}
     for name, metric in _metrics(bleu_tokenizer).items():
+        metric._compute_score_from_stats = partial(_plain_score, metric._compute_score_from_stats)
         score = metric.corpus_score(translations, references, n_bootstrap=SAMPLES)
-        # the values of sacreBLEU are numpy scalars
         intervals[name] = {"mean": float(score._mean), "ci": float(score._ci)}
         signature = metric.get_signature().info
         intervals["signature"] = f"bs:{signature['bs']}|seed:{signature['seed']}"
     return intervals
+
+
+def _plain_score(compute: Callable[[Any], Score], stats: Any) -> Score:
+    """Return the score of a sample, which is a number of numpy unless it is 0: mixed, both fail."""
+    score = compute(stats)
+    score.score = float(score.score)
+    return score
 
 
 def refuse_bleu_tokenizer(name: str | None) -> None:

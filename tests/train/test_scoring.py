@@ -254,6 +254,15 @@ def test_more_sentences_than_memory_holds_have_no_interval(corpus, monkeypatch):
     assert confidence_intervals(better, [references]) is None
 
 
+def test_samples_without_a_common_ngram_have_the_score_0():
+    """sacreBLEU has 0 as a number of Python, and all other scores as numbers of numpy."""
+    references = ["a b c d e"] + ["f g h i j"] * 5
+    translations = ["a b c d e"] + ["k l m n o"] * 5
+    found = confidence_intervals(translations, [references])
+    assert 0.0 < found["bleu"]["mean"] < 100.0
+    assert found["bleu"]["ci"] > 0.0
+
+
 def test_a_translation_is_compared_with_every_reference(corpus):
     references, better, worse = corpus
     others = [worse[0], *better[1:]]
