@@ -241,7 +241,8 @@ def _renumbered(content: dict[str, Any], names: list[str], new_ids: Tensor) -> d
     content["model"]["vocab"] = {names[old]: new for new, old in enumerate(new_ids.tolist())}
     for token in content["added_tokens"]:
         token["id"] = int(new_ids[token["id"]])
-    for special in content["post_processor"]["special_tokens"].values():
+    # without one, no end token follows a text
+    for special in (content["post_processor"] or {"special_tokens": {}})["special_tokens"].values():
         special["ids"] = _with_new_ids(special["ids"], new_ids)
     return content
 
