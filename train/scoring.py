@@ -123,7 +123,8 @@ def confidence_intervals(
     if len(translations) > MOST_RESAMPLED:
         return None
     intervals: dict[str, Any] = {}
-    for name, metric in _metrics(bleu_tokenizer).items():
+    metrics: dict[str, Any] = dict(_metrics(bleu_tokenizer))
+    for name, metric in metrics.items():
         metric._compute_score_from_stats = partial(_plain_score, metric._compute_score_from_stats)
         score = metric.corpus_score(translations, references, n_bootstrap=SAMPLES)
         intervals[name] = {"mean": float(score._mean), "ci": float(score._ci)}
