@@ -22,7 +22,7 @@ from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 # name in a generation configuration, as in that of Whisper
 HEADS_FIELD = "alignment_heads"
 # modules whose attention functions compute equation (1) but may not return its weights
-KNOWN_ATTENTION = ("transformers.", "vanilla_transformer.", "transformers_modules.")
+KNOWN_ATTENTION = ("transformers.", "vanilla_transformer.")
 # most heads that are averaged
 MOST_HEADS = 16
 

@@ -177,9 +177,7 @@ class SearchMixin(_Base):
         if required_tokens is not None and any(required_tokens):
             terms = required_tokens
             check_terms(terms, config, num_sentences, self.config.vocab_size)
-            config.num_beams = max(config.num_beams or 1, config.num_return_sequences or 1)
-            config.num_beams *= num_banks(terms)
-            kwargs["num_beams"] = config.num_beams
+            config.num_beams = kwargs["num_beams"] = (config.num_beams or 1) * num_banks(terms)
         mode = config.get_generation_mode(assistant_model)
         if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
             # the library refuses a batch only after the assistant has read it

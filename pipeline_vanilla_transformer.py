@@ -37,7 +37,7 @@ from .alignment_vanilla_transformer import (
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 from .search_vanilla_transformer import length_penalty
-from .terms_vanilla_transformer import ForbiddenTerms, token_bytes
+from .terms_vanilla_transformer import ForbiddenTerms, Spelling, token_bytes
 
 TASK = "translation"
 # source tokens of a batch, with padding
@@ -124,8 +124,8 @@ class TranslationPipeline(Pipeline):
         self.prefix = prefix or ""
         # made at the first translation, if the package can convert models
         self._conversion: Any = None
-        # bytes of each token, once a term was forbidden
-        self._token_bytes: list[bytes] | None = None
+        # made when the first term is forbidden
+        self._spelling: Spelling | None = None
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
@@ -254,7 +254,8 @@ class TranslationPipeline(Pipeline):
 
         Returns:
             For each text, pairs of the number of a word and the number of its translation, from 0,
-            in the order of the translation. Words are what stands between spaces.
+            in the order of the translation. Spaces separate words. With an ensemble, the attention
+            is that of the first model.
 
         Raises:
             TypeError: If the inputs are not texts.
@@ -269,7 +270,7 @@ class TranslationPipeline(Pipeline):
         compute: Callable[..., list[Any]],
         settings: dict[str, Any],
     ) -> list[Any]:
-        """Return what a function computes for each pair, given padded sources and targets."""
+        """Return the results of a function of padded sources and targets, one for each pair."""
         if len(inputs) != len(translations):
             raise ValueError(
                 f"translations must be as many as inputs, got {len(translations):,} and "
@@ -745,7 +746,7 @@ class TranslationPipeline(Pipeline):
         return results
 
     def _wishes(self, texts: list[str], job: "_Job") -> list["_Wish"]:
-        """Return what is wished of the translation of each text, in token ids."""
+        """Return the requirements of each translation, in token ids."""
         nothing: list[Any] = [()] * len(texts)
         prefixes, required, forbidden = (
             self._for_each(name, job.wishes[name], texts) or nothing for name in TARGET_SETTINGS
@@ -802,7 +803,7 @@ class TranslationPipeline(Pipeline):
         return list(values)
 
     def _search_of(self, wishes: list["_Wish"], search: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of `generate` with which a batch has what is wished."""
+        """Return the settings of `generate` that meet the requirements of a batch."""
         found: dict[str, Any] = {}
         if wishes[0].prompt:
             if search.get("decoder_input_ids") is not None:
@@ -811,9 +812,9 @@ class TranslationPipeline(Pipeline):
         if wishes[0].required:
             found["required_tokens"] = [wish.required for wish in wishes]
         if wishes[0].forbidden:
-            if self._token_bytes is None:
-                self._token_bytes = token_bytes(self.tokenizer)
-            forbid = ForbiddenTerms([wish.forbidden for wish in wishes], self._token_bytes)
+            if self._spelling is None:
+                self._spelling = Spelling(token_bytes(self.tokenizer))
+            forbid = ForbiddenTerms([wish.forbidden for wish in wishes], self._spelling)
             given = search.get("logits_processor") or ()
             found["logits_processor"] = LogitsProcessorList([*given, forbid])
         return found
@@ -854,10 +855,10 @@ class _Job(NamedTuple):
 
 
 class _Wish(NamedTuple):
-    """What is wished of a translation.
+    """Requirements of one translation.
 
-    `prompt` are the tokens that the decoder is given, `required` those of each term, and
-    `forbidden` are texts.
+    `prompt` has the tokens that the decoder is given, `required` those of each term, and
+    `forbidden` has texts.
     """
 
     prompt: Sequence[int]

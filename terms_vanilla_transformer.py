@@ -11,7 +11,7 @@ and N hypotheses.
 
 import re
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from itertools import chain
 from typing import Any
 
@@ -22,6 +22,9 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 from transformers.generation import LogitsProcessor
 
 from .search_vanilla_transformer import Hypotheses, PaperBeamSearch
+
+# ends of terms whose tokens are kept in memory
+MOST_TERMS = 1024
 
 
 class TermBeamSearch(PaperBeamSearch):
@@ -148,15 +151,13 @@ class ForbiddenTerms(LogitsProcessor):
 
     Args:
         terms: Terms of each sentence, text with the case that is forbidden.
-        parts: Bytes that each token adds, by id, as `token_bytes` returns them.
+        spelling: Tokens of the vocabulary as bytes.
     """
 
-    def __init__(self, terms: Sequence[Sequence[str]], parts: Sequence[bytes]):
+    def __init__(self, terms: Sequence[Sequence[str]], spelling: "Spelling"):
         self.terms = [[term.encode() for term in of_sentence] for of_sentence in terms]
-        self.parts = parts
-        known = set(chain.from_iterable(self.terms))
-        self.forbidden = {term: _ForbiddenTerm(term, parts) for term in known}
-        self.longest = max(map(len, known), default=0)
+        self.spelling = spelling
+        self.longest = max(map(len, chain.from_iterable(self.terms)), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Forbid tokens.
@@ -174,7 +175,7 @@ class ForbiddenTerms(LogitsProcessor):
         for row, ids in enumerate(input_ids.tolist()):
             end = self._end(ids)
             tokens = set().union(
-                *(self.forbidden[term].after(end) for term in self.terms[row // times])
+                *(self.spelling.completing(term, end) for term in self.terms[row // times])
             )
             rows += [row] * len(tokens)
             columns += tokens
@@ -189,41 +190,40 @@ class ForbiddenTerms(LogitsProcessor):
             if len(end) >= self.longest:
                 return end
             # languages of M2M100 have higher ids than the vocabulary
-            end = (self.parts[token] if token < len(self.parts) else b"") + end
+            parts = self.spelling.parts
+            end = (parts[token] if token < len(parts) else b"") + end
         # the first word begins as the others do
         return b" " + end
 
 
-class _ForbiddenTerm:
-    """Tokens that complete one term.
+class Spelling:
+    """Tokens of a vocabulary as bytes, and those that complete a term.
 
     Args:
-        term: Bytes of the term.
-        parts: Bytes that each token adds, by id.
+        parts: Bytes that each token adds, by id, as `token_bytes` returns them.
     """
 
-    def __init__(self, term: bytes, parts: Sequence[bytes]):
-        self.term = term
+    def __init__(self, parts: Sequence[bytes]):
         self.parts = parts
-        self._completing = lru_cache(maxsize=None)(self._find_completing)
+        # a search asks for the same tokens in every step
+        self._containing = lru_cache(MOST_TERMS)(self._find_containing)
+        self._beginning = lru_cache(MOST_TERMS)(self._find_beginning)
 
-    @cached_property
-    def containing(self) -> set[int]:
-        """Tokens that contain the whole term."""
-        return {token for token, part in enumerate(self.parts) if self.term in part}
+    def _find_containing(self, text: bytes) -> set[int]:
+        return {token for token, part in enumerate(self.parts) if text in part}
 
-    def _find_completing(self, place: int) -> set[int]:
-        rest = self.term[place:]
-        return {token for token, part in enumerate(self.parts) if part.startswith(rest)}
+    def _find_beginning(self, text: bytes) -> set[int]:
+        return {token for token, part in enumerate(self.parts) if part.startswith(text)}
 
-    def after(self, end: bytes) -> set[int]:
-        """Return the tokens with which a text contains the term.
+    def completing(self, term: bytes, end: bytes) -> set[int]:
+        """Return the tokens with which a text contains a term.
 
         Args:
+            term: Bytes of the term.
             end: End of the text before them.
         """
-        begun = (place for place in range(1, len(self.term)) if end.endswith(self.term[:place]))
-        return self.containing.union(*map(self._completing, begun))
+        begun = (place for place in range(1, len(term)) if end.endswith(term[:place]))
+        return self._containing(term).union(*(self._beginning(term[place:]) for place in begun))
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
@@ -265,4 +265,11 @@ def _own_bytes(name: str) -> bytes:
     return bytes(values[character] for character in name if character in values)
 
 
-__all__ = ["ForbiddenTerms", "TermBeamSearch", "num_banks", "term_matches", "token_bytes"]
+__all__ = [
+    "ForbiddenTerms",
+    "Spelling",
+    "TermBeamSearch",
+    "num_banks",
+    "term_matches",
+    "token_bytes",
+]

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -254,16 +255,8 @@ def _busy_programs(count: int) -> Iterator[None]:
             program.wait()
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; show an error as one sentence.
-
-    Args:
-        argv: Command-line arguments; those of the process if not given.
-
-    Returns:
-        The exit status.
-    """
-    return run_command(run, argv)
+# a command line that shows an error as one sentence, and returns the exit status
+main = partial(run_command, run)
 
 
 if __name__ == "__main__":

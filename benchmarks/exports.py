@@ -3,6 +3,7 @@
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -286,16 +287,8 @@ def _measure(argv: list[str]):
     show_study(sections(flags.run, texts), "Exported models", flags.output_dir)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; show an error as one sentence.
-
-    Args:
-        argv: Command-line arguments; those of the process if not given.
-
-    Returns:
-        The exit status.
-    """
-    return run_command(_measure, argv)
+# a command line that shows an error as one sentence, and returns the exit status
+main = partial(run_command, _measure)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ modules, and on the inference engine. Both use the library's search.
 import argparse
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -154,16 +155,8 @@ def _compare(argv: list[str]):
     show_study(sections(flags), "The library's search on the engine", flags.output_dir)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; show an error as one sentence.
-
-    Args:
-        argv: Command-line arguments; those of the process if not given.
-
-    Returns:
-        The exit status.
-    """
-    return run_command(_compare, argv)
+# a command line that shows an error as one sentence, and returns the exit status
+main = partial(run_command, _compare)
 
 
 if __name__ == "__main__":

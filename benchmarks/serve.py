@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -211,16 +212,8 @@ def _measure(argv: list[str]):
     show_study(sections(flags), "Translation over HTTP", flags.output_dir)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Run the command; show an error as one sentence.
-
-    Args:
-        argv: Command-line arguments; those of the process if not given.
-
-    Returns:
-        The exit status.
-    """
-    return run_command(_measure, argv)
+# a command line that shows an error as one sentence, and returns the exit status
+main = partial(run_command, _measure)
 
 
 if __name__ == "__main__":

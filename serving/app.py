@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Limits(NamedTuple):
-    """What the server accepts.
+    """Limits of the server.
 
     Attributes:
         max_characters: Most characters of the texts of a request.

@@ -13,8 +13,11 @@ import torch
 import train_toys
 from accelerate.state import AcceleratorState
 from hypothesis import settings
+from library_models import make_pieces
+from translation_toys import make_model, make_tokenizer
 
 from vanilla_transformer import (
+    TranslationPipeline,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
@@ -52,6 +55,19 @@ def own_cache(tmp_path_factory):
         patch.setattr(datasets.config, "HF_DATASETS_CACHE", folder)
         patch.setenv("HF_DATASETS_CACHE", str(folder))
         yield
+
+
+@pytest.fixture(scope="session")
+def pieces(tmp_path_factory):
+    """SentencePiece model for the tokenizers of the library."""
+    return make_pieces(tmp_path_factory.mktemp("pieces"))
+
+
+@pytest.fixture(scope="module")
+def translate():
+    """Pipeline of a small untrained model whose translations are readable."""
+    tokenizer = make_tokenizer()
+    return TranslationPipeline(make_model(tokenizer), tokenizer, device="cpu")
 
 
 @pytest.fixture(autouse=True)

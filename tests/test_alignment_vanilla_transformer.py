@@ -4,12 +4,11 @@ import json
 
 import pytest
 import torch
-from library_models import KINDS, SENTENCES, make_pieces, save
-from translation_toys import TEXTS, make_model, make_tokenizer
+from library_models import KINDS, SENTENCES, save
+from translation_toys import TEXTS
 
 import vanilla_transformer
 from vanilla_transformer import (
-    TranslationPipeline,
     VanillaTransformerConfig,
     VanillaTransformerForConditionalGeneration,
 )
@@ -20,17 +19,6 @@ from vanilla_transformer.alignment_vanilla_transformer import (
     word_numbers,
 )
 from vanilla_transformer.cli import main
-
-
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
-    return make_pieces(tmp_path_factory.mktemp("pieces"))
-
-
-@pytest.fixture(scope="module")
-def translate():
-    tokenizer = make_tokenizer()
-    return TranslationPipeline(make_model(tokenizer), tokenizer, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +57,7 @@ def reversed_batch(config, size, length=7):
 
 
 class ReversingTokenizer:
-    """What `choose_heads` reads of a tokenizer."""
+    """The only attribute of a tokenizer that `choose_heads` reads."""
 
     all_special_ids = (0, 1, 2, 3)
 

@@ -12,7 +12,6 @@ from library_models import (
     make_marian,
     make_mbart,
     make_nllb,
-    make_pieces,
     make_t5,
 )
 from transformers import GenerationConfig, pipeline
@@ -21,11 +20,6 @@ from vanilla_transformer import TranslationPipeline
 
 TEXTS = SENTENCES[:3]
 SEARCH = {"max_new_tokens": 7, "num_beams": 2}
-
-
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
-    return make_pieces(tmp_path_factory.mktemp("pieces"))
 
 
 ONE_PAIR = {"marian": make_marian, "fsmt": make_fsmt, "bart": make_bart, "t5": make_t5}

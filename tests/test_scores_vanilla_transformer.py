@@ -6,25 +6,14 @@ import math
 import equations
 import pytest
 import torch
-from library_models import KINDS, SENTENCES, make_pieces, search_by_hand
-from translation_toys import TEXTS, make_model, make_tokenizer
+from library_models import KINDS, SENTENCES, search_by_hand
+from translation_toys import TEXTS, make_model
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import scores_vanilla_transformer as scores
 from vanilla_transformer.cli import main
 
 SCORES = {"return_dict_in_generate": True, "output_scores": True}
-
-
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
-    return make_pieces(tmp_path_factory.mktemp("pieces"))
-
-
-@pytest.fixture(scope="module")
-def translate():
-    tokenizer = make_tokenizer()
-    return TranslationPipeline(make_model(tokenizer), tokenizer, device="cpu")
 
 
 @pytest.fixture

@@ -3,28 +3,22 @@
 import equations
 import pytest
 import torch
-from library_models import KINDS, SENTENCES, make_pieces, save
+from library_models import KINDS, SENTENCES, save
 from translation_toys import TEXTS, make_model, make_tokenizer
 
 import vanilla_transformer
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.cli import main
-from vanilla_transformer.terms_vanilla_transformer import ForbiddenTerms, term_matches, token_bytes
+from vanilla_transformer.terms_vanilla_transformer import (
+    ForbiddenTerms,
+    Spelling,
+    term_matches,
+    token_bytes,
+)
 
 # more texts, which a search with different terms and prefixes divides into several batches
 MANY = [*TEXTS, "", "the dogs", *TEXTS[::-1]]
 TERMS = ["house", "small dog"]
-
-
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
-    return make_pieces(tmp_path_factory.mktemp("pieces"))
-
-
-@pytest.fixture(scope="module")
-def translate():
-    tokenizer = make_tokenizer()
-    return TranslationPipeline(make_model(tokenizer), tokenizer, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -177,7 +171,7 @@ def test_the_bytes_of_a_character_do_not_spell_a_forbidden_term():
     *begun, last, _ = tokenizer("dö")["input_ids"]
     assert b"".join(parts[token] for token in begun) == b" d\xc3"
     assert parts[last] == b"\xb6"
-    forbid = ForbiddenTerms([["ö"], ["dö"], ["do"]], parts)
+    forbid = ForbiddenTerms([["ö"], ["dö"], ["do"]], Spelling(parts))
     scores = forbid(torch.tensor([[1, *begun]] * 3), torch.zeros(3, len(parts)))
     assert (scores[:2, last] == -torch.inf).all()
     assert scores[2, last] == 0
@@ -374,3 +368,11 @@ def test_a_glossary_that_cannot_be_used_is_refused(content, message, folder, cap
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_glossary_is_refused_with_sentences(folder, capsys):
+    (folder / "glossary.tsv").write_text("dogs\tdogs\n")
+    arguments = [str(folder / "model"), str(folder / "source.txt")]
+    flags = ["--glossary", str(folder / "glossary.tsv"), "--split_sentences", "en"]
+    assert main(["translate", *arguments, *flags]) == 1
+    assert "glossary must not be given with split_sentences." in capsys.readouterr().err

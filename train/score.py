@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from tqdm import tqdm
 
@@ -33,14 +34,11 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         ValueError: If a file cannot be read, the files differ in their number of lines, the model
             cannot be loaded, or a line is not UTF-8 or too long for the model.
     """
-    parser = argparse.ArgumentParser(
-        prog=prog,
-        allow_abbrev=False,
-        description="Compute the log-probability of each translation, and write it to stdout: "
-        "natural logarithm, tab, the same divided by the length penalty of the model's search.",
+    parser = pairs_parser(
+        prog,
+        "Compute the log-probability of each translation, and write it to stdout: natural "
+        "logarithm, tab, the same divided by the length penalty of the model's search.",
     )
-    parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
-    add_pairs(parser)
     parser.add_argument(
         "--jsonl",
         action="store_true",
@@ -52,15 +50,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         default=argparse.SUPPRESS,
         help="length penalty, section 6.1 (default: the model's own)",
     )
-    add_languages(parser)
-    add_trust_flag(parser)
     settings = vars(parser.parse_args(argv))
-    name, jsonl = settings.pop("run"), settings.pop("jsonl")
-    trust = settings.pop("trust_remote_code")
-    files = [settings.pop(side) for side in ("source", "target")]
-    num_lines = count_pairs(files)
-    pipeline = load(name, trust_remote_code=trust)
-    for sources, targets in read_pairs(pipeline, files, num_lines, "scoring"):
+    jsonl = settings.pop("jsonl")
+    pipeline, pairs = load_with_pairs(settings, "scoring")
+    for sources, targets in pairs:
         for source, target, found in zip(
             sources, targets, pipeline.score(sources, targets, **settings), strict=True
         ):
@@ -71,12 +64,18 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
                 yield f"{found['log_probability']:.6f}\t{found['score']:.6f}"
 
 
-def add_pairs(parser: argparse.ArgumentParser):
-    """Add the files of sentences and translations to a command.
+def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
+    """Make the parser of a command that reads a model and pairs of sentences.
 
     Args:
-        parser: Parser of the command.
+        prog: Name of the command, for its help.
+        description: Purpose of the command.
+
+    Returns:
+        Parser, whose arguments `load_with_pairs` reads.
     """
+    parser = argparse.ArgumentParser(prog=prog, allow_abbrev=False, description=description)
+    parser.add_argument("run", metavar="RUN", help="run folder, model folder or Hub name")
     for name, what in (("source", "sentences"), ("target", "translations, as many lines")):
         parser.add_argument(
             f"--{name}",
@@ -85,25 +84,38 @@ def add_pairs(parser: argparse.ArgumentParser):
             metavar="FILE",
             help=f"{what}; plain or compressed",
         )
+    add_languages(parser)
+    add_trust_flag(parser)
+    return parser
 
 
-def read_pairs(
-    pipeline: TranslationPipeline, files: list[Path], num_lines: int, doing: str
-) -> Iterator[tuple[list[str], list[str]]]:
-    """Read pairs that fit the model, with a progress bar.
+def load_with_pairs(
+    settings: dict[str, Any], doing: str
+) -> tuple[TranslationPipeline, Iterator[tuple[list[str], list[str]]]]:
+    """Load a model, and read pairs that fit it, with a progress bar.
 
     Args:
-        pipeline: Model and tokenizer.
-        files: Files of sources and targets.
-        num_lines: Number of lines of each.
-        doing: What the progress bar says.
+        settings: Arguments of `pairs_parser`, which are removed, except the languages.
+        doing: Text of the progress bar.
 
-    Yields:
-        Sources and targets, some lines at a time.
+    Returns:
+        Model and tokenizer, and sources and targets, some lines at a time. A line that is not UTF-8
+        or too long for the model raises a ValueError that names it, after the lines before.
 
     Raises:
-        ValueError: If a line is not UTF-8 or too long for the model; names the line.
+        ValueError: If a file cannot be read, the files differ in their number of lines, or the
+            model cannot be loaded.
     """
+    files = [settings.pop(side) for side in ("source", "target")]
+    num_lines = _count(files)
+    trust = settings.pop("trust_remote_code")
+    pipeline = load(settings.pop("run"), trust_remote_code=trust)
+    return pipeline, _pairs(pipeline, files, num_lines, doing)
+
+
+def _pairs(
+    pipeline: TranslationPipeline, files: list[Path], num_lines: int, doing: str
+) -> Iterator[tuple[list[str], list[str]]]:
     windows = zip(
         *(fitting_lines(_windows(path), pipeline, str(path)) for path in files), strict=True
     )
@@ -121,15 +133,7 @@ def _windows(path: Path) -> Iterator[list[str]]:
             yield window
 
 
-def count_pairs(files: list[Path]) -> int:
-    """Return the number of lines of two files.
-
-    Args:
-        files: Files of sources and targets.
-
-    Raises:
-        ValueError: If they differ in it, or a file cannot be read.
-    """
+def _count(files: list[Path]) -> int:
     counts = [sum(map(len, _windows(path))) for path in files]
     if counts[0] != counts[1]:
         raise ValueError(

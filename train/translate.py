@@ -59,13 +59,17 @@ def translate_lines(
 
 
 def search_lines(
-    pipeline: TranslationPipeline, lines: Iterable[str], **search: Any
+    pipeline: TranslationPipeline,
+    lines: Iterable[str],
+    glossary: Mapping[str, str] | None = None,
+    **search: Any,
 ) -> Iterator[list[dict[str, Any]]]:
     """Translate lines, and return all that the pipeline finds.
 
     Args:
         pipeline: Model and tokenizer.
         lines: Sentences without line feeds.
+        glossary: Target term by source term, for lines that have the source term.
         search: Settings of the pipeline's call that differ from the model's.
 
     Yields:
@@ -75,7 +79,10 @@ def search_lines(
         MemoryError: If a batch with its beams does not fit into memory.
     """
     try:
-        yield from pipeline(iter(lines), **search)
+        if glossary is None:
+            yield from pipeline(iter(lines), **search)
+        else:
+            yield from _with_glossary(pipeline, iter(lines), glossary, search)
     except RuntimeError as error:
         if not should_reduce_batch_size(error):
             raise
@@ -348,6 +355,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             "column, jsonl, scores, alignment and num_return_sequences must not be given: "
             "subtitles are translated to subtitles."
         )
+    if terms is not None and "split_sentences" in search:
+        raise ValueError("glossary must not be given with split_sentences.")
     glossary = None if terms is None else read_glossary(Path(terms))
     take = None if column is None else column_reader(path, column)
     for side, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
@@ -380,7 +389,7 @@ def _load(
     runs: list[str], trust_remote_code: bool, int8: bool
 ) -> tuple[TranslationPipeline, list[PreTrainedModel]]:
     """Load the first model with its tokenizer, and the other models of an ensemble."""
-    pipeline, *others = [load(run, None, trust_remote_code, int8) for run in runs]
+    pipeline, *others = [load(run, trust_remote_code=trust_remote_code, int8=int8) for run in runs]
     vocabulary = pipeline.tokenizer.get_vocab()
     for run, other in zip(runs[1:], others, strict=True):
         if other.tokenizer.get_vocab() != vocabulary:
@@ -405,10 +414,7 @@ def _results(
     is_hidden = sys.stdout.isatty() or not sys.stderr.isatty()
     with tqdm(desc="translating", unit=" lines", disable=is_hidden) as bar:
         for lines in fitting_lines(groups, pipeline, name, split):
-            if glossary is None:
-                found: Iterable[Any] = search_lines(pipeline, lines, **search)
-            else:
-                found = _with_glossary(pipeline, lines, glossary, search)
+            found = search_lines(pipeline, lines, glossary, **search)
             for pair in zip(lines, found, strict=True):
                 yield pair
                 bar.update()
@@ -416,13 +422,12 @@ def _results(
 
 def _with_glossary(
     pipeline: TranslationPipeline,
-    lines: list[str],
+    lines: Iterator[str],
     glossary: Mapping[str, str],
     search: Mapping[str, Any],
 ) -> Iterator[list[dict[str, Any]]]:
     for_all = search.get("required_terms", [])
-    for start in range(0, len(lines), TEXTS_PER_WINDOW):
-        window = lines[start : start + TEXTS_PER_WINDOW]
+    while window := list(islice(lines, TEXTS_PER_WINDOW)):
         required = [for_all + terms_in(line, glossary) for line in window]
         found = pipeline(window, **{**search, "required_terms": required})
         for result in found:

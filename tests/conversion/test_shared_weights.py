@@ -5,7 +5,7 @@ import copy
 import library_models
 import pytest
 import torch
-from library_models import KINDS, SENTENCES, make_bart, make_marian, make_pieces
+from library_models import KINDS, SENTENCES, make_bart, make_marian
 from transformers import LogitsProcessorList
 
 from vanilla_transformer import TranslationPipeline
@@ -14,11 +14,6 @@ from vanilla_transformer.conversion.shared_weights import SharedConversion
 
 SEARCH = {"max_new_tokens": 7, "num_beams": 3}
 MAKERS = {name: KINDS[name] for name in ("marian", "fsmt", "m2m100", "nllb")}
-
-
-@pytest.fixture(scope="module")
-def pieces(tmp_path_factory):
-    return make_pieces(tmp_path_factory.mktemp("pieces"))
 
 
 @pytest.fixture(params=MAKERS)
