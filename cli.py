@@ -111,11 +111,15 @@ def _demo(arguments: argparse.Namespace, rest: list[str]):
 
 
 def _tokenize(arguments: argparse.Namespace, rest: list[str]):
-    from .train.recipe import parse_arguments
+    from .train.recipe import MEASURED, parse_arguments
 
     config, switches = parse_arguments(rest, "vanilla-transformer tokenize")
     if switches.resume:
         raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
+    if switches.dry_run == MEASURED:
+        raise ValueError(
+            "--dry_run must be without 'measured' for tokenize, which trains no model."
+        )
     if config.tokenizer is not None:
         raise ValueError(
             f"tokenizer must be null for `tokenize`, which learns one, got {config.tokenizer!r}."

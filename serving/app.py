@@ -142,6 +142,12 @@ class Api:
             ) from None
         except ClientDisconnect:
             return Response()
+        except AnyHTTPException:
+            raise
+        # here and not in a handler of Starlette, which raises the error again, so that the server
+        # would close the connection
+        except Exception as error:
+            return _failed(error)
         finally:
             self.num_waiting -= 1
 
@@ -335,7 +341,7 @@ async def _refused(request: Request, error: Any) -> JSONResponse:
     return JSONResponse({"error": sentence}, error.status_code, error.headers)
 
 
-async def _failed(request: Request, error: Exception) -> JSONResponse:
+def _failed(error: Exception) -> JSONResponse:
     """Answer after an error of the program; the log names it without its message."""
     # a message may quote the text of a client
     lines = "".join(traceback.format_tb(error.__traceback__))
@@ -366,7 +372,6 @@ def build_app(
     # without the pages of FastAPI, which load scripts from other servers
     app = FastAPI(openapi_url=None, middleware=middleware)
     app.add_exception_handler(AnyHTTPException, _refused)
-    app.add_exception_handler(Exception, _failed)
     for path, endpoint, methods in (
         ("/translate", api.translate, ["POST"]),
         ("/detect", api.detect, ["POST"]),

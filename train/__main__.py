@@ -1,9 +1,10 @@
 """Command line: `accelerate launch -m vanilla_transformer.train RECIPE --field value ...`."""
 
+import os
 import sys
 
 from ..console import EXIT_SIGNAL, run_command
-from .recipe import parse_arguments
+from .recipe import MEASURED, parse_arguments
 
 
 def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
@@ -26,7 +27,14 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
     if switches.dry_run:
         from .dry_run import describe
 
-        sys.stdout.write(describe(config, switches.recipe) + "\n")
+        text = describe(config, switches.recipe)
+        if switches.dry_run == MEASURED:
+            from .measuring import measure
+
+            text += f"\n\n{measure(config)}"
+        # only the main process prints
+        if os.environ.get("RANK", "0") == "0":
+            sys.stdout.write(text + "\n")
         return 0
     from .loop import train_until_asked
 

@@ -24,6 +24,7 @@ from .run_folder.checkpoint import (
     OPTIMIZER_FILE,
     changed_file,
     checkpoints,
+    checkpoints_around,
     cut_checkpoints,
     load_weights,
     read_state,
@@ -293,8 +294,13 @@ def _checkpoints_to_average(
         raise ValueError(f"{folder} must have a checkpoint to average, got {said or 'none'}.")
     if said:
         logger.warning("%s: passed over.", said)
+    best = None
+    if not given and config.best_metric is not None:
+        best = (read_state(found[-1]).get("best") or {}).get("step")
     if ema:
         last = [path for path in checkpoints(parent, unused) if path not in bad][-1]
+        if best is not None:
+            (last,) = checkpoints_around(best, 1, found)
         if not (last / EMA_FILE).is_file():
             raise ValueError(
                 f"{folder} must have a moving average, from training with ema_decay, and "
@@ -309,6 +315,8 @@ def _checkpoints_to_average(
         raise ValueError(
             f"{folder} has {len(found)} checkpoints to average, got {num_checkpoints}."
         )
+    if best is not None:
+        return checkpoints_around(best, config.num_averaged_checkpoints, found), False
     return found[-(num_checkpoints or config.num_averaged_checkpoints) :], False
 
 

@@ -32,6 +32,11 @@ from ..records import LARGEST_NUMBER, is_whole_text
 from ..sizes import refuse_impossible
 
 PRECISIONS = ("fp32", "bf16", "fp16")
+# validation scores that a checkpoint can be the best of
+LOSS = "loss"
+BEST_METRICS = (LOSS, "bleu", "chrf")
+# pairs that decide BLEU or chrF if their number is not given
+SAMPLED_PAIRS = 200
 
 # attention functions of the library, which all compute equation (1)
 KERNELS = (
@@ -297,6 +302,27 @@ class TrainConfig:
         above=0,
     )
 
+    max_minutes: float | None = setting(
+        None,
+        "minutes of training, resumed parts included, after which the run ends as after max_steps",
+        above=0,
+    )
+    best_metric: str | None = setting(
+        None,
+        f"validation score, one of {', '.join(BEST_METRICS)}, that decides which checkpoints are "
+        "kept and averaged: those around the best one; if not given, the last ones",
+        choices=BEST_METRICS,
+    )
+    patience: int | None = setting(
+        None,
+        "checkpoints in a row without a better best_metric, loss if not given, that end the run",
+        at_least=1,
+    )
+    validation_sample: int | None = setting(
+        None,
+        "validation pairs to translate at each evaluation, with greedy search, for BLEU and chrF",
+        at_least=1,
+    )
     log_every_steps: int = setting(50, "steps between two lines of metrics.jsonl", at_least=1)
     eval_every_steps: int = setting(
         1500, "steps between two evaluations of the validation loss", at_least=1
@@ -350,6 +376,10 @@ class TrainConfig:
         if self.bleu_tokenizer is None:
             # the run folder keeps the resolved name
             self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
+        if self.patience is not None and self.best_metric is None:
+            self.best_metric = LOSS
+        if self.best_metric not in (None, LOSS) and self.validation_sample is None:
+            self.validation_sample = SAMPLED_PAIRS
         self._check_languages()
         for columns in (self.columns, *(entry["columns"] for entry in self.mix)):
             self._check_columns(columns)
@@ -413,6 +443,16 @@ class TrainConfig:
             raise ValueError(
                 "averaged_minutes and ema_decay must not be given together, got "
                 f"{self.averaged_minutes} and {self.ema_decay}."
+            )
+        if self.averaged_minutes is not None and self.best_metric is not None:
+            raise ValueError(
+                "averaged_minutes must be null with best_metric or patience, which average the "
+                f"checkpoints around the best one, got {self.averaged_minutes}."
+            )
+        if self.max_minutes is not None and self.cooldown_steps:
+            raise ValueError(
+                "cooldown_steps must be 0 with max_minutes, because the run may end before its "
+                f"cooldown begins, got {self.cooldown_steps}."
             )
         size = self.tokens_per_micro_batch
         if size is not None and size < self.max_length:

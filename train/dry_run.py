@@ -14,17 +14,17 @@ from ..sizes import size_of
 from ..tokenization.learning import refuse_small_vocabulary
 from .config import TrainConfig
 from .data.corpus import is_file_name, is_local, texts_of
-from .data.prepare import load_texts
+from .data.prepare import Texts, load_texts
 from .devices.memory import CPU_TOKENS, bytes_per_token, fixed_step_bytes, state_bytes
 from .model_class import make_model
 from .progress import refuse_trackers
 from .recipe import read_recipe_file, recipe_comment
 from .schedule import rate_of
 from .scoring import refuse_bleu_tokenizer
-from .vocabulary import load_tokenizer, refuse_unknown_text
+from .vocabulary import learn_tokenizer, load_tokenizer, refuse_unknown_text
 
-# pairs to show of each corpus
-SHOWN_PAIRS = 3
+# pairs to show of each corpus, to learn a vocabulary from, and to count the tokens of
+SHOWN_PAIRS, LEARNED_PAIRS, COUNTED_PAIRS = 3, 100_000, 2000
 
 
 def describe(config: TrainConfig, recipe: str) -> str:
@@ -71,31 +71,59 @@ def describe(config: TrainConfig, recipe: str) -> str:
     papers, settings = TrainConfig(), dataclasses.asdict(config)
     differing = {name: value for name, value in settings.items() if value != getattr(papers, name)}
     others = {name: value for name, value in settings.items() if name not in differing}
+    texts = _local_texts(config)
+    if texts is not None:
+        if tokenizer is not None:
+            refuse_unknown_text(tokenizer, config, texts)
+        computed |= _epochs(config, texts, tokenizer)
     parts = [
         "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
-        *_first_pairs(config, tokenizer),
-        _group("computed", _lines(computed)),
-        *(
-            _group("measured, with the unchanged recipe", _lines(run))
-            for run in read_recipe_file(recipe)[1]
-        ),
-        _group("settings that differ from the paper's base model", _yaml_lines(differing)),
-        _group("default settings", _yaml_lines(others)),
+        *_first_pairs(config, texts, tokenizer),
+        group("computed", computed),
+        *(group("measured, with the unchanged recipe", run) for run in read_recipe_file(recipe)[1]),
+        _titled("settings that differ from the paper's base model", _yaml_lines(differing)),
+        _titled("default settings", _yaml_lines(others)),
     ]
     return "\n\n".join(parts)
 
 
-def _first_pairs(config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None) -> list[str]:
-    """Read the text as training does, and show the first pairs of each corpus."""
+def _local_texts(config: TrainConfig) -> Texts | None:
+    """Read the text as training does; None if a corpus is not in a file or folder."""
     languages = (config.source_lang, config.target_lang)
     corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
     # a missing file is refused; a name that may be on the Hub is not looked up
     is_here = [is_local(it, *languages) or is_file_name(it) for it in corpora]
-    if not all(is_here) or "demo" in corpora:
+    return load_texts(config) if all(is_here) and "demo" not in corpora else None
+
+
+def _epochs(
+    config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokenizerBase | None
+) -> dict[str, str]:
+    """Estimate the number of epochs from the first pairs."""
+    # the size of a stream is unknown, and corpora with weights have no common end
+    if config.streaming or texts.weights is not None:
+        return {}
+    first = [rows.select(range(min(len(rows), LEARNED_PAIRS))) for rows in texts.train]
+    if tokenizer is None:
+        sample = dataclasses.replace(texts, train=first)
+        tokenizer = learn_tokenizer(config, sample, progress=False)
+    num_tokens = 0.0
+    for rows, in_all in zip(first, texts.train, strict=True):
+        table = next(iter(rows.with_format("arrow").iter(COUNTED_PAIRS)))
+        sides = texts_of(table, texts.languages, "train", repair=True)
+        lengths = [map(len, tokenizer(side).input_ids) for side in sides]
+        num_tokens += sum(map(max, *lengths)) * len(in_all) / len(table)
+    epochs = config.max_steps * config.tokens_per_step / num_tokens
+    return {"epochs": f"about {epochs:.3g}"}
+
+
+def _first_pairs(
+    config: TrainConfig, texts: Texts | None, tokenizer: PreTrainedTokenizerBase | None
+) -> list[str]:
+    """Show the first pairs of each corpus."""
+    if texts is None:
         return []
-    texts = load_texts(config)
-    if tokenizer is not None:
-        refuse_unknown_text(tokenizer, config, texts)
+    languages = texts.languages
     groups = []
     for name, rows in zip(texts.names, texts.train, strict=True):
         table = next(iter(rows.with_format("arrow").iter(SHOWN_PAIRS)))
@@ -106,7 +134,7 @@ def _first_pairs(config: TrainConfig, tokenizer: PreTrainedTokenizerBase | None)
             for language, text in zip(languages, pair, strict=True)
         ]
         in_all = "" if config.streaming else f", {len(rows):,} in all"
-        groups.append(_group(f"first pairs of {name}{in_all}", lines))
+        groups.append(_titled(f"first pairs of {name}{in_all}", lines))
     return groups
 
 
@@ -145,12 +173,21 @@ def _sizes(config: PreTrainedConfig) -> str:
     return f"{layers} layers, {heads} heads, d_model {config.d_model}, d_ff {inner}"
 
 
-def _group(title: str, lines: list[str]) -> str:
+def _titled(title: str, lines: list[str]) -> str:
     return "\n".join([title, *(f"  {line}" for line in lines)])
 
 
-def _lines(facts: dict[str, str]) -> list[str]:
-    return [f"{name}: {fact}" for name, fact in facts.items()]
+def group(title: str, facts: dict[str, str]) -> str:
+    """Format facts below a title.
+
+    Args:
+        title: Title.
+        facts: Facts by name.
+
+    Returns:
+        Lines of text.
+    """
+    return _titled(title, [f"{name}: {fact}" for name, fact in facts.items()])
 
 
 def _yaml_lines(settings: dict[str, Any]) -> list[str]:

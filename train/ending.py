@@ -3,11 +3,12 @@
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from datetime import timedelta
 from types import FrameType
 
@@ -16,7 +17,7 @@ from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from torch.distributed import TCPStore
 
-from ..console import Interrupted
+from ..console import EXIT_SIGNAL, Interrupted
 
 # a closed terminal sends SIGHUP, which Windows does not have
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in dir(signal)]
@@ -53,7 +54,6 @@ class Requests:
     def __init__(self, is_told: bool):
         self.is_told = is_told
         self.number: int | None = None
-        self._when = 0.0
         self._is_deferred = False
         is_launched = any(name in os.environ for name in LAUNCHED)
         self._launcher = os.getppid() if is_launched else None
@@ -100,11 +100,8 @@ class Requests:
             Interrupted: If requests are not deferred.
         """
         if self.number is not None:
-            if time.monotonic() - self._when > SAME_REQUEST_SECONDS:
-                signal.signal(number, signal.SIG_DFL)
-                os.kill(os.getpid(), number)
             return
-        self.number, self._when = number, time.monotonic()
+        self.number = number
         # a write to a closed terminal would end the run
         for terminal in self._terminals:
             if not os.isatty(terminal):
@@ -140,10 +137,50 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
     for number in before:
         signal.signal(number, requests.receive)
     try:
-        yield requests
+        with _ending_at_a_second(before):
+            yield requests
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _ending_at_a_second(numbers: Collection[int]) -> Iterator[None]:
+    """End the process at a second signal, also during a long operation.
+
+    Python calls handlers only between operations, and a backward pass is a single one. So a thread
+    reads the signals.
+
+    Args:
+        numbers: Numbers of the signals that are handled; none for a thread other than the main one.
+    """
+    if not numbers:
+        yield
+        return
+    reading, writing = socket.socketpair()
+    with reading, writing:
+        writing.setblocking(False)
+        before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
+        thread = threading.Thread(target=_end_at_a_second, args=(reading, numbers), daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            signal.set_wakeup_fd(before)
+            writing.shutdown(socket.SHUT_WR)
+            thread.join()
+
+
+def _end_at_a_second(reading: socket.socket, numbers: Collection[int]):
+    """Read the numbers of signals until the socket is closed; end the process at a second one."""
+    first = None
+    while received := reading.recv(1):
+        if received[0] not in numbers:
+            continue
+        if first is None:
+            first = time.monotonic()
+        elif time.monotonic() - first > SAME_REQUEST_SECONDS:
+            os._exit(EXIT_SIGNAL + received[0])
 
 
 def ignore_signals(worker: int):

@@ -241,7 +241,7 @@ def evaluate(
         )
     main_process_first(lambda: _refuse_unwritable(state, task.folder, key))
     started = time.monotonic()
-    translations = _translate_shared(state, pipeline, sources, title, search | engine)
+    translations = translate_shared(state, pipeline, sources, title, **search, **engine)
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
@@ -535,14 +535,25 @@ def _processes() -> PartialState:
     return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
 
-def _translate_shared(
+def translate_shared(
     state: PartialState,
     pipeline: TranslationPipeline,
     sources: list[str],
-    title: str,
-    search: dict[str, Any],
+    title: str | None = None,
+    **search: Any,
 ) -> list[str]:
-    """Translate each source once, divided among all processes; return all in order."""
+    """Translate sentences, divided among all processes. All processes must call this.
+
+    Args:
+        state: State of the processes.
+        pipeline: Model and tokenizer.
+        sources: Sentences.
+        title: Name of the text, for a progress bar; without it there is none.
+        search: Settings of the pipeline's call that differ from the model's.
+
+    Returns:
+        Translations of all sentences, in order.
+    """
     share = slice(state.process_index, None, state.num_processes)
     own = list(
         tqdm(
@@ -550,7 +561,7 @@ def _translate_shared(
             total=len(sources[share]),
             desc=f"translating {title}",
             unit=" sentences",
-            disable=not state.is_main_process,
+            disable=title is None or not state.is_main_process,
         )
     )
     translations = [""] * len(sources)

@@ -2,10 +2,10 @@
 
 import contextlib
 import logging
+import math
 import os
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -21,9 +21,9 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 from ..console import Interrupted
 from ..identity_vanilla_transformer import difference_outside_layers
 from .averaging import average_held_run
-from .config import TrainConfig
+from .config import LOSS, TrainConfig
 from .data.batches import StepData, TrainingSteps, evaluation_batches
-from .data.pairs import Pairs, format_counts
+from .data.pairs import format_counts
 from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
@@ -37,9 +37,17 @@ from .ending import (
 )
 from .evaluate import validation_loss
 from .progress import count_cells, perplexity
-from .run import Run, data_identity, intact_checkpoint, naming_intact_checkpoint, open_run
+from .run import (
+    Run,
+    data_identity,
+    intact_checkpoint,
+    metric_of,
+    naming_intact_checkpoint,
+    open_run,
+)
 from .run_folder import checkpoint as checkpointing
 from .step import StepResult, mask_for_sdpa, training_step
+from .validation_sample import score_sample
 
 logger = logging.getLogger(__name__)
 PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
@@ -121,21 +129,22 @@ def _train(run: Run, requests: Requests) -> int | None:
         # the progress bar is closed only now
         if run.accelerator.is_main_process:
             _say_end(number, f"step {step} is saved")
-        _end(run)
+        end_run(run)
         return number
-    if run.is_late:
-        _warn_of_skipped_end(run)
     if run.accelerator.is_main_process:
         average = average_held_run(run.folder, trust_remote_code=True)
         logger.info("%s, is in %s", average, run.folder)
     run.accelerator.wait_for_everyone()
-    _end(run)
+    end_run(run)
     return None
 
 
 def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     """Train to the last step, or return the last step and the signal that stopped the run."""
-    config = run.config
+    config, is_alone = run.config, run.accelerator.num_processes == 1
+    if run.is_finished:
+        run.progress.bar.close()
+        return None
     with (
         run.progress.bar,
         logging_redirect_tqdm([PACKAGE_LOGGER]),
@@ -143,42 +152,113 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
         requests.deferred(),
         ending_if_stalled(config.stall_minutes),
     ):
-        for step, batches in enumerate(_batches(run), start=run.steps_done + 1):
-            result = _step(run, step, batches)
-            is_last = step == config.max_steps
+        for step, batches in enumerate(batches_of(run), start=run.steps_done + 1):
+            result = make_step(run, step, batches)
+            is_asked, is_time_over = _reasons_to_end(run, requests)
+            if is_time_over:
+                _refuse_short_time(run, step)
+            is_last = step == config.max_steps or is_time_over
             if step % config.log_every_steps == 0 or is_last:
                 _log(run, step, result)
-            validation = run.data.validation
-            if (step % config.eval_every_steps == 0 or is_last) and validation is not None:
-                _evaluate(run, step, validation)
-            number = requests.pending()
-            is_stopped = _is_asked_to_end(run, number is not None) and not is_last
+            if step % config.eval_every_steps == 0 or is_last:
+                evaluate_step(run, step)
+            # a single process also notices a signal that came since the step
+            is_asked = is_asked or (is_alone and requests.pending() is not None)
+            is_stopped = is_asked and not is_last
             is_due = run.is_late or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _read_results(run)
                 # if steps are skipped, the weights may be bad already, and saving them would
                 # remove a good checkpoint
                 run.is_late = is_due and run.skipped_in_a_row > 0
+                is_regular = is_due and not run.is_late
+                if is_regular and config.best_metric is not None:
+                    _compare_with_best(run, step)
                 if is_stopped or not run.is_late:
-                    _save(run, step, is_stop=run.is_late or not is_due)
+                    save_step(run, step, is_stop=not is_regular)
+                if is_last or (is_regular and run.is_past_best):
+                    _say_reason(run, step)
+                    if run.is_late:
+                        _warn_of_skipped_end(run, step)
+                    return None
             if is_stopped:
-                return step, number or signal.SIGTERM
+                return step, requests.number or signal.SIGTERM
     return None
 
 
-def _warn_of_skipped_end(run: Run):
+def _reasons_to_end(run: Run, requests: Requests) -> tuple[bool, bool]:
+    """Return whether a signal asks the run to end, and whether its time is over.
+
+    With several processes, those are the reasons of one step ago: reading those of this step would
+    wait for the device.
+    """
+    reasons = requests.pending() is not None, run.is_time_over
+    if run.accelerator.num_processes == 1:
+        return reasons
+    before = run.asked_to_end
+    here = torch.tensor(reasons, dtype=torch.int, device=run.accelerator.device)
+    run.asked_to_end = run.accelerator.reduce(here, reduction="sum")
+    is_asked, is_time_over = [False, False] if before is None else before.bool().tolist()
+    return is_asked, is_time_over
+
+
+def _refuse_short_time(run: Run, step: int):
+    # several processes learn one step later that the time is over
+    if step > min(run.accelerator.num_processes, 2):
+        return
+
+    def refuse():
+        raise ValueError(
+            f"max_minutes must be longer than a step, which took {run.seconds / step:.1f} seconds, "
+            f"got {run.config.max_minutes:g}."
+        )
+
+    distribution.in_all_processes(refuse)
+
+
+def _compare_with_best(run: Run, step: int):
+    """Evaluate the step, if this is not done yet, and compare it with the best checkpoint."""
+    if run.scores.get("step") != step:
+        evaluate_step(run, step)
+    score, best = run.scores[run.config.best_metric], run.best
+    if best is not None:
+        best = {**best, "later": best["later"] + 1}
+    sign = -1 if run.config.best_metric == LOSS else 1
+    # a loss may be infinite
+    if math.isfinite(score) and (best is None or sign * score > sign * best["score"]):
+        best = {"metric": metric_of(run.config), "step": step, "score": score, "later": 0}
+    run.best = best
+
+
+def _say_reason(run: Run, step: int):
+    if step == run.config.max_steps or not run.accelerator.is_main_process:
+        return
+    if run.is_past_best:
+        logger.info(
+            "The run ends with step %d: %d checkpoints in a row are no better than that of step "
+            "%d.",
+            step,
+            run.best["later"],
+            run.best["step"],
+        )
+    else:
+        minutes = run.config.max_minutes
+        logger.info("The run ends with step %d: its %g minutes are over.", step, minutes)
+
+
+def _warn_of_skipped_end(run: Run, step: int):
     """Warn that the last step was skipped and is not saved; raise if no other step is saved."""
     last = checkpointing.checkpoints(run.folder / "checkpoints")
     if not last:
-        distribution.in_all_processes(lambda: _refuse_to_skip_more(run, run.config.max_steps))
+        distribution.in_all_processes(lambda: _refuse_to_skip_more(run, step))
     logger.warning(
         "step %d was skipped and is not saved: the model is averaged from checkpoints up to %s.",
-        run.config.max_steps,
+        step,
         last[-1].name,
     )
 
 
-def _batches(run: Run) -> Iterator[list[dict[str, Tensor]]]:
+def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
     # a forked worker would warn that its tokenizer cannot use threads
     if run.config.num_workers:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
@@ -224,7 +304,20 @@ def _log_block(run: Run, position: dict[str, Any], step: int):
     logger.info("pairs read so far: %s", format_counts(counts))
 
 
-def _step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
+def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
+    """Train one step. Its result stays on the device.
+
+    Args:
+        run: Run.
+        step: Number of the step, from 1.
+        batches: Micro-batches of this process.
+
+    Returns:
+        Result of the step, which is also appended to `run.unread`.
+
+    Raises:
+        MemoryError: If the step does not fit into memory.
+    """
     # dropout depends only on the step, so checkpoints need no generator state
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
@@ -296,7 +389,16 @@ def _log(run: Run, step: int, result: StepResult):
     )
 
 
-def _evaluate(run: Run, step: int, validation: Pairs):
+def evaluate_step(run: Run, step: int):
+    """Compute, log and write the validation scores, if there is a validation split.
+
+    Args:
+        run: Run; its `scores` are replaced.
+        step: Number of the step.
+    """
+    validation = run.data.validation
+    if validation is None:
+        return
     loss = validation_loss(
         run.accelerator,
         run.model,
@@ -308,8 +410,13 @@ def _evaluate(run: Run, step: int, validation: Pairs):
             run.accelerator.process_index,
         ),
     )
-    run.progress.write(step=step, validation_loss=loss, validation_perplexity=perplexity(loss))
-    logger.info("step %d: validation loss %.4f, perplexity %.2f", step, loss, perplexity(loss))
+    scores = {LOSS: loss, "perplexity": perplexity(loss)}
+    if run.config.validation_sample is not None:
+        scores |= score_sample(run)
+    run.scores = {"step": step, **scores}
+    run.progress.evaluated(step, scores)
+    numbers = ", ".join(f"{name} {score:.4g}" for name, score in scores.items())
+    logger.info("step %d: validation %s", step, numbers)
 
 
 def _refuse_not_finite(step: int, *groups: Mapping[str, Tensor] | None):
@@ -317,7 +424,18 @@ def _refuse_not_finite(step: int, *groups: Mapping[str, Tensor] | None):
         checkpointing.refuse_not_finite(weights, f"the weights after step {step}")
 
 
-def _save(run: Run, step: int, is_stop: bool = False):
+def save_step(run: Run, step: int, is_stop: bool = False):
+    """Save a checkpoint. All processes must call this.
+
+    Args:
+        run: Run.
+        step: Number of the step.
+        is_stop: Argument of `save_checkpoint`.
+
+    Raises:
+        FloatingPointError: If a weight is not finite; names the weight.
+        OSError: If the checkpoint cannot be written.
+    """
     minutes = run.config.averaged_minutes
     # each process may have only a part of each tensor
     weights = distribution.whole_weights(run.model)
@@ -343,10 +461,12 @@ def _save(run: Run, step: int, is_stop: bool = False):
                 "position": run.position,
                 "num_processes": run.accelerator.num_processes,
                 "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
-                "seconds": run.seconds_before + time.monotonic() - run.started,
+                "best": run.best,
+                "seconds": run.seconds,
             },
             keep=run.config.num_averaged_checkpoints,
             keep_seconds=60 * minutes if minutes is not None else None,
+            best_step=run.best["step"] if run.best is not None else None,
             moving_average=moving_average,
             scaler=run.accelerator.scaler,
             is_stop=is_stop,
@@ -354,19 +474,14 @@ def _save(run: Run, step: int, is_stop: bool = False):
     run.accelerator.wait_for_everyone()
 
 
-def _end(run: Run):
+def end_run(run: Run):
+    """Free the model and leave the processes.
+
+    Args:
+        run: Run; it cannot be used any more.
+    """
     # if the wrapped model is freed after the process group, its destructor holds Python's lock
     # while it waits for threads that need this lock
     del run.wrapped_model
     run.accelerator.free_memory()
     run.accelerator.end_training()
-
-
-def _is_asked_to_end(run: Run, is_asked_here: bool) -> bool:
-    if run.accelerator.num_processes == 1:
-        return is_asked_here
-    # the requests of one step ago: reading those of this step would wait for the device
-    before = run.asked_to_end
-    here = torch.full((), int(is_asked_here), device=run.accelerator.device)
-    run.asked_to_end = run.accelerator.reduce(here, reduction="sum")
-    return before is not None and bool(before)

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from ..atomic_files import to_disk, write_atomically
 from ..configuration_vanilla_transformer import closest_name
-from .config import TrainConfig
+from .config import LOSS, TrainConfig
 from .data.batches import IGNORED
 from .run_folder.files import METRICS_FILE, read_metrics
 from .step import StepResult
@@ -97,6 +97,8 @@ class Progress:
         self.window = window or self._empty_window()
         self.started = time.monotonic()
         self.tokens_before = self.window["tokens"]
+        # parts of the bar
+        self.training = self.validation = ""
         # in a log file every update of the bar takes a line
         interval = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
         self.bar = tqdm(
@@ -145,14 +147,30 @@ class Progress:
             "tokens_per_second": (tokens - self.tokens_before) / elapsed if elapsed else 0.0,
         }
         self.write(**facts)
-        self.bar.set_description_str(
+        self.training = (
             f" loss {facts['loss'] or math.nan:.3f} lr {facts['learning_rate']:.1e} "
-            f"{facts['tokens_per_second']:,.0f} tok/s {1 - facts['non_padding']:.0%} padding",
-            refresh=False,
+            f"{facts['tokens_per_second']:,.0f} tok/s"
         )
+        self._describe()
         self.window = self._empty_window()
         self.tokens_before = 0
         self.started = time.monotonic()
+
+    def evaluated(self, step: int, scores: Mapping[str, float]):
+        """Write a line with validation scores, and show them in the bar.
+
+        Args:
+            step: Number of the step.
+            scores: Validation scores by name, `loss` among them.
+        """
+        self.write(step=step, **{f"validation_{name}": score for name, score in scores.items()})
+        # both would not fit
+        is_scored = "bleu" in scores
+        self.validation = f" BLEU {scores['bleu']:.1f}" if is_scored else f" val {scores[LOSS]:.3f}"
+        self._describe()
+
+    def _describe(self):
+        self.bar.set_description_str(f"{self.training}{self.validation}", refresh=False)
 
     def write(self, **facts: Any):
         """Write a line.

@@ -23,6 +23,8 @@ RECIPE_FILE = "recipe.yaml"
 LONGEST_RECIPE, DEEPEST = 1_000_000, 20
 # entry of a recipe with the runs that were measured, and the facts about each
 MEASURED = "measured"
+# flag for a preview of a run, and its two kinds
+DRY_RUN, COMPUTED = "--dry_run", "computed"
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
@@ -191,7 +193,7 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
 def parse_arguments(
     argv: list[str], prog: str = "vanilla_transformer.train"
 ) -> tuple[TrainConfig, argparse.Namespace]:
-    """Read a command line: `RECIPE --field value ... [--resume] [--dry_run]`.
+    """Read a command line: `RECIPE --field value ... [--resume] [--dry_run [measured]]`.
 
     Args:
         argv: Command-line arguments.
@@ -221,9 +223,11 @@ def parse_arguments(
     )
     parser.add_argument("--resume", action="store_true", help="resume from the last checkpoint")
     parser.add_argument(
-        "--dry_run",
-        action="store_true",
-        help="print the first pairs, the settings and the expected size and memory, then exit",
+        DRY_RUN,
+        choices=[COMPUTED, MEASURED],
+        metavar=MEASURED,
+        help="print the first pairs, the settings and the expected size and memory, then exit; "
+        f"`--dry_run {MEASURED}` trains a few steps and prints how long the run will take",
     )
     add_trust_flag(parser)
     for known in dataclasses.fields(TrainConfig):
@@ -237,7 +241,7 @@ def parse_arguments(
             help=f"{known.metadata['help']} ({default})".replace("%", "%%"),
         )
     try:
-        given, unknown = parser.parse_known_args(argv)
+        given, unknown = parser.parse_known_args(_with_kind_of_dry_run(argv))
     except argparse.ArgumentError as error:
         raise ValueError(f"{error}.") from error
     for argument in unknown:
@@ -255,6 +259,17 @@ def parse_arguments(
     if given.resume and "output_dir" not in overrides:
         _refuse_other_folder(Path(given.recipe), config)
     return config, given
+
+
+def _with_kind_of_dry_run(argv: list[str]) -> list[str]:
+    """Join `--dry_run` with the word after it only if this is no recipe."""
+    joined: list[str] = []
+    for argument in argv:
+        if joined and joined[-1] == f"{DRY_RUN}={COMPUTED}" and argument == MEASURED:
+            joined[-1] = f"{DRY_RUN}={MEASURED}"
+        else:
+            joined.append(f"{DRY_RUN}={COMPUTED}" if argument == DRY_RUN else argument)
+    return joined
 
 
 def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):

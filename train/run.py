@@ -24,7 +24,7 @@ from ..identity_vanilla_transformer import difference_outside_layers
 from ..records import check
 from ..tokenization.learning import refuse_small_vocabulary, tokenizer_hash
 from .averaging import MovingAverage
-from .config import TrainConfig
+from .config import LOSS, TrainConfig
 from .data.batches import Collator, TrainingSteps
 from .data.prepare import Data, load_texts, make_steps, prepare_data
 from .data.streaming import StreamedSteps
@@ -55,6 +55,7 @@ NEW_STATE = {
     "is_late": False,
     "window": None,
     "position": None,
+    "best": None,
     "tokens_per_micro_batch": None,
     "seconds": 0.0,
 }
@@ -83,10 +84,13 @@ class Run:
         skipped: Number of skipped steps so far.
         skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
         is_late: Whether a checkpoint is due and waits for a step that is not skipped.
+        best: Best checkpoint so far, as in its state; None without `best_metric`.
         seconds_before: Training time before this process began.
         started: Time at which this process began, on the monotonic clock.
         unread: Steps whose results are still on the device, with their `count_cells`.
-        asked_to_end: Number of processes that were asked to end by the last step, on the device.
+        asked_to_end: Number of processes that were asked to end by the last step, and of those
+            whose time was over, on the device.
+        scores: Validation scores of the last evaluation, with its step.
         progress: Progress bar, metrics and trackers; set when the run folder is ready.
     """
 
@@ -108,11 +112,37 @@ class Run:
     skipped: int
     skipped_in_a_row: int
     is_late: bool
+    best: dict[str, Any] | None
     seconds_before: float
     started: float = field(default_factory=time.monotonic)
     unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
     asked_to_end: Tensor | None = None
+    scores: dict[str, float] = field(default_factory=dict)
     progress: Progress = field(init=False)
+
+    @property
+    def seconds(self) -> float:
+        """Training time of all parts of the run."""
+        return self.seconds_before + time.monotonic() - self.started
+
+    @property
+    def is_time_over(self) -> bool:
+        """Whether the run has trained for `max_minutes`."""
+        minutes = self.config.max_minutes
+        return minutes is not None and self.seconds >= 60 * minutes
+
+    @property
+    def is_past_best(self) -> bool:
+        """Whether `patience` checkpoints in a row were no better than the best one."""
+        patience = self.config.patience
+        return patience is not None and self.best is not None and self.best["later"] >= patience
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether nothing is left to train."""
+        minutes = self.config.max_minutes
+        is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
+        return self.steps_done == self.config.max_steps or is_time_over or self.is_past_best
 
 
 def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack) -> Run:
@@ -176,6 +206,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
         is_late=state["is_late"],
+        best=_best_of(config, state),
         seconds_before=state["seconds"],
     )
     with naming_intact_checkpoint(folder):
@@ -184,6 +215,27 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         open_trackers(accelerator, config, state["step"])
         run.progress = Progress(folder, config, state["step"], state["window"], accelerator)
     return run
+
+
+def metric_of(config: TrainConfig) -> str:
+    """Name the metric that decides which checkpoint is the best.
+
+    Args:
+        config: Settings of the run, with a `best_metric`.
+
+    Returns:
+        Name, with the number of translated pairs if they decide.
+    """
+    if config.best_metric == LOSS:
+        return LOSS
+    return f"{config.best_metric} of {config.validation_sample} pairs"
+
+
+def _best_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | None:
+    best: dict[str, Any] | None = state.get("best")
+    # scores of another metric cannot be compared
+    is_known = best is not None and config.best_metric and best["metric"] == metric_of(config)
+    return best if is_known else None
 
 
 def _open_accelerator(config: TrainConfig) -> Accelerator:
@@ -329,7 +381,7 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
 
     `given` has the settings before the size of a micro-batch was computed.
     """
-    first_step, is_finished = run.steps_done + 1, run.steps_done == given.max_steps
+    first_step = run.steps_done + 1
     facts = {
         "layout": run.accelerator.distributed_type.value,
         "processes": run.accelerator.num_processes,
@@ -348,7 +400,7 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
     # after the environment: a start that is killed in between records its changes again
     save_config(given, run.folder / RECIPE_FILE)
     keep_file(given, run.folder)
-    if checkpoint is not None and is_finished:
+    if checkpoint is not None and run.is_finished:
         checkpointing.make_regular(checkpoint)
     logger.info("%s parameters, %s", f"{run.model.num_parameters():,}", run.steps.fingerprint())
 

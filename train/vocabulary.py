@@ -67,7 +67,7 @@ def prepare_tokenizer(
         tokenizer = load_tokenizer(str(own))
     else:
         texts = texts or load_texts(config)
-        tokenizer = _learn_tokenizer(config, texts)
+        tokenizer = learn_tokenizer(config, texts)
     if not own.is_dir():
         with atomic_folder(own) as unfinished:
             save_tokenizer(tokenizer, unfinished)
@@ -119,7 +119,22 @@ def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Pat
         )
 
 
-def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBase:
+def learn_tokenizer(
+    config: TrainConfig, texts: Texts, progress: bool = True
+) -> PreTrainedTokenizerBase:
+    """Learn the vocabulary of a run. Section 5.1.
+
+    Args:
+        config: Settings of the run.
+        texts: Text of the run.
+        progress: Argument of `learn_vocabulary`.
+
+    Returns:
+        The tokenizer.
+
+    Raises:
+        ValueError: If a size is too small, or there is no text.
+    """
     languages = [config.source_lang, config.target_lang]
     symbols = set()
     if config.symbol_lang is not None:
@@ -131,6 +146,7 @@ def _learn_tokenizer(config: TrainConfig, texts: Texts) -> PreTrainedTokenizerBa
         config.vocab_size,
         symbols=sorted(symbols),
         seed=config.seed,
+        progress=progress,
     )
 
 

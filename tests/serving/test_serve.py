@@ -409,8 +409,9 @@ def test_neither_log_nor_answers_have_texts_or_paths(server, run_folder):
     fail = server.folder / "fail"
     fail.touch()
     try:
-        answers = [server.post({"q": SECRET, **FR_EN})]
+        answers = [server.post({"q": SECRET, **FR_EN}, Origin="https://example.org")]
         assert answers[0].status_code == 500
+        assert answers[0].headers["access-control-allow-origin"] == "*"
     finally:
         fail.unlink()
     assert "RuntimeError" in server.said().removeprefix(before)

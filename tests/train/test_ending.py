@@ -13,6 +13,7 @@ import train_toys
 from torch.utils.data import DataLoader
 from train_toys import FOREVER, last_step, wait_until
 
+from vanilla_transformer.console import EXIT_SIGNAL
 from vanilla_transformer.train import loop
 from vanilla_transformer.train.loop import train
 from vanilla_transformer.train.run_folder.checkpoint import checkpoints, newest_intact
@@ -83,7 +84,35 @@ def test_a_second_signal_ends_the_run_at_once(corpus, tmp_path, start):
     assert process.poll() is None
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=20)
-    assert process.returncode == -signal.SIGTERM
+    assert process.returncode == EXIT_SIGNAL + signal.SIGTERM
+
+
+def test_a_second_signal_ends_a_single_operation_that_is_long():
+    # as a backward pass is: the interpreter calls no handler meanwhile
+    code = """if True:
+        import time, torch
+        from vanilla_transformer.train.ending import noticing_requests
+        torch.set_num_threads(1)
+        numbers = torch.ones(6000, 6000)
+        with noticing_requests(is_told=False) as requests, requests.deferred():
+            print("begins", flush=True)
+            torch.linalg.svd(numbers)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=train_toys.environment(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout.readline() == "begins\n"
+        process.send_signal(signal.SIGINT)
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(timeout=10) == EXIT_SIGNAL + signal.SIGINT
+    finally:
+        process.kill()
+        process.communicate()
 
 
 def test_a_signal_that_is_ignored_stays_ignored(recipe, tmp_path):

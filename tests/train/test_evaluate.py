@@ -331,7 +331,7 @@ def test_errors_of_writing_and_comparing_are_found_before_the_translation(
     other = Path(shutil.copytree(run, tmp_path / "other"))
     evaluate(str(other))
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
-    monkeypatch.setattr(evaluating, "_translate_shared", translated)
+    monkeypatch.setattr(evaluating, "translate_shared", translated)
     (tmp_path / "file").touch()
     assert main([str(run), "--output_dir", str(tmp_path / "file")]) == 1
     assert "output_dir must be a folder, got the file" in capsys.readouterr().err
@@ -697,7 +697,7 @@ def test_what_cannot_be_counted_says_why(run, leaky, tmp_path, monkeypatch):
     for changes, reason in (
         ({"streaming": True}, "the training text is streamed"),
         ({"dataset": str(leaky)}, "the training text has changed since the training"),
-        ({"dataset": "some/corpus"}, "the training text is not on this machine"),
+        ({"dataset": "another/corpus"}, "the training text is not on this machine"),
         ({"dataset": str(tmp_path)}, "the training text cannot be read"),
         ({"target_lang": "fr"}, "the training text is in en and fr"),
     ):

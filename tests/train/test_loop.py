@@ -189,7 +189,7 @@ def test_dropout_is_another_for_each_seed_step_and_process(monkeypatch):
             for process in (0, 1):
                 run = MagicMock(moving_average=None)
                 run.config.seed, run.accelerator.process_index = seed, process
-                loop._step(run, step_number, [])
+                loop.make_step(run, step_number, [])
     assert len(seeds) == len(set(seeds)) == 8
 
 
@@ -330,7 +330,7 @@ def stop_at(monkeypatch):
     """Return a function that runs a training and stops it in a given step."""
 
     def stop(config, at, resume=False):
-        real_step = loop._step
+        real_step = loop.make_step
 
         def asked_to_end(run, step, batches):
             if step == at:
@@ -338,7 +338,7 @@ def stop_at(monkeypatch):
             return real_step(run, step, batches)
 
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "_step", asked_to_end)
+            patch.setattr(loop, "make_step", asked_to_end)
             assert not train(config, resume=resume)
 
     return stop
@@ -627,14 +627,14 @@ def spoilt(monkeypatch):
 @pytest.fixture
 def saved(monkeypatch):
     """The steps after which a checkpoint was saved, with whether only to stop."""
-    real_save = loop._save
+    real_save = loop.save_step
     found = []
 
     def save(run, step, is_stop=False):
         found.append((step, is_stop))
         real_save(run, step, is_stop)
 
-    monkeypatch.setattr(loop, "_save", save)
+    monkeypatch.setattr(loop, "save_step", save)
     return found
 
 

@@ -86,7 +86,7 @@ def test_the_bar_fits_the_terminal(corpus, tmp_path, columns):
     bars = [line for line in lines if "/12" in line]
     assert all(len(line) <= columns for line in bars)
     last = bars[-1]
-    for part in ("12/12", "left", "loss ", "lr ", "tok/s", "% padding"):
+    for part in ("12/12", "left", "loss ", "lr ", "tok/s", "val "):
         assert part in last
     assert "█" in last
 
@@ -96,11 +96,13 @@ def test_the_bar_of_a_run_of_days_on_eight_fast_devices_fits(progress, monkeypat
     now = progress.started + 18
     monkeypatch.setattr(time, "monotonic", lambda: now)
     progress.log(step=1, learning_rate=4.9e-4)
-    text = progress.bar.desc
-    line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR, prefix=text)
-    assert line.rstrip().endswith("loss 3.000 lr 4.9e-04 555,556 tok/s 3% padding")
-    assert "123456/300000" in line
-    assert "left" in line
+    for more, end in (({}, "val 1.500"), ({"bleu": 27.34, "chrf": 55.5}, "BLEU 27.3")):
+        progress.evaluated(1, {"loss": 1.5, "perplexity": 4.5, **more})
+        text = progress.bar.desc
+        line = tqdm.format_meter(123456, 300000, 1e5, ncols=80, bar_format=BAR, prefix=text)
+        assert line.rstrip().endswith(f"loss 3.000 lr 4.9e-04 555,556 tok/s {end}")
+        assert "123456/300000" in line
+        assert "left" in line
 
 
 def test_a_log_file_does_not_get_a_line_a_moment(corpus, tmp_path):

@@ -322,10 +322,14 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         refuse_unusable(counts, "validation")
         logger.info("validation pairs: %s", format_counts(counts))
     else:
+        hint = validation_hint(config.dataset, config.streaming)
+        if config.best_metric or config.validation_sample:
+            name = "best_metric" if config.best_metric else "validation_sample"
+            raise ValueError(
+                f"{name} must be null for {texts.names[0]}, which has no split 'validation'.{hint}"
+            )
         logger.warning(
-            "%s has no split 'validation': there is no validation loss.%s",
-            texts.names[0],
-            validation_hint(config.dataset, config.streaming),
+            "%s has no split 'validation': there is no validation loss.%s", texts.names[0], hint
         )
     shared = {"validation_sha256": validation_sha256, "dataset_commit": commits}
     if config.validation_pairs is not None:

@@ -1,5 +1,6 @@
 """Write and read checkpoints. A checkpoint is always complete."""
 
+import bisect
 import hashlib
 import json
 import logging
@@ -83,6 +84,10 @@ STATE = mapping(
         OWN_HASH: TEXT,
     }
 )
+# best checkpoint so far, its score by the metric, and the number of checkpoints after it
+BEST = mapping(
+    {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, others=NOTHING
+)
 # further entries that a run needs to resume
 RUN_STATE = mapping(
     {
@@ -94,7 +99,8 @@ RUN_STATE = mapping(
         "data": mapping(),
         "window": or_null(WINDOW),
         "position": or_null(POSITION),
-    }
+    },
+    {"best": or_null(BEST)},
 )
 
 
@@ -107,6 +113,7 @@ def save_checkpoint(
     state: Mapping[str, Any],
     keep: int,
     keep_seconds: float | None = None,
+    best_step: int | None = None,
     moving_average: Mapping[str, Tensor] | None = None,
     scaler: Any = None,
     is_stop: bool = False,
@@ -126,6 +133,7 @@ def save_checkpoint(
         state: Other entries of the state, `seconds` of training among them.
         keep: Number of checkpoints to keep.
         keep_seconds: Keep the checkpoints of the last seconds of training instead.
+        best_step: Keep also as many checkpoints around that of this step.
         moving_average: Moving average of the weights, if the run has one.
         scaler: Gradient scaler, in half precision.
         is_stop: Whether the run was asked to end, between two regular checkpoints.
@@ -167,6 +175,8 @@ def save_checkpoint(
     found = checkpoints(folder)
     regular = [path for path in found if not _is_of_stop(path)]
     kept = regular[-keep:] if keep_seconds is None else recent_checkpoints(keep_seconds, regular)
+    if best_step is not None:
+        kept += checkpoints_around(best_step, keep, regular)
     for path in found:
         if path != final and path not in kept:
             _remove(path)
@@ -365,6 +375,23 @@ def recent_checkpoints(seconds: float, found: Sequence[Path]) -> list[Path]:
     """
     made_at = {path: read_state(path)["seconds"] for path in found}
     return [path for path in found if made_at[found[-1]] - made_at[path] <= seconds]
+
+
+def checkpoints_around(step: int, number: int, found: Sequence[Path]) -> list[Path]:
+    """Select the checkpoints around that of a step.
+
+    Args:
+        step: Step of the checkpoint in the middle; of an even number, the first after the middle.
+        number: Number of checkpoints to select.
+        found: Checkpoints, oldest first.
+
+    Returns:
+        Selected checkpoints, oldest first. Near the first or the last one it is not in the middle.
+    """
+    steps = [int(path.name.removeprefix("step-")) for path in found]
+    index = max(bisect.bisect_right(steps, step) - 1, 0)
+    first = max(min(index - number // 2, len(found) - number), 0)
+    return list(found[first : first + number])
 
 
 def make_regular(checkpoint: Path) -> None:

@@ -1,0 +1,54 @@
+"""BLEU and chrF of some validation pairs, translated during training."""
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from accelerate.utils import DistributedType
+from transformers import PreTrainedModel
+
+from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
+from .data.corpus import texts_of
+from .devices.distribution import whole_weights
+from .evaluate import translate_shared
+from .model_class import make_model
+from .run import Run
+from .run_folder.checkpoint import load_weights
+from .scoring import score_translations
+
+
+def score_sample(run: Run) -> dict[str, float]:
+    """Translate validation pairs with the weights of this step. All processes must call this.
+
+    The pairs are spread evenly over those that fit into training, so that they are the same at each
+    evaluation.
+
+    Args:
+        run: Run with a `validation_sample`.
+
+    Returns:
+        `bleu` and `chrf` of greedy translations.
+    """
+    validation, texts = run.data.validation, run.data.texts
+    kept = validation.kept()
+    number = min(len(kept), run.config.validation_sample)
+    rows = texts.validation.select(kept[np.arange(number) * len(kept) // number])
+    sources, references = texts_of(
+        rows.with_format("arrow")[:], texts.languages, "validation", repair=True
+    )
+    model = _whole_model(run)
+    # graphs without gradients would take longer to compile than these batches
+    with evaluating(model), torch.compiler.set_stance("force_eager"):
+        pipeline = TranslationPipeline(model, run.data.tokenizer, device=run.accelerator.device)
+        translations = translate_shared(PartialState(), pipeline, sources, num_beams=1)
+    scores = score_translations(translations, references, run.config.bleu_tokenizer)
+    return {name: scores[name] for name in ("bleu", "chrf")}
+
+
+def _whole_model(run: Run) -> PreTrainedModel:
+    """Return the model, or a copy with all weights if this process has only a part of each."""
+    if run.accelerator.distributed_type != DistributedType.FSDP:
+        return run.model
+    weights = whole_weights(run.model)
+    model = make_model(run.config, run.model.config)
+    load_weights(model, weights)
+    return model.to(run.accelerator.device)
