@@ -173,7 +173,7 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
                 run.is_late = is_due and run.skipped_in_a_row > 0
                 is_regular = is_due and not run.is_late
                 if is_regular and config.best_metric is not None:
-                    _compare_with_best(run, step)
+                    _compare_with_best(run, step, config.best_metric)
                 if is_stopped or not run.is_late:
                     save_step(run, step, is_stop=not is_regular)
                 if is_last or (is_regular and run.is_past_best):
@@ -216,14 +216,14 @@ def _refuse_short_time(run: Run, step: int):
     distribution.in_all_processes(refuse)
 
 
-def _compare_with_best(run: Run, step: int):
+def _compare_with_best(run: Run, step: int, metric: str):
     """Evaluate the step, if this is not done yet, and compare it with the best checkpoint."""
     if run.scores.get("step") != step:
         evaluate_step(run, step)
-    score, best = run.scores[run.config.best_metric], run.best
+    score, best = run.scores[metric], run.best
     if best is not None:
         best = {**best, "later": best["later"] + 1}
-    sign = -1 if run.config.best_metric == LOSS else 1
+    sign = -1 if metric == LOSS else 1
     # a loss may be infinite
     if math.isfinite(score) and (best is None or sign * score > sign * best["score"]):
         best = {"metric": metric_of(run.config), "step": step, "score": score, "later": 0}
@@ -233,13 +233,14 @@ def _compare_with_best(run: Run, step: int):
 def _say_reason(run: Run, step: int):
     if step == run.config.max_steps or not run.accelerator.is_main_process:
         return
-    if run.is_past_best:
+    best = run.best
+    if best is not None and run.is_past_best:
         logger.info(
             "The run ends with step %d: %d checkpoints in a row are no better than that of step "
             "%d.",
             step,
-            run.best["later"],
-            run.best["step"],
+            best["later"],
+            best["step"],
         )
     else:
         minutes = run.config.max_minutes
@@ -412,7 +413,7 @@ def evaluate_step(run: Run, step: int):
     )
     scores = {LOSS: loss, "perplexity": perplexity(loss)}
     if run.config.validation_sample is not None:
-        scores |= score_sample(run)
+        scores |= score_sample(run, validation, run.config.validation_sample)
     run.scores = {"step": step, **scores}
     run.progress.evaluated(step, scores)
     numbers = ", ".join(f"{name} {score:.4g}" for name, score in scores.items())

@@ -1,5 +1,7 @@
 """BLEU and chrF of some validation pairs, translated during training."""
 
+from typing import Any
+
 import numpy as np
 import torch
 from accelerate import PartialState
@@ -8,6 +10,7 @@ from transformers import PreTrainedModel
 
 from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from .data.corpus import texts_of
+from .data.pairs import Pairs
 from .devices.distribution import whole_weights
 from .evaluate import translate_shared
 from .model_class import make_model
@@ -16,21 +19,23 @@ from .run_folder.checkpoint import load_weights
 from .scoring import score_translations
 
 
-def score_sample(run: Run) -> dict[str, float]:
+def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float]:
     """Translate validation pairs with the weights of this step. All processes must call this.
 
     The pairs are spread evenly over those that fit into training, so that they are the same at each
     evaluation.
 
     Args:
-        run: Run with a `validation_sample`.
+        run: Run.
+        validation: Validation pairs.
+        num_pairs: Number of pairs to translate.
 
     Returns:
         `bleu` and `chrf` of greedy translations.
     """
-    validation, texts = run.data.validation, run.data.texts
+    texts: Any = run.data.texts
     kept = validation.kept()
-    number = min(len(kept), run.config.validation_sample)
+    number = min(len(kept), num_pairs)
     rows = texts.validation.select(kept[np.arange(number) * len(kept) // number])
     sources, references = texts_of(
         rows.with_format("arrow")[:], texts.languages, "validation", repair=True
