@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
         takes_more=True,
     )
 
+    verb("distill", _synthesize, "translate training text into a corpus", takes_more=True)
+    verb(
+        "back-translate",
+        _synthesize,
+        "translate text of the target language into a corpus",
+        takes_more=True,
+    )
     verb("serve", _serve, "serve translations over HTTP", takes_more=True)
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
@@ -200,6 +207,14 @@ def _align(arguments: argparse.Namespace, rest: list[str]):
 
     for line in run(rest, "vanilla-transformer align"):
         print(line)
+
+
+def _synthesize(arguments: argparse.Namespace, rest: list[str]):
+    from .train.synthesize import run
+
+    summary = run(arguments.verb, rest, f"vanilla-transformer {arguments.verb}")
+    if summary is not None:
+        print(summary)
 
 
 def _serve(arguments: argparse.Namespace, rest: list[str]):

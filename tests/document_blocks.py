@@ -26,6 +26,7 @@ SHELL_PAGES = (
     "guides/evaluate.md",
     "guides/translate-files.md",
     "guides/terms.md",
+    "guides/synthetic-data.md",
     "guides/fine-tune.md",
     "guides/publish.md",
     "guides/web-page.md",

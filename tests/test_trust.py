@@ -261,6 +261,10 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
             *("align", str(run), "--source", str(lines), "--target", str(lines)),
             "--choose_heads",
         ],
+        "distill": ["distill", str(run), *out, str(new / "distilled")],
+        "back-translate": [
+            *("back-translate", str(run), "--target", str(lines), *out, str(new / "back")),
+        ],
         "convert marian": ["convert", "marian", str(run / "marian"), str(new / "from-marian")],
         "convert fsmt": ["convert", "fsmt", str(run), str(new / "from-fsmt")],
         "convert fairseq": [

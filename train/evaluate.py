@@ -215,7 +215,7 @@ def evaluate(
         ValueError: If model, dataset, split, file, COMET or the other run's translations are
             missing, or arguments contradict each other.
     """
-    state = _processes()
+    state = joined_processes()
     corpus = None if dataset is None else str(dataset)
     other = None if against is None else str(against)
     folder = None if output_dir is None else str(output_dir)
@@ -529,8 +529,12 @@ def _save_scores(
             write_model_card(task.folder, task.recipe, num_parameters)
 
 
-def _processes() -> PartialState:
-    """Return the processes that work together, on CPUs if asked for or if there is no GPU."""
+def joined_processes() -> PartialState:
+    """Join the processes that a launcher started, on CPUs if asked for or if there is no GPU.
+
+    Returns:
+        State of the processes.
+    """
     cpu = parse_flag_from_env("ACCELERATE_USE_CPU") or is_launched_on_cpu()
     return PartialState(cpu=cpu, timeout=LONGEST_WAIT)
 
@@ -729,7 +733,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     parser.add_argument("--output_dir", help="folder for hypotheses and scores (RUN)")
     add_search(parser)
     add_trust_flag(parser)
-    if not _processes().is_main_process:
+    if not joined_processes().is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
     scores = evaluate(**vars(parser.parse_args(argv)))

@@ -1,0 +1,275 @@
+"""Corpora of translations: `distill` and `back-translate`."""
+
+import gzip
+import json
+import shutil
+import signal
+import subprocess
+
+import pytest
+import train_toys
+
+from vanilla_transformer.cli import main
+from vanilla_transformer.loading import load
+from vanilla_transformer.train import synthesize
+from vanilla_transformer.train.data.corpus import load_translations
+from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run_folder.files import read_metrics
+from vanilla_transformer.train.translate import search_lines
+
+MODULE = "vanilla_transformer.train.synthesize"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Run folder of a model that has learned a little."""
+    folder = tmp_path_factory.mktemp("synthesize")
+    corpus = train_toys.write_corpus(folder / "corpus", pairs=90)
+    settings = {"max_steps": 400, "learning_rate_factor": 0.2, "model": {"hidden_size": 32}}
+    steps = {"eval_every_steps": 400, "save_every_steps": 200}
+    train(train_toys.toy_config(corpus, folder / "run", **settings, **steps))
+    return folder / "run"
+
+
+@pytest.fixture
+def lines(tmp_path):
+    """File with 1,300 lines, three blocks, some of them empty or too long."""
+    words = train_toys.WORDS
+    lines = [f"{words[i % 16]} {words[i // 16 % 16]} {i}" for i in range(1300)]
+    lines[3], lines[700], lines[1299] = "", "  ", " ".join(words * 20)
+    path = tmp_path / "mono.txt"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch):
+    monkeypatch.setattr(synthesize, "BLOCK_LINES", 20)
+
+
+def pairs_of(folder):
+    text = (folder / "train.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_sources_of_the_training_text_are_translated(run, tmp_path, capsys):
+    assert (
+        main(["distill", str(run), "--output_dir", str(tmp_path / "kd"), "--num_beams", "2"]) == 0
+    )
+    said = capsys.readouterr().out
+    rows = load_translations(str(run.parent / "corpus"), None, "en", "de")["train"]
+    sources = [row["translation"]["en"] for row in rows]
+    found = pairs_of(tmp_path / "kd")
+    expected = search_lines(load(run), sources, return_scores=True, num_beams=2)
+    expected = [(text, best) for text, (best, *_) in zip(sources, expected, strict=True)]
+    expected = [it for it in expected if it[1]["translation_text"].strip()]
+    assert len(expected) > 70
+    for pair, (source, best) in zip(found, expected, strict=True):
+        assert pair["en"] == source
+        assert pair.keys() == {"en", "de", "score"}
+        assert pair["de"] == best["translation_text"].strip()
+        assert pair["score"] == pytest.approx(best["score"], abs=6e-5)
+    assert said.startswith(f"{len(expected)} pairs are in {tmp_path / 'kd'}, dropped: ")
+    assert "train with --source_lang en --target_lang de --mix" in said
+
+
+def test_the_corpus_of_a_back_translation_can_be_mixed(run, lines, tmp_path, capsys):
+    out = tmp_path / "bt"
+    words = ["back-translate", str(run), "--target", str(lines), "--output_dir", str(out)]
+    assert main([*words, "--tag", "<BT>", "--max_length", "60"]) == 0
+    said = capsys.readouterr().out
+    found = pairs_of(out)
+    given = lines.read_text(encoding="utf-8").splitlines()
+    # the original text is the target of a model from German to English
+    assert {pair["en"] for pair in found} <= {it for it in given[:-1] if it.strip()}
+    assert all(pair["de"].removeprefix("<BT> ").strip() for pair in found)
+    assert all(pair["de"].startswith("<BT> ") for pair in found)
+    assert said.startswith(f"{len(found):,} pairs are in {out}, dropped: 1 too long, ")
+    assert ", 2 without text" in said
+    assert "train with --source_lang de --target_lang en --mix" in said
+    config = train_toys.toy_config(
+        run.parent / "corpus",
+        tmp_path / "run",
+        source_lang="de",
+        target_lang="en",
+        mix=[{"dataset": str(out)}],
+        max_steps=2,
+    )
+    train(config)
+    assert "validation_loss" in read_metrics(tmp_path / "run")[-1]
+    assert f"{out}: {len(found):,} read" in (tmp_path / "run/environment.txt").read_text()
+
+
+def test_pairs_with_a_low_score_are_dropped(run, tmp_path):
+    main(["distill", str(run), "--output_dir", str(tmp_path / "all")])
+    every = pairs_of(tmp_path / "all")
+    limit = sorted(pair["score"] for pair in every)[30]
+    words = ["distill", str(run), "--output_dir", str(tmp_path / "best"), f"--min_score={limit}"]
+    assert main(words) == 0
+    assert pairs_of(tmp_path / "best") == [pair for pair in every if pair["score"] >= limit]
+    counts = json.loads((tmp_path / "best/synthetic.json").read_text())["counts"]
+    assert counts["with a low score"] == 30
+    assert counts["kept"] == len(every) - 30
+    assert sum(counts.values()) == 90
+    # the same command again finds everything done
+    before = (tmp_path / "best/train.jsonl").stat().st_mtime_ns
+    assert main(words) == 0
+    assert (tmp_path / "best/train.jsonl").stat().st_mtime_ns == before
+
+
+def test_samples_depend_on_the_seed_alone(run, lines, tmp_path):
+    def sample(name, *flags):
+        words = ["distill", str(run), "--source", str(lines), "--output_dir", str(tmp_path / name)]
+        assert main([*words, "--sample", *flags]) == 0
+        return pairs_of(tmp_path / name)
+
+    first = sample("first", "--seed", "5")
+    assert sample("again", "--seed", "5") == first
+    assert sample("other", "--seed", "6") != first
+    beams = tmp_path / "beams"
+    assert main(["distill", str(run), "--source", str(lines), "--output_dir", str(beams)]) == 0
+    assert pairs_of(beams) != first
+    # blocks with the same lines get other samples
+    both = tmp_path / "both.txt"
+    both.write_text(lines.read_text(encoding="utf-8").splitlines()[0] + "\n", encoding="utf-8")
+    both.write_text(both.read_text(encoding="utf-8") * 40, encoding="utf-8")
+    words = ["distill", str(run), "--source", str(both), "--output_dir", str(tmp_path / "same")]
+    assert main([*words, "--sample", "--temperature", "3"]) == 0
+    drawn = [pair["de"] for pair in pairs_of(tmp_path / "same")]
+    assert drawn[:20] != drawn[20:]
+
+
+def launched(run, lines, out, *flags, processes=0):
+    arguments = ["distill", str(run), "--source", str(lines), "--output_dir", str(out), *flags]
+    return train_toys.command(*arguments, processes=processes, module=MODULE)
+
+
+@pytest.mark.parametrize("signals", [[signal.SIGKILL], [signal.SIGTERM], [signal.SIGINT] * 2])
+def test_an_interrupted_command_goes_on(run, lines, tmp_path, begin, signals):
+    sample = ["--sample", "--seed", "3"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    environment = train_toys.environment()
+    subprocess.run(launched(run, lines, whole, *sample), env=environment, check=True)
+    for number in signals:
+        process = begin(
+            launched(run, lines, parts, *sample), env=environment, stderr=subprocess.PIPE
+        )
+        done = len(list(parts.glob("blocks/*.jsonl")))
+        train_toys.wait_until(
+            lambda done=done: len(list(parts.glob("blocks/*.jsonl"))) > done, process
+        )
+        process.send_signal(number)
+        said = process.communicate()[1]
+        assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
+        if number != signal.SIGKILL:
+            assert "blocks are translated: the same command goes on with the others." in said
+    assert not (parts / "train.jsonl").exists()
+    stored = {path: path.stat().st_mtime_ns for path in parts.glob("blocks/*.jsonl")}
+    assert stored
+    # the text is found by its content
+    moved = shutil.move(lines, tmp_path / "moved.txt")
+    subprocess.run(launched(run, moved, parts, *sample), env=environment, check=True)
+    assert (parts / "train.jsonl").read_bytes() == (whole / "train.jsonl").read_bytes()
+    names = sorted(path.name for path in parts.iterdir() if not path.name.startswith("."))
+    assert names == ["synthetic.json", "train.jsonl"]
+
+
+def test_two_processes_share_the_lines(run, lines, tmp_path):
+    written = []
+    for processes in (0, 2):
+        out = tmp_path / str(processes)
+        command = launched(run, lines, out, processes=processes)
+        done = subprocess.run(
+            command,
+            env=train_toys.environment(),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.count("pairs are in") == 1
+        written.append((out / "train.jsonl").read_bytes())
+    assert written[0] == written[1]
+    assert len(written[0].splitlines()) > 1000
+
+
+def test_another_command_in_the_folder_is_refused(run, lines, tmp_path, capsys):
+    out = tmp_path / "out"
+    words = ["distill", str(run), "--source", str(lines), "--output_dir", str(out)]
+    assert main([*words, "--num_beams", "1"]) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    other = tmp_path / "other.txt"
+    other.write_text("ant bee\n", encoding="utf-8")
+    for changed, problem in (
+        ([*words, "--num_beams", "2"], "search was {'num_beams': 1}, got {'num_beams': 2}"),
+        ([*words, "--num_beams", "1", "--tag", "x"], "tag was '', got 'x'"),
+        ([*words[:3], str(other), *words[4:], "--num_beams", "1"], "lines was 1300, got 1"),
+        (
+            ["back-translate", str(run), "--target", str(lines), *words[4:], "--num_beams", "1"],
+            "command was 'distill', got 'back-translate'",
+        ),
+        ([*words, "--num_beams", "1", "--min_score=-1"], "min_score must be None, as when"),
+    ):
+        assert main(changed) == 1
+        assert problem in capsys.readouterr().err
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine", encoding="utf-8")
+    assert main([*words[:-1], str(mine)]) == 1
+    assert (
+        f"output_dir must be new or empty, got {mine} with other files." in capsys.readouterr().err
+    )
+    assert [path.name for path in mine.iterdir() if path.name[0] != "."] == ["notes.txt"]
+
+
+def test_compressed_files_are_read_one_after_another(run, tmp_path):
+    paths = [tmp_path / "a.txt.gz", tmp_path / "b.txt"]
+    paths[0].write_bytes(gzip.compress(b"ant bee\ncat\n"))
+    paths[1].write_bytes(b"dog\n")
+    words = ["distill", str(run), "--source", *map(str, paths)]
+    assert main([*words, "--output_dir", str(tmp_path / "out")]) == 0
+    assert [pair["en"] for pair in pairs_of(tmp_path / "out")] == ["ant bee", "cat", "dog"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--source", "missing.txt"], "missing.txt cannot be read: No such file"),
+        (["--source", "{empty}"], "empty.txt must have at least one line, got none"),
+        (["--tag", " x"], "tag must be text of one line without spaces around it, got ' x'"),
+        (["--tag", "a\nb"], "tag must be text of one line"),
+        (["--temperature", "1"], "temperature must be given with sample"),
+        (["--sample", "--num_beams", "4"], "num_beams must not be given with sample"),
+        (["--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
+        (["--max_length", "0"], "max_length must be at least 1, got 0"),
+        (["--target_lang", "en"], "target_lang must differ from source_lang, got 'en'"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(run, tmp_path, capsys, flags, message):
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    flags = [flag.format(empty=empty) for flag in flags]
+    assert main(["distill", str(run), "--output_dir", str(tmp_path / "out"), *flags]) == 1
+    assert message in capsys.readouterr().err
+    assert not list((tmp_path / "out").glob("*"))
+
+
+def test_a_model_without_a_recipe_needs_languages_and_text(run, tmp_path, capsys):
+    model = tmp_path / "model"
+    load(run).save_pretrained(model)
+    words = ["distill", str(model), "--output_dir", str(tmp_path / "out")]
+    assert main(words) == 1
+    assert "source_lang and target_lang must be given for" in capsys.readouterr().err
+    words += ["--source_lang", "en", "--target_lang", "xx"]
+    assert main(words) == 1
+    assert "source must be given, because only the stored training text" in capsys.readouterr().err
+    text = tmp_path / "text"
+    text.write_text("ant bee\ncat dog elk\n", encoding="utf-8")
+    assert main([*words, "--source", str(text)]) == 0
+    assert pairs_of(tmp_path / "out")[0].keys() == {"en", "xx", "score"}
+
+
+def test_the_module_names_its_commands(capsys):
+    assert synthesize.main(["destill"]) == 1
+    said = capsys.readouterr().err
+    assert "the first argument must be distill or back-translate, got destill." in said

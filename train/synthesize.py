@@ -1,0 +1,510 @@
+"""Corpora of translations: knowledge distillation and back-translation.
+
+`accelerate launch -m vanilla_transformer.train.synthesize distill RUN --output_dir FOLDER` shares
+the sentences among several processes.
+"""
+
+import argparse
+import contextlib
+import hashlib
+import json
+import logging
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import datasets
+import numpy as np
+import torch
+from accelerate import PartialState
+from tqdm import tqdm
+
+from ..atomic_files import held, make_folder, remove, unfinished_path, write_atomically
+from ..console import Interrupted, add_trust_flag, checked_folder, run_command
+from ..loading import load
+from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
+from ..records import TEXT, mapping, read_json, whole
+from ..tokenization.learning import tokenizer_hash
+from .config import TrainConfig
+from .data.corpus import texts_of
+from .data.prepare import load_texts
+from .data.text_files import count_lines, lines_of, opened, read_lines
+from .devices.distribution import in_all_processes, leave_processes, main_process_first
+from .ending import noticing_requests
+from .evaluate import joined_processes
+from .recipe import RECIPE_FILE
+from .run_folder.files import read_recipe
+from .translate import add_search, one_line, search_lines
+
+logger = logging.getLogger(__name__)
+
+DISTILL, BACK_TRANSLATE = "distill", "back-translate"
+# lines that are translated and saved together
+BLOCK_LINES = 500
+# files of the folder: the pairs, the settings, and the folder of the blocks before the end
+PAIRS_FILE, PLAN_FILE, BLOCKS = "train.jsonl", "synthetic.json", "blocks"
+# settings that may change, because the content of the files is compared
+PATHS = ("model", "files")
+PLAN = mapping({"command": TEXT, "lines": whole(1)})
+# digits of a score: further ones depend on the number of threads
+DIGITS = 4
+# longest line, in tokens, if no recipe has a longest one
+MAX_TOKENS = 256
+# reasons to drop a pair
+TOO_LONG, NO_TEXT = "too long", "without text"
+EMPTY, LOW = "with an empty translation", "with a low score"
+
+
+class Task(NamedTuple):
+    """What is translated, and how.
+
+    Attributes:
+        command: `distill` or `back-translate`.
+        model: Run folder, model folder or Hub name.
+        folder: Folder of the corpus.
+        source_lang: Language that the model translates from.
+        target_lang: Language that the model translates into.
+        files: Text files to translate; empty for the training text of the run.
+        recipe: Recipe of the run; None for another model.
+        search: Settings of the pipeline's call that differ from the model's.
+        seed: Seed of sampling; None if nothing is sampled.
+        max_length: Longest line that is translated, in tokens.
+        min_score: Lowest score of a pair; None for any.
+        tag: Text before each translation; empty for none.
+    """
+
+    command: str
+    model: str
+    folder: Path
+    source_lang: str
+    target_lang: str
+    files: tuple[str, ...]
+    recipe: TrainConfig | None
+    search: dict[str, Any]
+    seed: int | None
+    max_length: int
+    min_score: float | None
+    tag: str
+
+
+def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | None:
+    """Translate lines and write them as a corpus, or go on where an earlier call was interrupted.
+
+    Works in one process, or in several processes of `accelerate launch`, which share the lines in
+    blocks. The corpus is the same whatever their number, up to rounding.
+
+    Args:
+        task: What is translated, and how.
+        trust_remote_code: Run the Python code that is saved with the model.
+
+    Returns:
+        Number of kept pairs, and of dropped ones by reason; None in processes other than the main
+        process.
+
+    Raises:
+        ValueError: If the model or a file cannot be read, there is no line, or the folder has other
+            files or belongs to another command.
+        Interrupted: If a signal asks the command to end; what is translated stays.
+    """
+    state = joined_processes()
+    with contextlib.ExitStack() as until_end:
+        until_end.enter_context(noticing_requests(is_told=False))
+
+        def lock():
+            # two commands in one folder would overwrite each other's files
+            if state.is_main_process:
+                until_end.enter_context(held(task.folder))
+
+        in_all_processes(lock)
+        num_lines = main_process_first(lambda: _count_lines(task))
+        int8 = bool(task.search.get("int8"))
+        pipeline = in_all_processes(lambda: load(task.model, state.device, trust_remote_code, int8))
+        main_process_first(lambda: _begin(state, task, pipeline, num_lines))
+        try:
+            _translate_blocks(state, task, pipeline, num_lines)
+        except Interrupted:
+            if state.is_main_process:
+                done = len(list((task.folder / BLOCKS).glob("*.jsonl")))
+                logger.warning(
+                    "%d of %d blocks are translated: the same command goes on with the others.",
+                    done,
+                    -(-num_lines // BLOCK_LINES),
+                )
+            raise
+        state.wait_for_everyone()
+        return _join(task, num_lines) if state.is_main_process else None
+
+
+def _count_lines(task: Task) -> int:
+    if task.files:
+        number = sum(count_lines(Path(path)) for path in task.files)
+        names = " and ".join(task.files)
+    else:
+        rows = _training_rows(task)
+        number, names = sum(map(len, rows)), task.model
+    if number == 0:
+        raise ValueError(f"{names} must have at least one line, got none.")
+    return number
+
+
+def _training_rows(task: Task) -> list[datasets.Dataset]:
+    recipe = task.recipe
+    if recipe is None or recipe.streaming:
+        found = "streamed text" if recipe else f"a model without {RECIPE_FILE}"
+        raise ValueError(
+            f"source must be given, because only the stored training text of a run can be read, "
+            f"got {found}."
+        )
+    rows: Any = load_texts(recipe).train
+    return rows
+
+
+def _lines(task: Task) -> Iterator[str]:
+    """Read the lines to translate, in order."""
+    for path in task.files:
+        with opened(Path(path)) as file:
+            yield from read_lines(lines_of(file), path)
+    if task.files or task.recipe is None:
+        return
+    languages = (task.recipe.source_lang, task.recipe.target_lang)
+    for rows in _training_rows(task):
+        for table in rows.with_format("arrow").iter(BLOCK_LINES):
+            yield from texts_of(table, languages, "train", repair=True)[0]
+
+
+def _begin(state: PartialState, task: Task, pipeline: TranslationPipeline, num_lines: int):
+    """Write the settings of a new folder; refuse a folder with other settings or files."""
+    plan = _plan(task, pipeline, num_lines)
+    path = task.folder / PLAN_FILE
+    if path.exists():
+        before = read_json(path, PLAN)
+        differing = [
+            f"{name} was {before.get(name)!r}, got {value!r}"
+            for name, value in plan.items()
+            if name not in PATHS and before.get(name) != value
+        ]
+        if differing:
+            raise ValueError(
+                f"output_dir must be new, or be continued with the same settings: "
+                f"{'; '.join(differing)}."
+            )
+        return
+    if any(it for it in task.folder.glob("*") if not it.name.startswith(".")):
+        raise ValueError(f"output_dir must be new or empty, got {task.folder} with other files.")
+    if state.is_local_main_process:
+        make_folder(task.folder / BLOCKS)
+        write_atomically(path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
+
+
+def _plan(task: Task, pipeline: TranslationPipeline, num_lines: int) -> dict[str, Any]:
+    """Return everything that decides the pairs, except the limit of their score."""
+    weights = hashlib.sha256()
+    for name, tensor in sorted(pipeline.model.state_dict().items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+    text = hashlib.sha256()
+    for line in _lines(task):
+        text.update(f"{line}\n".encode("utf-8", "surrogatepass"))
+    return {
+        "command": task.command,
+        "model": task.model,
+        "weights_sha256": weights.hexdigest(),
+        "tokenizer_sha256": tokenizer_hash(pipeline.tokenizer),
+        "source_lang": task.source_lang,
+        "target_lang": task.target_lang,
+        "files": list(task.files),
+        "text_sha256": text.hexdigest(),
+        "lines": num_lines,
+        "search": task.search,
+        "seed": task.seed,
+        "max_length": task.max_length,
+        "tag": task.tag,
+    }
+
+
+def _translate_blocks(
+    state: PartialState, task: Task, pipeline: TranslationPipeline, num_lines: int
+):
+    """Translate the blocks of this process that are not there yet."""
+    if (task.folder / PAIRS_FILE).exists():
+        return
+    lines = _lines(task)
+    with tqdm(
+        total=num_lines, desc="translating", unit=" lines", disable=not state.is_main_process
+    ) as bar:
+        blocks = iter(lambda: list(islice(lines, BLOCK_LINES)), [])
+        for number, block in enumerate(blocks):
+            path = _block_path(task, number)
+            if number % state.num_processes == state.process_index and not path.exists():
+                records = _translated(task, pipeline, block, number)
+                text = "".join(json.dumps(it, ensure_ascii=False) + "\n" for it in records)
+                write_atomically(path, text)
+            # the other processes have translated about as many
+            bar.update(len(block))
+
+
+def _block_path(task: Task, number: int) -> Path:
+    return task.folder / BLOCKS / f"{number:08}.jsonl"
+
+
+def _translated(
+    task: Task, pipeline: TranslationPipeline, block: list[str], number: int
+) -> list[dict[str, Any]]:
+    """Translate a block; a dropped pair is a reason in place of its texts."""
+    lengths = [len(ids) for ids in pipeline.tokenizer(block)["input_ids"]]
+    longest = min(task.max_length, max_source_tokens(pipeline.model.config) or task.max_length)
+    reasons = [
+        TOO_LONG if length > longest else None if line.strip() else NO_TEXT
+        for line, length in zip(block, lengths, strict=True)
+    ]
+    kept = [line for line, reason in zip(block, reasons, strict=True) if reason is None]
+    if task.seed is not None:
+        # sampling depends on the block alone
+        seeds = np.random.SeedSequence([task.seed, number])
+        torch.manual_seed(int(seeds.generate_state(1)[0]))
+    found = search_lines(pipeline, kept, return_scores=True, **task.search) if kept else iter(())
+    records = []
+    for line, reason in zip(block, reasons, strict=True):
+        if reason is not None:
+            records.append({"dropped": reason})
+            continue
+        best = next(found)[0]
+        translation = one_line(best["translation_text"]).strip()
+        if not translation:
+            records.append({"dropped": EMPTY})
+            continue
+        records.append(
+            {
+                task.source_lang: line,
+                task.target_lang: f"{task.tag} {translation}" if task.tag else translation,
+                "score": round(best["score"], DIGITS),
+            }
+        )
+    return records
+
+
+def _join(task: Task, num_lines: int) -> dict[str, int]:
+    """Join the blocks to the corpus, without the pairs below the lowest score."""
+    path, plan_path = task.folder / PAIRS_FILE, task.folder / PLAN_FILE
+    plan = read_json(plan_path, PLAN)
+    if path.exists():
+        if plan.get("min_score") != task.min_score:
+            raise ValueError(
+                f"min_score must be {plan.get('min_score')}, as when {path} was written, got "
+                f"{task.min_score}."
+            )
+        remove(task.folder / BLOCKS)
+        counts: dict[str, int] = plan["counts"]
+        return counts
+    numbers = range(-(-num_lines // BLOCK_LINES))
+    missing = [number for number in numbers if not _block_path(task, number).exists()]
+    if missing:
+        raise ValueError(
+            f"output_dir must be a folder that all machines share, got {task.folder} without "
+            f"{len(missing):,} of {len(numbers):,} blocks."
+        )
+    found = Counter({"kept": 0})
+    unfinished = unfinished_path(path)
+    with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+        for line in chain.from_iterable(_stored(_block_path(task, it)) for it in numbers):
+            record = json.loads(line)
+            reason = record.get("dropped")
+            if reason is None and task.min_score is not None and record["score"] < task.min_score:
+                reason = LOW
+            found[reason or "kept"] += 1
+            if reason is None:
+                file.write(line)
+    counts = dict(sorted(found.items()))
+    # before the pairs: a command that is killed in between joins them again
+    plan |= {"min_score": task.min_score, "counts": counts}
+    write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
+    unfinished.replace(path)
+    remove(task.folder / BLOCKS)
+    return counts
+
+
+def _stored(path: Path) -> Iterable[str]:
+    with path.open(encoding="utf-8", newline="\n") as file:
+        yield from file
+
+
+def _parser(command: str, prog: str) -> argparse.ArgumentParser:
+    is_back = command == BACK_TRANSLATE
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        argument_default=argparse.SUPPRESS,
+        description=(
+            "Translate text of the target language back into the source language, and write both "
+            "as a corpus to train on (Sennrich et al. 2016)."
+            if is_back
+            else "Translate the sources of the training text, or other text, and write both as a "
+            "corpus to train a smaller model on (Kim and Rush 2016)."
+        ),
+    )
+    what = "model of the other direction" if is_back else "model to learn from"
+    parser.add_argument("model", metavar="MODEL", help=f"{what}: run folder or Hub name")
+    parser.add_argument(
+        "--target" if is_back else "--source",
+        dest="files",
+        metavar="FILE",
+        nargs="+",
+        required=is_back,
+        default=(),
+        help="text files to translate, plain or compressed"
+        + ("" if is_back else " (the training text of the run)"),
+    )
+    parser.add_argument("--output_dir", required=True, help="folder of the corpus")
+    for side in ("source", "target"):
+        parser.add_argument(
+            f"--{side}_lang",
+            default=None,
+            help=f"{side} language of MODEL, if it is no run folder",
+        )
+    pairs = parser.add_argument_group("pairs")
+    pairs.add_argument(
+        "--min_score",
+        type=float,
+        default=None,
+        help="drop pairs with a lower log-probability divided by the length penalty",
+    )
+    pairs.add_argument(
+        "--max_length",
+        type=int,
+        default=None,
+        help=f"drop lines with more tokens (that of the run, or {MAX_TOKENS})",
+    )
+    pairs.add_argument(
+        "--tag", default="", help="text before each translation, such as '<BT>' (none)"
+    )
+    sampling = parser.add_argument_group("sampling, in place of a beam search")
+    sampling.add_argument(
+        "--sample",
+        action="store_true",
+        default=False,
+        help="draw translations from the model (Edunov et al. 2018)",
+    )
+    sampling.add_argument("--temperature", type=float, help="temperature of sampling")
+    sampling.add_argument("--top_k", type=int, help="sample from this many best tokens")
+    sampling.add_argument("--seed", type=int, default=1, help="seed of sampling (%(default)s)")
+    add_search(parser)
+    add_trust_flag(parser)
+    return parser
+
+
+def _task(command: str, flags: dict[str, Any]) -> Task:
+    """Check the flags, and fill in what the recipe of a run says."""
+    model, tag, search = flags.pop("model"), flags.pop("tag"), flags
+    folder, is_sampled = Path(search.pop("output_dir")), search.pop("sample")
+    seed, min_score, max_length, files = (
+        search.pop(name) for name in ("seed", "min_score", "max_length", "files")
+    )
+    languages = {side: search.pop(f"{side}_lang") for side in ("source", "target")}
+    recipe = None
+    if (checked_folder(model, "model") / RECIPE_FILE).is_file():
+        recipe = read_recipe(Path(model))
+        languages = {
+            side: given or getattr(recipe, f"{side}_lang") for side, given in languages.items()
+        }
+    missing = [f"{side}_lang" for side, given in languages.items() if not given]
+    if missing:
+        raise ValueError(f"{' and '.join(missing)} must be given for {model}, which is no run.")
+    if languages["source"] == languages["target"]:
+        raise ValueError(f"target_lang must differ from source_lang, got {languages['target']!r}.")
+    if tag != one_line(tag).strip():
+        raise ValueError(f"tag must be text of one line without spaces around it, got {tag!r}.")
+    sampled = [name for name in ("temperature", "top_k") if name in search]
+    if sampled and not is_sampled:
+        raise ValueError(f"{sampled[0]} must be given with sample.")
+    if is_sampled and "num_beams" in search:
+        raise ValueError("num_beams must not be given with sample, which has no beams.")
+    for name in sampled:
+        if not search[name] > 0:
+            raise ValueError(f"{name} must be above 0, got {search[name]}.")
+    if is_sampled:
+        search |= {"do_sample": True, "num_beams": 1}
+    if max_length is None:
+        max_length = recipe.max_length if recipe is not None else MAX_TOKENS
+    if max_length < 1:
+        raise ValueError(f"max_length must be at least 1, got {max_length}.")
+    return Task(
+        command=command,
+        model=model,
+        folder=checked_folder(folder, "output_dir"),
+        source_lang=languages["source"],
+        target_lang=languages["target"],
+        files=tuple(files),
+        recipe=recipe,
+        search=search,
+        seed=seed if is_sampled else None,
+        max_length=max_length,
+        min_score=min_score,
+        tag=tag,
+    )
+
+
+def run(command: str, argv: list[str], prog: str) -> str | None:
+    """Run the command line of `distill` or `back-translate`.
+
+    Args:
+        command: Which of them.
+        argv: Arguments of the command line.
+        prog: Name of the command, for its help.
+
+    Returns:
+        Summary; None in processes other than the main process.
+
+    Raises:
+        ValueError: As in `synthesize`, or if flags contradict each other.
+    """
+    flags = vars(_parser(command, prog).parse_args(argv))
+    trust = flags.pop("trust_remote_code")
+    state = joined_processes()
+    if not state.is_main_process:
+        logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
+        datasets.disable_progress_bars()
+    task = in_all_processes(lambda: _task(command, flags))
+    counts = synthesize(task, trust)
+    leave_processes()
+    return None if counts is None else _summary(task, counts)
+
+
+def _summary(task: Task, counts: Mapping[str, int]) -> str:
+    dropped = ", ".join(f"{number:,} {name}" for name, number in counts.items() if name != "kept")
+    pair = (task.source_lang, task.target_lang)
+    source, target = reversed(pair) if task.command == BACK_TRANSLATE else pair
+    return (
+        f"{counts['kept']:,} pairs are in {task.folder}, dropped: {dropped or 'none'}\n"
+        f"train with --source_lang {source} --target_lang {target} "
+        f"--mix '[{{dataset: {task.folder}}}]'"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run a command, which reports an error in one sentence.
+
+    Args:
+        argv: Arguments of the command line, the first of them the command; by default those of the
+            process.
+
+    Returns:
+        Exit status: 0, or 1 after an error.
+    """
+
+    def print_summary(argv: list[str]):
+        commands = (DISTILL, BACK_TRANSLATE)
+        if not argv or argv[0] not in commands:
+            found = argv[0] if argv else "none"
+            raise ValueError(f"the first argument must be {' or '.join(commands)}, got {found}.")
+        text = run(argv[0], argv[1:], f"vanilla_transformer.train.synthesize {argv[0]}")
+        if text is not None:
+            sys.stdout.write(text + "\n")
+
+    return run_command(print_summary, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
