@@ -30,4 +30,4 @@ def test_every_command_is_in_the_table():
 
     (verbs,) = (action.choices for action in _parser()._actions if action.choices)
     table = PAGE.split("## What each command does")[1].split("## What is promised")[0]
-    assert set(verbs) <= set(re.findall(r"`(\w+)`", table))
+    assert set(verbs) <= set(re.findall(r"`([\w-]+)`", table))

@@ -47,6 +47,7 @@ def measure(config: TrainConfig) -> str:
         changes["tokenizer"] = str(vocabulary)
     # the learning rate does not matter
     changes |= {"max_steps": MOST_STEPS + 2, "cooldown_steps": 0}
+    is_new = not folder.parent.exists()
     if is_main:
         remove(folder)
     try:
@@ -58,6 +59,10 @@ def measure(config: TrainConfig) -> str:
     finally:
         if is_main:
             remove(folder)
+            if is_new:
+                # unless something else was put there meanwhile
+                with contextlib.suppress(OSError):
+                    folder.parent.rmdir()
     return group("measured", facts)
 
 

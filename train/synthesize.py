@@ -30,6 +30,7 @@ from ..records import TEXT, mapping, read_json, whole
 from ..tokenization.learning import tokenizer_hash
 from .config import TrainConfig
 from .data.corpus import texts_of
+from .data.pairs import GARBLED
 from .data.prepare import load_texts
 from .data.text_files import count_lines, lines_of, opened, read_lines
 from .devices.distribution import in_all_processes, leave_processes, main_process_first
@@ -56,6 +57,7 @@ MAX_TOKENS = 256
 # reasons to drop a pair
 TOO_LONG, NO_TEXT = "too long", "without text"
 EMPTY, LOW = "with an empty translation", "with a low score"
+WRONG_ENCODING = "with a wrong encoding"
 
 
 class Task(NamedTuple):
@@ -273,8 +275,8 @@ def _translated(
             continue
         best = next(found)[0]
         translation = one_line(best["translation_text"]).strip()
-        if not translation:
-            records.append({"dropped": EMPTY})
+        if not translation or GARBLED.search(f"{line}{translation}"):
+            records.append({"dropped": WRONG_ENCODING if translation else EMPTY})
             continue
         records.append(
             {
@@ -318,6 +320,9 @@ def _join(task: Task, num_lines: int) -> dict[str, int]:
             if reason is None:
                 file.write(line)
     counts = dict(sorted(found.items()))
+    if not found["kept"]:
+        remove(unfinished)
+        raise ValueError(f"a pair must be left, got {_dropped(counts)}.")
     # before the pairs: a command that is killed in between joins them again
     plan |= {"min_score": task.min_score, "counts": counts}
     write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
@@ -473,14 +478,17 @@ def run(command: str, argv: list[str], prog: str) -> str | None:
 
 
 def _summary(task: Task, counts: Mapping[str, int]) -> str:
-    dropped = ", ".join(f"{number:,} {name}" for name, number in counts.items() if name != "kept")
     pair = (task.source_lang, task.target_lang)
     source, target = reversed(pair) if task.command == BACK_TRANSLATE else pair
     return (
-        f"{counts['kept']:,} pairs are in {task.folder}, dropped: {dropped or 'none'}\n"
+        f"{counts['kept']:,} pairs are in {task.folder}, dropped: {_dropped(counts) or 'none'}\n"
         f"train with --source_lang {source} --target_lang {target} "
         f"--mix '[{{dataset: {task.folder}}}]'"
     )
+
+
+def _dropped(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{number:,} {name}" for name, number in counts.items() if name != "kept")
 
 
 def main(argv: list[str] | None = None) -> int:

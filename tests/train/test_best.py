@@ -264,7 +264,7 @@ def test_a_score_needs_a_validation_split(corpus, tmp_path, setting):
 
 @pytest.mark.parametrize("processes", [0, 2])
 def test_a_measured_dry_run_says_how_long_the_run_takes(corpus, tmp_path, processes):
-    folder = tmp_path / "run"
+    folder = tmp_path / "runs" / "toy"
     settings = train_toys.toy_settings(corpus, folder, max_steps=FOREVER)
     recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
     said = train_toys.run_command(recipe, "--dry_run", "measured", processes=processes).stdout

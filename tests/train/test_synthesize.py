@@ -100,7 +100,7 @@ def test_the_corpus_of_a_back_translation_can_be_mixed(run, lines, tmp_path, cap
     assert f"{out}: {len(found):,} read" in (tmp_path / "run/environment.txt").read_text()
 
 
-def test_pairs_with_a_low_score_are_dropped(run, tmp_path):
+def test_pairs_with_a_low_score_are_dropped(run, tmp_path, capsys):
     main(["distill", str(run), "--output_dir", str(tmp_path / "all")])
     every = pairs_of(tmp_path / "all")
     limit = sorted(pair["score"] for pair in every)[30]
@@ -111,6 +111,12 @@ def test_pairs_with_a_low_score_are_dropped(run, tmp_path):
     assert counts["with a low score"] == 30
     assert counts["kept"] == len(every) - 30
     assert sum(counts.values()) == 90
+    # nothing is lost if the limit was too high
+    folder = tmp_path / "none"
+    assert main([*words[:-2], str(folder), "--min_score=1"]) == 1
+    assert "a pair must be left, got " in capsys.readouterr().err
+    assert main([*words[:-2], str(folder), words[-1]]) == 0
+    assert pairs_of(folder) == pairs_of(tmp_path / "best")
     # the same command again finds everything done
     before = (tmp_path / "best/train.jsonl").stat().st_mtime_ns
     assert main(words) == 0
