@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -230,12 +231,42 @@ def parse_arguments(
         f"`--dry_run {MEASURED}` trains a few steps and prints how long the run will take",
     )
     add_trust_flag(parser)
-    for known in dataclasses.fields(TrainConfig):
+    given, overrides = parse_settings(parser, argv, "recipe")
+    config = load_config(given.recipe, overrides)
+    if config.has_model_file and not given.trust_remote_code:
+        _refuse_code_of_others(given.recipe, config, is_named="model_class" in overrides)
+    if given.resume and "output_dir" not in overrides:
+        _refuse_other_folder(Path(given.recipe), config)
+    return config, given
+
+
+def parse_settings(
+    parser: argparse.ArgumentParser,
+    argv: list[str],
+    positional: str,
+    names: Collection[str] = TrainConfig.__dataclass_fields__,
+) -> tuple[argparse.Namespace, dict[str, Any]]:
+    """Read a command line with settings as flags.
+
+    Args:
+        parser: Parser with the other arguments of the command.
+        argv: Command-line arguments.
+        positional: Name of the positional argument of the command.
+        names: Settings that are flags of the command.
+
+    Returns:
+        The parsed arguments, and the settings that are given.
+
+    Raises:
+        ValueError: If a flag is unknown, there is an argument too many, or a value cannot be read.
+    """
+    for name in names:
+        known = TrainConfig.__dataclass_fields__[name]
         # the help shows a default in the form that the flag takes
         is_empty = known.default is dataclasses.MISSING
         default = "" if is_empty else _flag_text(known.default)
         parser.add_argument(
-            f"--{known.name}",
+            f"--{name}",
             metavar="VALUE",
             default=argparse.SUPPRESS,
             help=f"{known.metadata['help']} ({default})".replace("%", "%%"),
@@ -246,19 +277,16 @@ def parse_arguments(
         raise ValueError(f"{error}.") from error
     for argument in unknown:
         if argument.startswith("-"):
-            _refuse(argument.lstrip("-").split("=")[0])
-        raise ValueError(f"{argument!r} is one argument too many: the recipe is {given.recipe!r}.")
-    overrides = {
+            _refuse(argument.lstrip("-").split("=")[0], names)
+        raise ValueError(
+            f"{argument!r} is one argument too many: the {positional} is "
+            f"{getattr(given, positional)!r}."
+        )
+    return given, {
         name: _text_value(name, text) if _takes_text(name) else _yaml_value(name, text)
         for name, text in vars(given).items()
-        if name in TrainConfig.__dataclass_fields__
+        if name in names
     }
-    config = load_config(given.recipe, overrides)
-    if config.has_model_file and not given.trust_remote_code:
-        _refuse_code_of_others(given.recipe, config, is_named="model_class" in overrides)
-    if given.resume and "output_dir" not in overrides:
-        _refuse_other_folder(Path(given.recipe), config)
-    return config, given
 
 
 def _with_kind_of_dry_run(argv: list[str]) -> list[str]:
@@ -317,10 +345,12 @@ def recipe_text(config: TrainConfig) -> str:
     return yaml.safe_dump(dataclasses.asdict(config), sort_keys=False, allow_unicode=True)
 
 
-def _refuse(name: str) -> NoReturn:
-    known = list(TrainConfig.__dataclass_fields__)
+def _refuse(name: str, names: Collection[str] = TrainConfig.__dataclass_fields__) -> NoReturn:
+    known = ", ".join(names)
+    if name in TrainConfig.__dataclass_fields__:
+        raise ValueError(f"{name} must be set in the recipe, because the flags are {known}.")
     raise ValueError(
-        f"{name} is not a setting.{closest_name(name, known)} The settings are {', '.join(known)}."
+        f"{name} is not a setting.{closest_name(name, [*names])} The settings are {known}."
     )
 
 
