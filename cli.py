@@ -48,6 +48,7 @@ def _parser() -> argparse.ArgumentParser:
 
     demo = verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
     demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
+    verb("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
     verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
     verb("train", _train, "train a recipe, from raw text to averaged weights", takes_more=True)
 
@@ -115,6 +116,12 @@ def _demo(arguments: argparse.Namespace, rest: list[str]):
     from .train.demo import run_demo
 
     print(run_demo(arguments.output_dir))
+
+
+def _new(arguments: argparse.Namespace, rest: list[str]):
+    from .train.new import run
+
+    print(run(rest, "vanilla-transformer new"))
 
 
 def _tokenize(arguments: argparse.Namespace, rest: list[str]):

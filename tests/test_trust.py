@@ -241,7 +241,9 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
     own = str(train_toys.write_recipe(new / "own.yaml", toy))
     tokenizer = ["--tokenizer", str(run / "tokenizer")]
     data = ["--dataset", str(corpus), "--source_lang", "en", "--target_lang", "de"]
+    planted = run / "corpus" if (run / "corpus").is_dir() else corpus
     words = {
+        "new": ["new", "mine", "--dataset", str(planted), *data[2:]],
         "tokenize": ["tokenize", recipe, *out, str(new / "tokenize")],
         "train": ["train", recipe, "--max_steps", "1", *out, str(new / "train")],
         "dry_run": ["train", recipe, "--dry_run"],

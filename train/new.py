@@ -1,0 +1,373 @@
+"""A recipe for a corpus: settings by its number of pairs, each with its reason."""
+
+import argparse
+import math
+import shlex
+import textwrap
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import yaml
+
+from ..console import shown
+from .config import TrainConfig
+from .data.corpus import texts_of
+from .data.pairs import GARBLED
+from .data.prepare import Texts, load_texts
+from .recipe import load_config, parse_settings
+from .schedule import rate_of
+
+# settings that describe a corpus: the flags of the command
+CORPUS = (
+    *("dataset", "name", "revision", "columns", "weight", "mix", "source_lang", "target_lang"),
+    "validation_pairs",
+)
+NEEDED = ("dataset", "source_lang", "target_lang")
+# most pairs of a corpus that are read to count those that can be used
+SAMPLED_PAIRS = 100_000
+# one pair in so many is held out, but at most so many pairs
+HELD_OUT_SHARE, MOST_HELD_OUT = 20, 1000
+LINE = 98
+
+
+class Rule(NamedTuple):
+    """Settings for corpora of one size: those of one run.
+
+    Args:
+        below: Number of pairs below which the rule applies.
+        pairs: Number of training pairs of the run.
+        run: Name of the run, for comments.
+        recipe: Recipe that the settings of the run come from.
+        settings: Settings of the run that differ from this recipe.
+    """
+
+    below: float
+    pairs: int
+    run: str
+    recipe: str = "paper-base"
+    settings: Mapping[str, Any] = {}
+
+    @property
+    def config(self) -> TrainConfig:
+        """Settings of the run."""
+        return load_config(self.recipe, dict(self.settings))
+
+
+def _small_model(width: int, inner_width: int, dropout: float) -> dict[str, Any]:
+    sides = ("encoder", "decoder")
+    return {
+        "hidden_size": width,
+        **{f"{side}_layers": 4 for side in sides},
+        **{f"{side}_attention_heads": 4 for side in sides},
+        **{f"{side}_ffn_dim": inner_width for side in sides},
+        "dropout": dropout,
+        "initializer_gain": 0.5,
+    }
+
+
+RULES = (
+    Rule(10_000, 8000, "results/few-pairs", "few-pairs"),
+    Rule(
+        100_000,
+        29_000,
+        "results/multi30k-en-de/gain-0.5",
+        settings={
+            "vocab_size": 8000,
+            "model": _small_model(128, 256, dropout=0.3),
+            "tokens_per_step": 4096,
+            "max_steps": 3000,
+            "warmup_steps": 1500,
+            "learning_rate_factor": 1.53,
+            "max_grad_norm": 25.0,
+            "eval_every_steps": 250,
+            "save_every_steps": 100,
+            "num_averaged_checkpoints": 10,
+        },
+    ),
+    Rule(
+        1_000_000,
+        416_210,
+        "results/mini-wmt14",
+        settings={
+            "vocab_size": 8000,
+            "model": _small_model(256, 1024, dropout=0.1),
+            "tokens_per_step": 4096,
+            "length_groups_per_step": 2,
+            "max_steps": 12_878,
+            "warmup_steps": 2000,
+            "cooldown_steps": 1200,
+            "eval_every_steps": 1000,
+            "save_every_steps": 150,
+            "num_averaged_checkpoints": 10,
+        },
+    ),
+    Rule(
+        10_000_000,
+        4_500_000,
+        "the paper, English to German; this package has no run of this size",
+        settings={"model": {"dropout": 0.1}},
+    ),
+    Rule(
+        math.inf,
+        36_000_000,
+        "the paper, English to French; this package has no run of this size",
+        "paper-big-en-fr",
+    ),
+)
+# settings that grow with the number of pairs
+STEPS = ("max_steps", "warmup_steps", "cooldown_steps", "eval_every_steps", "save_every_steps")
+
+# the settings of a recipe in their order, with the reasons of their values
+CORPUS_REASONS = {
+    " ".join(CORPUS[:-1]): "The corpus, and the direction of translation.",
+    "validation_pairs": "Pairs that are held out for validation. If the corpus has no validation "
+    f"split, these are one in {HELD_OUT_SHARE}, at most {MOST_HELD_OUT:,}.",
+}
+MODEL_REASONS = {
+    "hidden_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
+    "encoder_ffn_dim decoder_ffn_dim": "Size of the model. It grows with the number of pairs: a "
+    "large model overfits few pairs.",
+    "dropout": "Fewer pairs need more dropout: each of them is seen more often.",
+    "initializer_gain": "Initial weights smaller than the paper's: the loss falls faster "
+    "(results/multi30k-en-de).",
+}
+REASONS = {
+    "vocab_size": "Tokens of the vocabulary. Fewer pairs need fewer tokens: a rare token is "
+    "learned badly.",
+    "paper_row": "Size of the model: a row of the paper's Table 3.",
+    "model": MODEL_REASONS,
+    "tokens_per_step length_groups_per_step": "Batch: source tokens and target tokens of a step. A "
+    "small batch gives more updates in the same time.",
+    "max_steps": "Steps of training. The run on {pairs} pairs had {steps}. Their number grows with "
+    "the square root of the number of pairs, from {fewest} pairs on.",
+    "warmup_steps learning_rate_factor": "The learning rate rises to {peak}, the highest of the "
+    "run, in the same share of all steps.",
+    "cooldown_steps": "The learning rate decays linearly to zero at the end, in the same share of "
+    "all steps.",
+    "max_grad_norm": "A gradient with a larger norm is clipped: one batch cannot spoil the model.",
+    "eval_every_steps": "Steps between two evaluations of the validation loss.",
+    "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
+    "checkpoints, section 6.1.",
+}
+# settings that a recipe has also where they are the defaults
+ALWAYS = (
+    *("vocab_size", "tokens_per_step", "max_steps", "warmup_steps", "eval_every_steps"),
+    *("save_every_steps", "num_averaged_checkpoints"),
+)
+
+
+class Counts(NamedTuple):
+    """Size of a training text.
+
+    Args:
+        pairs: Number of pairs that can be used.
+        characters: Mean number of characters of a source and of a target.
+        words: Mean number of words, between spaces, of a source and of a target.
+    """
+
+    pairs: int
+    characters: tuple[float, ...]
+    words: tuple[float, ...]
+
+    def __str__(self) -> str:
+        characters, words = (
+            " and ".join(f"{mean:.1f}" for mean in means) for means in (self.characters, self.words)
+        )
+        return (
+            f"{self.pairs:,} pairs to train on, with {characters} characters, "
+            f"{words} words on average"
+        )
+
+
+def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
+    """Write the recipe of a new model for a corpus.
+
+    Args:
+        argv: Command-line arguments.
+        prog: Name of the command in the help text.
+
+    Returns:
+        Size of the corpus, path of the recipe, and the next commands.
+
+    Raises:
+        ValueError: If an argument is missing or refused, the corpus cannot be read, or the recipe
+            exists.
+    """
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        exit_on_error=False,
+        description="Read a corpus as training would, and write a recipe for its number of pairs.",
+        epilog=f"{', '.join(f'--{name}' for name in NEEDED)} are needed. All other settings are "
+        "changed in the recipe.",
+    )
+    # argparse would answer a missing name with its usage
+    parser.add_argument("model", nargs="?", help="name of the model; the recipe is MODEL.yaml")
+    given, corpus = parse_settings(parser, argv, "model", CORPUS)
+    path = _new_file(given.model)
+    missing = [f"--{name}" for name in NEEDED if name not in corpus]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} must be given: `new` does not guess.")
+    # a corpus has no configuration that is not given
+    texts = load_texts(TrainConfig(**{"name": None, **corpus}))
+    counts = count_pairs(texts)
+    if texts.validation is None:
+        held_out = min(counts.pairs // HELD_OUT_SHARE, MOST_HELD_OUT)
+        if held_out == 0:
+            raise ValueError(
+                f"{texts.names[0]} must have at least {HELD_OUT_SHARE} pairs that can be used, so "
+                f"that one of them is held out for validation, got {counts.pairs}."
+            )
+        corpus["validation_pairs"] = held_out
+        counts = counts._replace(pairs=counts.pairs - held_out)
+    text = recipe_for(path, corpus, counts)
+    try:
+        # another command may have written it in the meantime
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError as error:
+        raise ValueError(_exists(path)) from error
+    run_folder = shlex.quote(f"runs/{path.stem}")
+    split = "" if texts.test is not None else " --split validation"
+    return "\n".join(
+        [
+            f"{', '.join(texts.names)}: {counts}",
+            f"{path} has the settings, with their reasons. Next:",
+            f"  vanilla-transformer train {shlex.quote(str(path))} --dry_run",
+            f"  vanilla-transformer train {shlex.quote(str(path))}",
+            f"  vanilla-transformer evaluate {run_folder}{split}",
+        ]
+    )
+
+
+def _new_file(name: str | None) -> Path:
+    """Return the path of a recipe that does not exist."""
+    is_name = name and name.isprintable() and Path(name).name == name and name.strip(". ")
+    if not is_name:
+        raise ValueError(
+            f"the name of the model must be given without a folder, as in "
+            f"`vanilla-transformer new my-model`, got {shown(name)}."
+        )
+    path = Path(f"{str(name).removesuffix('.yaml')}.yaml")
+    if path.exists():
+        raise ValueError(_exists(path))
+    return path
+
+
+def _exists(path: Path) -> str:
+    return f"{path} exists and is not overwritten. Choose another name, or remove the file."
+
+
+def count_pairs(texts: Texts) -> Counts:
+    """Count the pairs to train on, without those that have an empty side or a wrong encoding.
+
+    Args:
+        texts: Text from `load_texts`.
+
+    Returns:
+        The counts; estimates for a corpus of more than `SAMPLED_PAIRS`.
+
+    Raises:
+        ValueError: If no pair can be used.
+    """
+    pairs, sums = 0.0, np.zeros((2, 2))
+    for rows in texts.train:
+        numbers = np.linspace(0, len(rows) - 1, min(len(rows), SAMPLED_PAIRS)).astype(int)
+        for table in rows.select(numbers).with_format("arrow").iter(batch_size=10_000):
+            sides = texts_of(table, texts.languages, "train", repair=True)
+            sizes = [
+                ([len(text) for text in pair], [len(text.split()) for text in pair])
+                for pair in zip(*sides, strict=True)
+                if all(text.strip() and not GARBLED.search(text) for text in pair)
+            ]
+            pairs += len(sizes) * len(rows) / len(numbers)
+            if sizes:
+                sums += np.sum(sizes, axis=0) * len(rows) / len(numbers)
+    if not pairs:
+        raise ValueError(
+            f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides, got none."
+        )
+    characters, words = (sums / pairs).tolist()
+    return Counts(round(pairs), tuple(characters), tuple(words))
+
+
+def settings_for(pairs: int) -> tuple[Rule, TrainConfig]:
+    """Choose the settings for a number of training pairs.
+
+    Args:
+        pairs: Number of training pairs.
+
+    Returns:
+        The rule for this number, and the settings of its run. The numbers of steps grow with the
+        square root of the number of pairs, as between the kept runs on 29,000 and on 416,210 pairs.
+    """
+    rule = next(rule for rule in RULES if pairs < rule.below)
+    config = rule.config
+    # no run shows that fewer steps are enough for fewer pairs than the smallest run has
+    growth = math.sqrt(max(pairs, RULES[0].pairs) / rule.pairs)
+    for name in STEPS:
+        setattr(config, name, round(growth * getattr(config, name)))
+    # the highest learning rate stays the one of the run
+    config.learning_rate_factor = round(config.learning_rate_factor * math.sqrt(growth), 3)
+    return rule, config
+
+
+def recipe_for(path: Path, corpus: Mapping[str, Any], counts: Counts) -> str:
+    """Return a recipe with the reason of each choice.
+
+    Args:
+        path: Path of the recipe.
+        corpus: Settings of the corpus.
+        counts: Counts from `count_pairs`.
+
+    Returns:
+        YAML text with comments.
+    """
+    rule, config = settings_for(counts.pairs)
+    defaults = TrainConfig()
+    settings = {
+        name: getattr(config, name)
+        for names in REASONS
+        for name in names.split()
+        if name in ALWAYS or getattr(config, name) != getattr(defaults, name)
+    }
+    facts = {
+        "pairs": f"{rule.pairs:,}",
+        "steps": f"{rule.config.max_steps:,}",
+        "fewest": f"{RULES[0].pairs:,}",
+        "peak": f"{rate_of(config, config.model_config(1000).d_model)(config.warmup_steps):.2g}",
+    }
+    blocks = [
+        _comment(
+            f"{counts}.",
+            f"Written by `vanilla-transformer new` for `vanilla-transformer train {path}`.",
+            f"The settings are those of one run, adapted to this number of pairs: {rule.run}.",
+            "On a GPU, `--precision bf16` is faster.",
+        ),
+        *_explained(corpus, CORPUS_REASONS, facts),
+        *_explained(settings, REASONS, facts),
+    ]
+    return "\n".join(blocks)
+
+
+def _explained(
+    settings: Mapping[str, Any], reasons: Mapping[str, Any], facts: Mapping[str, str]
+) -> list[str]:
+    """Return settings as blocks of YAML, each below its reason."""
+    blocks = []
+    for names, reason in reasons.items():
+        chosen = {name: settings[name] for name in names.split() if name in settings}
+        if chosen and isinstance(reason, dict):
+            inner = "".join(_explained(settings[names], reason, facts))
+            blocks.append(f"{names}:\n{textwrap.indent(inner, '  ')}")
+        elif chosen:
+            text = yaml.safe_dump(chosen, sort_keys=False, allow_unicode=True)
+            blocks.append(_comment(reason.format(**facts)) + text)
+    return blocks
+
+
+def _comment(*sentences: str) -> str:
+    lines = [line for it in sentences for line in textwrap.wrap(it, LINE, break_on_hyphens=False)]
+    return "".join(f"# {line}\n" for line in lines)
