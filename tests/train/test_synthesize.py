@@ -97,7 +97,7 @@ def test_the_corpus_of_a_back_translation_can_be_mixed(run, lines, tmp_path, cap
     )
     train(config)
     assert "validation_loss" in read_metrics(tmp_path / "run")[-1]
-    assert f"{out}: {len(found):,} read" in (tmp_path / "run/environment.txt").read_text()
+    assert f"{out}: kept {len(found):,}, " in (tmp_path / "run/environment.txt").read_text()
 
 
 def test_pairs_with_a_low_score_are_dropped(run, tmp_path, capsys):
