@@ -135,8 +135,7 @@ MODEL_REASONS = {
     "(results/multi30k-en-de).",
 }
 REASONS = {
-    "vocab_size": "Tokens of the vocabulary. Fewer pairs need fewer tokens: a rare token is "
-    "learned badly.",
+    "vocab_size": "Tokens of the vocabulary, as in the run.",
     "paper_row": "Size of the model: a row of the paper's Table 3.",
     "model": MODEL_REASONS,
     "tokens_per_step length_groups_per_step": "Batch: source tokens and target tokens of a step. A "
