@@ -35,8 +35,8 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 # validation scores that a checkpoint can be the best of
 LOSS = "loss"
 BEST_METRICS = (LOSS, "bleu", "chrf")
-# pairs that decide BLEU or chrF if their number is not given
-SAMPLED_PAIRS = 200
+# default of validation_sample if BLEU or chrF is the best_metric
+DEFAULT_SAMPLE = 200
 
 # attention functions of the library, which all compute equation (1)
 KERNELS = (
@@ -379,7 +379,7 @@ class TrainConfig:
         if self.patience is not None and self.best_metric is None:
             self.best_metric = LOSS
         if self.best_metric not in (None, LOSS) and self.validation_sample is None:
-            self.validation_sample = SAMPLED_PAIRS
+            self.validation_sample = DEFAULT_SAMPLE
         self._check_languages()
         for columns in (self.columns, *(entry["columns"] for entry in self.mix)):
             self._check_columns(columns)

@@ -144,6 +144,8 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     config, is_alone = run.config, run.accelerator.num_processes == 1
     if run.is_finished:
         run.progress.bar.close()
+        if run.is_late:
+            _warn_of_skipped_end(run, run.steps_done)
         return None
     with (
         run.progress.bar,

@@ -32,7 +32,7 @@ from .config import TrainConfig
 from .data.corpus import texts_of
 from .data.pairs import GARBLED
 from .data.prepare import load_texts
-from .data.text_files import count_lines, lines_of, opened, read_lines
+from .data.text_files import lines_of, opened, read_lines
 from .devices.distribution import in_all_processes, leave_processes, main_process_first
 from .ending import noticing_requests
 from .evaluate import joined_processes
@@ -61,7 +61,7 @@ WRONG_ENCODING = "with a wrong encoding"
 
 
 class Task(NamedTuple):
-    """What is translated, and how.
+    """Settings of a command that makes a corpus of translations.
 
     Attributes:
         command: `distill` or `back-translate`.
@@ -93,13 +93,13 @@ class Task(NamedTuple):
 
 
 def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | None:
-    """Translate lines and write them as a corpus, or go on where an earlier call was interrupted.
+    """Translate lines and write them as a corpus, or resume an interrupted call.
 
     Works in one process, or in several processes of `accelerate launch`, which share the lines in
     blocks. The corpus is the same whatever their number, up to rounding.
 
     Args:
-        task: What is translated, and how.
+        task: Settings of the command.
         trust_remote_code: Run the Python code that is saved with the model.
 
     Returns:
@@ -121,17 +121,19 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
                 until_end.enter_context(held(task.folder))
 
         in_all_processes(lock)
-        num_lines = main_process_first(lambda: _count_lines(task))
+        # before the model, which takes longer to load
+        num_lines, text_sha256 = main_process_first(lambda: _measure_text(task))
         int8 = bool(task.search.get("int8"))
         pipeline = in_all_processes(lambda: load(task.model, state.device, trust_remote_code, int8))
-        main_process_first(lambda: _begin(state, task, pipeline, num_lines))
+        plan = _plan(task, pipeline, num_lines, text_sha256)
+        main_process_first(lambda: _begin(state, task.folder, plan))
         try:
             _translate_blocks(state, task, pipeline, num_lines)
         except Interrupted:
             if state.is_main_process:
                 done = len(list((task.folder / BLOCKS).glob("*.jsonl")))
                 logger.warning(
-                    "%d of %d blocks are translated: the same command goes on with the others.",
+                    "%d of %d blocks are translated: run the same command again to resume.",
                     done,
                     -(-num_lines // BLOCK_LINES),
                 )
@@ -140,16 +142,16 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
         return _join(task, num_lines) if state.is_main_process else None
 
 
-def _count_lines(task: Task) -> int:
-    if task.files:
-        number = sum(count_lines(Path(path)) for path in task.files)
-        names = " and ".join(task.files)
-    else:
-        rows = _training_rows(task)
-        number, names = sum(map(len, rows)), task.model
+def _measure_text(task: Task) -> tuple[int, str]:
+    """Return the number of lines to translate, and their SHA-256."""
+    number, sha256 = 0, hashlib.sha256()
+    for line in _lines(task):
+        number += 1
+        sha256.update(f"{line}\n".encode())
     if number == 0:
+        names = " and ".join(task.files) or task.model
         raise ValueError(f"{names} must have at least one line, got none.")
-    return number
+    return number, sha256.hexdigest()
 
 
 def _training_rows(task: Task) -> list[datasets.Dataset]:
@@ -169,18 +171,17 @@ def _lines(task: Task) -> Iterator[str]:
     for path in task.files:
         with opened(Path(path)) as file:
             yield from read_lines(lines_of(file), path)
-    if task.files or task.recipe is None:
+    if task.files:
         return
-    languages = (task.recipe.source_lang, task.recipe.target_lang)
+    languages = (task.source_lang, task.target_lang)
     for rows in _training_rows(task):
         for table in rows.with_format("arrow").iter(BLOCK_LINES):
             yield from texts_of(table, languages, "train", repair=True)[0]
 
 
-def _begin(state: PartialState, task: Task, pipeline: TranslationPipeline, num_lines: int):
+def _begin(state: PartialState, folder: Path, plan: Mapping[str, Any]):
     """Write the settings of a new folder; refuse a folder with other settings or files."""
-    plan = _plan(task, pipeline, num_lines)
-    path = task.folder / PLAN_FILE
+    path = folder / PLAN_FILE
     if path.exists():
         before = read_json(path, PLAN)
         differing = [
@@ -194,22 +195,21 @@ def _begin(state: PartialState, task: Task, pipeline: TranslationPipeline, num_l
                 f"{'; '.join(differing)}."
             )
         return
-    if any(it for it in task.folder.glob("*") if not it.name.startswith(".")):
-        raise ValueError(f"output_dir must be new or empty, got {task.folder} with other files.")
+    if any(it for it in folder.glob("*") if not it.name.startswith(".")):
+        raise ValueError(f"output_dir must be new or empty, got {folder} with other files.")
     if state.is_local_main_process:
-        make_folder(task.folder / BLOCKS)
+        make_folder(folder / BLOCKS)
         write_atomically(path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
 
 
-def _plan(task: Task, pipeline: TranslationPipeline, num_lines: int) -> dict[str, Any]:
+def _plan(
+    task: Task, pipeline: TranslationPipeline, num_lines: int, text_sha256: str
+) -> dict[str, Any]:
     """Return everything that decides the pairs, except the limit of their score."""
     weights = hashlib.sha256()
     for name, tensor in sorted(pipeline.model.state_dict().items()):
         weights.update(name.encode())
         weights.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
-    text = hashlib.sha256()
-    for line in _lines(task):
-        text.update(f"{line}\n".encode("utf-8", "surrogatepass"))
     return {
         "command": task.command,
         "model": task.model,
@@ -218,7 +218,7 @@ def _plan(task: Task, pipeline: TranslationPipeline, num_lines: int) -> dict[str
         "source_lang": task.source_lang,
         "target_lang": task.target_lang,
         "files": list(task.files),
-        "text_sha256": text.hexdigest(),
+        "text_sha256": text_sha256,
         "lines": num_lines,
         "search": task.search,
         "seed": task.seed,
@@ -411,9 +411,13 @@ def _task(command: str, flags: dict[str, Any]) -> Task:
     recipe = None
     if (checked_folder(model, "model") / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(model))
-        languages = {
-            side: given or getattr(recipe, f"{side}_lang") for side, given in languages.items()
-        }
+        for side, given in languages.items():
+            languages[side] = getattr(recipe, f"{side}_lang")
+            if given not in (None, languages[side]):
+                raise ValueError(
+                    f"{side}_lang must be {languages[side]}, as in the recipe of {model}, got "
+                    f"{given!r}."
+                )
     missing = [f"{side}_lang" for side, given in languages.items() if not given]
     if missing:
         raise ValueError(f"{' and '.join(missing)} must be given for {model}, which is no run.")

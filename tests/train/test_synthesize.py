@@ -168,7 +168,7 @@ def test_an_interrupted_command_goes_on(run, lines, tmp_path, begin, signals):
         said = process.communicate()[1]
         assert process.returncode == (-number if number == signal.SIGKILL else 128 + number)
         if number != signal.SIGKILL:
-            assert "blocks are translated: the same command goes on with the others." in said
+            assert "blocks are translated: run the same command again to resume." in said
     assert not (parts / "train.jsonl").exists()
     stored = {path: path.stat().st_mtime_ns for path in parts.glob("blocks/*.jsonl")}
     assert stored
@@ -248,7 +248,7 @@ def test_compressed_files_are_read_one_after_another(run, tmp_path):
         (["--sample", "--num_beams", "4"], "num_beams must not be given with sample"),
         (["--sample", "--temperature", "0"], "temperature must be above 0, got 0.0"),
         (["--max_length", "0"], "max_length must be at least 1, got 0"),
-        (["--target_lang", "en"], "target_lang must differ from source_lang, got 'en'"),
+        (["--target_lang", "en"], "target_lang must be de, as in the recipe of "),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(run, tmp_path, capsys, flags, message):
@@ -266,6 +266,8 @@ def test_a_model_without_a_recipe_needs_languages_and_text(run, tmp_path, capsys
     words = ["distill", str(model), "--output_dir", str(tmp_path / "out")]
     assert main(words) == 1
     assert "source_lang and target_lang must be given for" in capsys.readouterr().err
+    assert main([*words, "--source_lang", "en", "--target_lang", "en"]) == 1
+    assert "target_lang must differ from source_lang, got 'en'." in capsys.readouterr().err
     words += ["--source_lang", "en", "--target_lang", "xx"]
     assert main(words) == 1
     assert "source must be given, because only the stored training text" in capsys.readouterr().err
