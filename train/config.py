@@ -248,8 +248,8 @@ class TrainConfig:
     learning_rate_factor: float = setting(1.0, "factor on the learning rate of sec. 5.3", above=0)
     cooldown_steps: int = setting(
         0,
-        "last steps, in which the learning rate decays linearly; the paper has none, Hägele et al. "
-        "2024",
+        "last steps, in which the learning rate decays linearly, also before the end of "
+        "max_minutes; the paper has none, Hägele et al. 2024",
         at_least=0,
     )
     adam_beta1: float = setting(0.9, "beta_1 of Adam, sec. 5.3", at_least=0, below=1)
@@ -448,11 +448,6 @@ class TrainConfig:
             raise ValueError(
                 "averaged_minutes must be null with best_metric or patience, which average the "
                 f"checkpoints around the best one, got {self.averaged_minutes}."
-            )
-        if self.max_minutes is not None and self.cooldown_steps:
-            raise ValueError(
-                "cooldown_steps must be 0 with max_minutes, because the run may end before its "
-                f"cooldown begins, got {self.cooldown_steps}."
             )
         size = self.tokens_per_micro_batch
         if size is not None and size < self.max_length:

@@ -46,6 +46,7 @@ from .run import (
     open_run,
 )
 from .run_folder import checkpoint as checkpointing
+from .schedule import follow_rate, rate_of
 from .step import StepResult, mask_for_sdpa, training_step
 from .validation_sample import score_sample
 
@@ -156,10 +157,12 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     ):
         for step, batches in enumerate(batches_of(run), start=run.steps_done + 1):
             result = make_step(run, step, batches)
-            is_asked, is_time_over = _reasons_to_end(run, requests)
+            is_asked, is_time_over, cooldown_steps = _reasons_to_end(run, requests, step)
             if is_time_over:
                 _refuse_short_time(run, step)
-            is_last = step == config.max_steps or is_time_over
+            is_last = step == run.last_step or is_time_over
+            if cooldown_steps and run.cooldown is None and not is_last:
+                _begin_cooldown(run, step, cooldown_steps)
             if step % config.log_every_steps == 0 or is_last:
                 _log(run, step, result)
             if step % config.eval_every_steps == 0 or is_last:
@@ -188,20 +191,40 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     return None
 
 
-def _reasons_to_end(run: Run, requests: Requests) -> tuple[bool, bool]:
-    """Return whether a signal asks the run to end, and whether its time is over.
+def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool, int]:
+    """Return whether a signal asks the run to end, whether its time is over, and the due cooldown.
 
     With several processes, those are the reasons of one step ago: reading those of this step would
     wait for the device.
     """
-    reasons = requests.pending() is not None, run.is_time_over
+    # one clock decides for all processes
+    cooldown_steps = run.due_cooldown(step) if run.accelerator.is_main_process else 0
+    reasons = requests.pending() is not None, run.is_time_over, cooldown_steps
     if run.accelerator.num_processes == 1:
         return reasons
-    before = run.asked_to_end
+    before = run.reasons
     here = torch.tensor(reasons, dtype=torch.int, device=run.accelerator.device)
-    run.asked_to_end = run.accelerator.reduce(here, reduction="sum")
-    is_asked, is_time_over = [False, False] if before is None else before.bool().tolist()
-    return is_asked, is_time_over
+    run.reasons = run.accelerator.reduce(here, reduction="sum")
+    is_asked, is_time_over, cooldown_steps = [0, 0, 0] if before is None else before.tolist()
+    return is_asked > 0, is_time_over > 0, cooldown_steps
+
+
+def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
+    """Let the learning rate decay from the next step on."""
+    run.cooldown = {
+        "steps": cooldown_steps,
+        "last_step": step + cooldown_steps,
+        "max_minutes": run.config.max_minutes,
+    }
+    run.rate = rate_of(run.config, run.model.config.d_model, run.cooldown)
+    run.scheduler = follow_rate(run.optimizer, run.rate, steps_done=step)
+    run.progress.bar.total = run.last_step
+    run.progress.write(step=step, cooldown_steps=cooldown_steps)
+    logger.info(
+        "The cooldown begins after step %d and takes %d steps, as long as max_minutes allows.",
+        step,
+        cooldown_steps,
+    )
 
 
 def _refuse_short_time(run: Run, step: int):
@@ -244,6 +267,8 @@ def _say_reason(run: Run, step: int):
             best["later"],
             best["step"],
         )
+    elif step == run.last_step:
+        logger.info("The run ends with step %d, the last one of its cooldown.", step)
     else:
         minutes = run.config.max_minutes
         logger.info("The run ends with step %d: its %g minutes are over.", step, minutes)
@@ -465,6 +490,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
                 "num_processes": run.accelerator.num_processes,
                 "tokens_per_micro_batch": run.config.tokens_per_micro_batch,
                 "best": run.best,
+                "cooldown": run.cooldown,
                 "seconds": run.seconds,
             },
             keep=run.config.num_averaged_checkpoints,

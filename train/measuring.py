@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -85,8 +86,7 @@ def _measured(run: Run, config: TrainConfig) -> dict[str, str]:
         function(run, number + 2)
         costs[name] = (time.monotonic() - began, -(-config.max_steps // every))
     in_all = sum(seconds * number for seconds, number in costs.values())
-    if config.max_minutes is not None:
-        in_all = min(in_all, 60 * config.max_minutes)
+    budget = math.inf if config.max_minutes is None else 60 * config.max_minutes
     facts = {
         name: f"{seconds:.3g} seconds, {number:,} of them"
         for name, (seconds, number) in costs.items()
@@ -95,6 +95,10 @@ def _measured(run: Run, config: TrainConfig) -> dict[str, str]:
     if not isinstance(run.steps, StreamedSteps):
         per_epoch = run.steps.steps_per_epoch
         facts["epochs"] = f"{config.max_steps / per_epoch:.3g}, of {per_epoch:,} steps"
+    if budget < in_all:
+        number = int(budget / in_all * config.max_steps)
+        facts["within max_minutes"] = f"about {number:,} of {config.max_steps:,} steps"
+        in_all = budget
     return {**facts, "training": f"{timedelta(seconds=round(in_all))} hours, after the preparation"}
 
 

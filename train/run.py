@@ -56,6 +56,7 @@ NEW_STATE = {
     "window": None,
     "position": None,
     "best": None,
+    "cooldown": None,
     "tokens_per_micro_batch": None,
     "seconds": 0.0,
 }
@@ -85,11 +86,13 @@ class Run:
         skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
         is_late: Whether a checkpoint is due and waits for a step that is not skipped.
         best: Best checkpoint so far, as in its state; None without `best_metric`.
+        cooldown: Cooldown that began early, as in its state: its `steps`, its `last_step`, and the
+            `max_minutes` that it was planned for.
         seconds_before: Training time before this process began.
         started: Time at which this process began, on the monotonic clock.
         unread: Steps whose results are still on the device, with their `count_cells`.
-        asked_to_end: Number of processes that were asked to end by the last step, and of those
-            whose time was over, on the device.
+        reasons: Number of processes that were asked to end by the last step, of those whose time
+            was over, and of the steps of a due cooldown, on the device.
         scores: Validation scores of the last evaluation, with its step.
         progress: Progress bar, metrics and trackers; set when the run folder is ready.
     """
@@ -113,10 +116,11 @@ class Run:
     skipped_in_a_row: int
     is_late: bool
     best: dict[str, Any] | None
+    cooldown: dict[str, Any] | None
     seconds_before: float
     started: float = field(default_factory=time.monotonic)
     unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
-    asked_to_end: Tensor | None = None
+    reasons: Tensor | None = None
     scores: dict[str, float] = field(default_factory=dict)
     progress: Progress = field(init=False)
 
@@ -132,6 +136,34 @@ class Run:
         return minutes is not None and self.seconds >= 60 * minutes
 
     @property
+    def last_step(self) -> int:
+        """Last step of the run, unless its time is over before."""
+        last_step = self.config.max_steps
+        return last_step if self.cooldown is None else min(last_step, self.cooldown["last_step"])
+
+    def due_cooldown(self, step: int) -> int:
+        """Return the length of a cooldown that must begin now to end within `max_minutes`.
+
+        It has at most `cooldown_steps` steps, and at most the second half of the time.
+
+        Args:
+            step: Number of the last step.
+
+        Returns:
+            Number of steps; 0 if no cooldown is due.
+        """
+        config = self.config
+        begins = config.max_steps - config.cooldown_steps
+        if config.max_minutes is None or self.cooldown is not None or step >= begins:
+            return 0
+        seconds = self.seconds
+        left = 60 * config.max_minutes - seconds
+        steps = int(left * step / seconds)
+        if left > seconds or steps > config.cooldown_steps:
+            return 0
+        return max(0, steps)
+
+    @property
     def is_past_best(self) -> bool:
         """Whether `patience` checkpoints in a row were no better than the best one."""
         patience = self.config.patience
@@ -142,7 +174,7 @@ class Run:
         """Whether nothing is left to train."""
         minutes = self.config.max_minutes
         is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
-        return self.steps_done == self.config.max_steps or is_time_over or self.is_past_best
+        return self.steps_done == self.last_step or is_time_over or self.is_past_best
 
 
 def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack) -> Run:
@@ -186,7 +218,8 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
             accelerator.scaler.load_state_dict(saved["scaler"])
         if moving_average is not None:
             moving_average.load(distribution.own_parts(model, saved["moving_average"]))
-    folder, rate = config.folder, rate_of(config, model.config.d_model)
+    folder, cooldown = config.folder, _cooldown_of(config, state)
+    rate = rate_of(config, model.config.d_model, cooldown)
     run = Run(
         config=config,
         accelerator=accelerator,
@@ -207,6 +240,7 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         skipped_in_a_row=state["skipped_in_a_row"],
         is_late=state["is_late"],
         best=_best_of(config, state),
+        cooldown=cooldown,
         seconds_before=state["seconds"],
     )
     with naming_intact_checkpoint(folder):
@@ -236,6 +270,13 @@ def _best_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | Non
     # scores of another metric cannot be compared
     is_known = best is not None and config.best_metric and best["metric"] == metric_of(config)
     return best if is_known else None
+
+
+def _cooldown_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | None:
+    cooldown: dict[str, Any] | None = state.get("cooldown")
+    # with another budget the cooldown comes later
+    is_planned = cooldown is not None and cooldown["max_minutes"] == config.max_minutes
+    return cooldown if is_planned else None
 
 
 def _open_accelerator(config: TrainConfig) -> Accelerator:

@@ -1,7 +1,8 @@
 """Learning rate of section 5.3."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -57,12 +58,16 @@ def cooled_down(
     return cooled
 
 
-def rate_of(config: TrainConfig, d_model: int) -> Callable[[int], float]:
+def rate_of(
+    config: TrainConfig, d_model: int, cooldown: Mapping[str, Any] | None = None
+) -> Callable[[int], float]:
     """Return the learning rate of a run as a function of the step.
 
     Args:
         config: Settings of the run.
         d_model: Width of the model.
+        cooldown: Number of `steps` and `last_step` of a cooldown that began early; if None, that
+            of the settings.
 
     Returns:
         Learning rate of a step, from 1.
@@ -73,7 +78,9 @@ def rate_of(config: TrainConfig, d_model: int) -> Callable[[int], float]:
         warmup_steps=config.warmup_steps,
         factor=config.learning_rate_factor,
     )
-    return cooled_down(rate, config.max_steps, config.cooldown_steps)
+    if cooldown is None:
+        cooldown = {"steps": config.cooldown_steps, "last_step": config.max_steps}
+    return cooled_down(rate, cooldown["last_step"], cooldown["steps"])
 
 
 def follow_rate(

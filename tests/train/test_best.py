@@ -1,7 +1,10 @@
 """Runs that end when their time is over or their validation score gets worse."""
 
+import dataclasses
 import itertools
+import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -15,6 +18,7 @@ from vanilla_transformer.train import loop
 from vanilla_transformer.train.averaging import average_run, average_weights
 from vanilla_transformer.train.data.prepare import load_texts
 from vanilla_transformer.train.loop import train
+from vanilla_transformer.train.run import Run
 from vanilla_transformer.train.run_folder.checkpoint import (
     EMA_FILE,
     checkpoints,
@@ -23,6 +27,7 @@ from vanilla_transformer.train.run_folder.checkpoint import (
     read_weights,
 )
 from vanilla_transformer.train.run_folder.files import read_average, read_metrics
+from vanilla_transformer.train.schedule import learning_rate
 from vanilla_transformer.train.scoring import score_translations
 
 EACH_STEP = {"eval_every_steps": 1, "save_every_steps": 1, "num_averaged_checkpoints": 3}
@@ -91,6 +96,120 @@ def test_less_time_than_a_step_takes_is_refused(corpus, tmp_path, processes):
     assert not list((tmp_path / "run").glob("checkpoints/*"))
     # the same folder serves with more time
     train_toys.run_command(recipe, processes=processes)
+
+
+@pytest.fixture
+def steps_of_one_second(monkeypatch):
+    """Let each step of training take one second, and nothing else any time."""
+    monkeypatch.setattr(Run, "seconds", property(lambda run: float(run.progress.bar.n)))
+
+
+def seconds(number):
+    return number / 60
+
+
+def learning_rates(folder):
+    return {
+        line["step"]: line["learning_rate"]
+        for line in read_metrics(folder)
+        if "learning_rate" in line
+    }
+
+
+def without_cooldown(config, step):
+    return learning_rate(step, 16, config.warmup_steps, config.learning_rate_factor)
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+@pytest.mark.parametrize(("cooldown_steps", "begins"), [(5, 15), (10, 10), (15, 10)])
+def test_a_cooldown_ends_with_the_time(corpus, tmp_path, caplog, cooldown_steps, begins):
+    caplog.set_level("INFO")
+    folder = tmp_path / "run"
+    settings = {"max_steps": 1000, "cooldown_steps": cooldown_steps, "log_every_steps": 1}
+    config = train_toys.toy_config(corpus, folder, **settings, max_minutes=seconds(20))
+    assert train(config)
+    assert last_step(folder) == 20
+    # at most the second half of the time
+    number = 20 - begins
+    expected = {step: without_cooldown(config, step) for step in range(1, begins + 1)}
+    expected |= {
+        step: expected[begins] * (21 - step) / (number + 1) for step in range(begins + 1, 21)
+    }
+    assert learning_rates(folder) == pytest.approx(expected)
+    assert f"The cooldown begins after step {begins} and takes {number} steps" in caplog.text
+    assert "The run ends with step 20, the last one of its cooldown." in caplog.text
+    assert f"linear cooldown of {number} steps" in (folder / "README.md").read_text()
+    # nothing is left to train
+    assert train(config, resume=True)
+    assert last_step(folder) == 20
+    # with more time the learning rate rises again, and decays before the new end
+    longer = dataclasses.replace(config, max_minutes=seconds(60))
+    assert train(longer, resume=True)
+    rates = learning_rates(folder)
+    assert rates[21] == pytest.approx(without_cooldown(config, 21))
+    assert max(rates) == 60
+    assert rates[60] < rates[59] < without_cooldown(config, 59) / 2
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+def test_a_run_stopped_during_its_cooldown_resumes_to_the_same_bits(corpus, tmp_path, monkeypatch):
+    settings = {"max_steps": 1000, "cooldown_steps": 8, "log_every_steps": 1}
+    whole, parts = (
+        train_toys.toy_config(corpus, tmp_path / name, **settings, max_minutes=seconds(20))
+        for name in ("whole", "parts")
+    )
+    assert train(whole)
+    with monkeypatch.context() as patch:
+        real = loop.make_step
+
+        def stopping(run, step, batches):
+            if step == 16:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return real(run, step, batches)
+
+        patch.setattr(loop, "make_step", stopping)
+        assert not train(parts)
+    assert read_state(tmp_path / "parts/checkpoints/step-16")["cooldown"] == {
+        "steps": 8,
+        "last_step": 20,
+        "max_minutes": seconds(20),
+    }
+    assert train(parts, resume=True)
+    assert learning_rates(tmp_path / "parts") == learning_rates(tmp_path / "whole")
+    found, expected = (train_toys.weights(tmp_path / name) for name in ("parts", "whole"))
+    assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+def test_the_last_step_ends_a_run_before_its_time(corpus, tmp_path):
+    folder = tmp_path / "run"
+    settings = {"max_steps": 20, "cooldown_steps": 5, "log_every_steps": 1}
+    config = train_toys.toy_config(corpus, folder, **settings, max_minutes=seconds(24))
+    assert train(config)
+    rates = learning_rates(folder)
+    assert max(rates) == 20
+    assert rates[15] == pytest.approx(without_cooldown(config, 15))
+    assert rates[20] == pytest.approx(rates[15] / 6)
+    assert not any("cooldown_steps" in line for line in read_metrics(folder))
+
+
+def test_two_processes_cool_down_together(corpus, tmp_path):
+    settings = train_toys.toy_settings(
+        corpus,
+        tmp_path / "run",
+        max_steps=FOREVER,
+        save_every_steps=FOREVER,
+        cooldown_steps=10,
+        log_every_steps=1,
+        max_minutes=0.05,
+    )
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    said = train_toys.run_command(recipe, processes=2).stderr
+    (number,) = re.findall(r"The cooldown begins after step \d+ and takes (\d+) steps", said)
+    assert 1 <= int(number) <= 10
+    rates = learning_rates(tmp_path / "run")
+    (step,) = saved_steps(tmp_path / "run")
+    assert rates[step] < rates[step - 1]
 
 
 def test_a_run_ends_when_the_loss_gets_no_better(corpus, tmp_path, losses, caplog):
@@ -237,7 +356,6 @@ def test_the_checkpoints_around_a_step():
         ({"best_metric": "blue"}, "one of loss, bleu, chrf, got 'blue'. Did you mean 'bleu'"),
         ({"validation_sample": 0}, "validation_sample must be at least 1"),
         ({"patience": 2, "averaged_minutes": 3}, "averaged_minutes must be null .*, got 3"),
-        ({"max_minutes": 2, "cooldown_steps": 3}, "cooldown_steps must be 0 .*, got 3"),
     ],
 )
 def test_settings_that_do_not_fit_are_refused(corpus, tmp_path, settings, message):
@@ -282,6 +400,16 @@ def test_a_measured_dry_run_says_how_long_the_run_takes(corpus, tmp_path, proces
     measured = float(facts["epochs"].split(",")[0])
     computed = float(re.search(r"epochs: about (\S+)", said)[1])
     assert computed == pytest.approx(measured, rel=0.3)
+
+
+def test_a_measured_dry_run_says_how_many_steps_the_time_allows(corpus, tmp_path):
+    settings = train_toys.toy_settings(corpus, tmp_path / "run", max_steps=FOREVER, max_minutes=0.1)
+    recipe = train_toys.write_recipe(tmp_path / "toy.yaml", settings)
+    said = train_toys.run_command(recipe, "--dry_run", "measured").stdout
+    assert "training: 0:00:06 hours, after the preparation" in said
+    (steps,) = re.findall(r"within max_minutes: about ([\d,]+) of 50,000 steps", said)
+    (seconds,) = re.findall(r"step: ([\d.e-]+) seconds", said)
+    assert 0 < int(steps.replace(",", "")) <= 6 / float(seconds)
 
 
 def test_a_measured_dry_run_uses_the_vocabulary_that_is_there(corpus, tmp_path, capsys):

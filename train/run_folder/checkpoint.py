@@ -88,6 +88,10 @@ STATE = mapping(
 BEST = mapping(
     {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, others=NOTHING
 )
+# cooldown that began before that of the settings, because of max_minutes
+COOLDOWN = mapping(
+    {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, others=NOTHING
+)
 # further entries that a run needs to resume
 RUN_STATE = mapping(
     {
@@ -100,7 +104,7 @@ RUN_STATE = mapping(
         "window": or_null(WINDOW),
         "position": or_null(POSITION),
     },
-    {"best": or_null(BEST)},
+    {"best": or_null(BEST), "cooldown": or_null(COOLDOWN)},
 )
 
 

@@ -318,7 +318,12 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     checked: dict[str, Any] = next(
         (line for line in reversed(metrics) if "validation_loss" in line), {}
     )
-    cooldown = f", linear cooldown of {config.cooldown_steps:,} steps"
+    # a time budget can make it shorter
+    cooldown_steps: int = next(
+        (line["cooldown_steps"] for line in reversed(metrics) if "cooldown_steps" in line),
+        config.cooldown_steps,
+    )
+    cooldown = f", linear cooldown of {cooldown_steps:,} steps"
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
         "layers": f"{size_of(model, 'encoder_layers')} in the encoder, "
@@ -330,7 +335,7 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
         "batch": f"about {config.tokens_per_step:,} source and {config.tokens_per_step:,} target "
         "tokens per step",
         "learning rate": f"section 5.3, {config.warmup_steps:,} warm-up steps, times "
-        f"{config.learning_rate_factor:g}" + (cooldown if config.cooldown_steps else ""),
+        f"{config.learning_rate_factor:g}" + (cooldown if cooldown_steps else ""),
         "precision": config.precision,
     }
     environment = read_environment(folder)
