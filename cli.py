@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .console import add_trust_flag, log_to_stderr, naming, run_command
+from .console import add_file_to_errors, add_trust_flag, log_to_stderr, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -164,7 +164,7 @@ def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
 def _average(arguments: argparse.Namespace, rest: list[str]):
     from .train.averaging import average_run
 
-    with naming(arguments.run_folder):
+    with add_file_to_errors(arguments.run_folder):
         average = average_run(
             arguments.run_folder,
             arguments.num_checkpoints,

@@ -1,4 +1,4 @@
-"""Run a command: logs and errors to stderr, one sentence for an error, exit statuses."""
+"""Run a command: write logs to stderr, report an error as one sentence, return an exit status."""
 
 import argparse
 import contextlib
@@ -18,8 +18,8 @@ EXIT_SIGNAL = 128
 TRACEBACK = "--traceback"
 # limits in characters: an error on stderr, and a value in an error
 LONGEST_ERROR, LONGEST_VALUE = 2000, 100
-# the extra of setup.cfg that installs a package
-EXTRAS = {
+# extra of setup.cfg that installs each package
+EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("datasets", "pyarrow", "sacrebleu", "sacremoses", "matplotlib"), "train"),
     **dict.fromkeys(("babel", "num2words"), "demo"),
     "gradio": "space",
@@ -74,7 +74,7 @@ def run_command(
     # a panic of a Rust library is a BaseException, not an Exception
     except BaseException as error:
         _end_bars()
-        if len(arguments) < len(given):
+        if TRACEBACK in given:
             raise
         if not _is_reported_by_another():
             sys.stderr.write(f"error: {sentence_of(error) or _unexpected(error)}\n")
@@ -99,13 +99,13 @@ def _unexpected(error: BaseException) -> str:
 
 def _flush_output():
     """Flush stdout, so that an error of writing is raised here and not at the end of Python."""
-    # stdout is None in a process that was started with a closed one
+    # Python sets stdout to None if the process was started without it
     if sys.stdout is None:
         return
     try:
         sys.stdout.flush()
     except OSError:
-        # Python must not try to flush it again at the end
+        # otherwise Python flushes stdout again at its end, and fails
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -118,7 +118,7 @@ def _is_reported_by_another() -> bool:
         return False
     from torch import distributed
 
-    # once the processes are connected, each may have an error of its own
+    # processes that are not connected yet run the same checks; later ones may fail on their own
     return not (distributed.is_available() and distributed.is_initialized())
 
 
@@ -155,8 +155,8 @@ def checked_folder(path: str | Path, name: str) -> Path:
     return Path(path)
 
 
-def empty_folder(path: str | Path) -> Path:
-    """Return the path of a new or empty folder, where no file can be overwritten.
+def require_empty_folder(path: str | Path) -> Path:
+    """Check that a path is a new or an empty folder, so that no file is overwritten.
 
     Args:
         path: Path of the folder.
@@ -189,25 +189,25 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
 
 
 def refuse_code(file: str | Path, code: str, remedy: str = TRUST) -> NoReturn:
-    """Refuse to run the code that a file names.
+    """Refuse to run the code that a file refers to.
 
     Args:
-        file: File that names the code.
-        code: Code that the file names.
+        file: File that refers to the code.
+        code: Code that the file refers to.
         remedy: Advice, a sentence.
 
     Raises:
         ValueError: Always.
     """
-    raise ValueError(f"{file} names code to run, {code}. {remedy}")
+    raise ValueError(f"{file} refers to custom code, {code}, which would be run. {remedy}")
 
 
 @contextlib.contextmanager
-def naming(file: str | Path) -> Iterator[None]:
-    """Add the name of a file to every error that is raised while it is read.
+def add_file_to_errors(file: str | Path) -> Iterator[None]:
+    """Add the name of a file to an exception that is raised while the file is read.
 
     Args:
-        file: File or folder; an error that names it already is not changed.
+        file: File or folder. An exception that names it, or that has a note, is not changed.
     """
     try:
         yield
@@ -258,16 +258,17 @@ def sentence_of(error: BaseException) -> str | None:
 
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
-        extra = EXTRAS.get(package)
+        extra = EXTRA_OF_PACKAGE.get(package)
         return extra and (
-            f"this command needs {package}, got none: pip install 'vanilla_transformer[{extra}]', "
-            f"or in a clone '.[{extra}]'."
+            f"this command needs the package {package}, which is not installed: pip install "
+            f"'vanilla_transformer[{extra}]', or in a clone '.[{extra}]'."
         )
-    # the library wraps the ValueError of a validator; its own errors of type are sentences already
+    # huggingface_hub wraps the ValueError of a validator: report the cause. Its messages about a
+    # wrong type are readable as they are
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, ValueError):
         error = error.__cause__
-    # the base class of the Hub's errors belongs to its HTTP client, which depends on the version;
-    # safetensors has its own error for a file that cannot be read or written
+    # HfHubHTTPError derives from an error of requests or of httpx, depending on the version of
+    # huggingface_hub. safetensors raises its own error if a file cannot be read or written
     expected: tuple[type, ...] = (ValueError, OSError, FloatingPointError, MemoryError)
     expected += (SafetensorError, HfHubHTTPError.__bases__[0], StrictDataclassError)
     return _with_file(error, str(error)) if isinstance(error, expected) else None

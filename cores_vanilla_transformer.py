@@ -1,11 +1,12 @@
-"""CPU cores that other programs use too.
+"""Shorter busy-waiting of OpenMP's threads while other programs use the CPU cores.
 
-The threads of torch wait for one another after every operator. By default GNU's OpenMP lets a
-waiting thread spin for milliseconds: on free cores this saves the time to wake it. Beside a busy
-program it takes the core from the thread that it waits for, and a search becomes many times as
-slow. The length of the spin is read once, when torch is imported. But while there are more OpenMP
-threads than cores, OpenMP spins only 100 times instead of 300,000 (GNU libgomp manual,
-GOMP_SPINCOUNT), so idle threads can shorten the spin at any time.
+The threads of torch wait for one another after every operator. GNU's OpenMP lets a waiting thread
+spin for milliseconds, which saves the time to wake the thread on free cores. If another program
+needs the core, a spinning thread delays the thread that it waits for, and a search becomes many
+times as slow. OpenMP reads the spin count once, when torch is imported: 300,000 by default. But it
+uses 100 while it has more threads than there are cores (oversubscription; GNU libgomp manual,
+GOMP_SPINCOUNT). So this module starts idle OpenMP threads while the cores are shared, and ends
+them afterwards.
 """
 
 import math
@@ -16,17 +17,19 @@ from pathlib import Path
 
 import torch
 
-# kernel statistics of each thread: the second number is the time that it waited for a core, in ns
+# kernel statistics of each thread; the second number is its run delay: the time that it was ready
+# and waited for a core, in ns
 TASKS = Path("/proc/self/task")
 # settings of a user, which are left as they are
 OWN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
-# seconds over which the waiting time is measured, and for which cores must be free until threads
-# spin again
-WINDOW, CALM = 0.1, 1.0
-# time for which all threads together waited for a core, in seconds per second. On free cores it is
-# below FREE. When another program takes one of two cores it is above SHARED, whether our threads
-# spin or sleep
-FREE, SHARED = 0.1, 0.15
+# length of one measurement, in seconds
+MEASURING_SECONDS = 0.1
+# seconds for which the cores must be free before threads spin again
+CALM_SECONDS = 1.0
+# thresholds of the run delay of all threads together, in seconds per second of wall time. On free
+# cores it is below the first one. If another program takes one of two cores, it is above the
+# second one, whether our threads spin or sleep
+FREE_BELOW, SHARED_ABOVE = 0.1, 0.15
 # a process that computes uses at least this share of a core
 COMPUTING = 0.5
 # elements of a tensor that torch divides among its threads
@@ -43,16 +46,16 @@ class SharedCores:
     def __init__(self):
         self.is_shared = False
         self._lock = threading.Lock()
-        # the first window says nothing
+        # so that the share of the first measurement, over all time before, is 0
         self._time = -math.inf
         self._waited = self._computed = self._calm = 0.0
         self._end = threading.Event()
         can_tell = Path(TASKS, str(os.getpid()), "schedstat").exists()
-        self._is_left_alone = not can_tell or any(name in os.environ for name in OWN_SETTINGS)
+        self._is_off = not can_tell or any(name in os.environ for name in OWN_SETTINGS)
 
     def check(self):
         """Measure whether the cores are shared. Call this often while torch computes on a CPU."""
-        if self._is_left_alone or time.perf_counter() - self._time < WINDOW:
+        if self._is_off or time.perf_counter() - self._time < MEASURING_SECONDS:
             return
         # only one thread needs to measure
         if not self._lock.acquire(blocking=False):
@@ -68,12 +71,12 @@ class SharedCores:
         share = (waited - self._waited) / seconds
         is_computing = computed - self._computed > COMPUTING * seconds
         self._time, self._computed, self._waited = now, computed, waited
-        if not self.is_shared and share > SHARED:
+        if not self.is_shared and share > SHARED_ABOVE:
             self.is_shared, self._calm = True, 0.0
             self._start_teams()
         elif self.is_shared and is_computing:
-            self._calm = self._calm + seconds if share < FREE else 0.0
-            if self._calm > CALM:
+            self._calm = self._calm + seconds if share < FREE_BELOW else 0.0
+            if self._calm > CALM_SECONDS:
                 self.is_shared = False
                 self._stop_teams()
 
@@ -87,10 +90,12 @@ class SharedCores:
 
 
 def num_teams() -> int:
-    """Return how many idle teams give this process more threads than cores.
+    """Return the smallest number of idle teams with which OpenMP has more threads than cores.
+
+    A team adds one thread less than torch has, because the thread that starts it takes part.
 
     Returns:
-        Number of teams, each with all threads of torch but one; 0 if torch has one thread only.
+        Number of teams, at least one; 0 if torch has one thread only.
     """
     num_threads, num_cores = torch.get_num_threads(), len(os.sched_getaffinity(0))
     if num_threads == 1:

@@ -33,7 +33,7 @@ from transformers.models.auto.tokenization_auto import get_tokenizer_config
 from transformers.utils import cached_file
 
 from .checks_vanilla_transformer import check_numbers, check_search_tokens
-from .console import TRUST, naming, refuse_code, sentence_of
+from .console import TRUST, add_file_to_errors, refuse_code, sentence_of
 from .identity_vanilla_transformer import file_difference
 from .pipeline_vanilla_transformer import check_tokenizer
 from .records import TEXT, Kind, list_of, mapping, one_of, or_null, read_json, read_text, whole
@@ -280,7 +280,8 @@ def read_tokenizer(
         if not names:
             raise
         raise ValueError(
-            f"tokenizer {str(source)!r} needs {names[0]}, got none: pip install {names[0]}."
+            f"tokenizer {str(source)!r} needs {names[0]}, which is not installed: pip install "
+            f"{names[0]}."
         ) from error
     # if one of several files is missing, the library opens a file named None; a panic of the Rust
     # code in tokenizers is no Exception
@@ -330,7 +331,7 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
     if kernel is not None and "/" in str(kernel):
         remedy = "Remove attn_implementation from the file, and set it in Python."
         refuse_code(Path(source, CONFIG_FILE), f"the kernel {kernel} on the Hub", remedy)
-    with naming(Path(source, CONFIG_FILE)):
+    with add_file_to_errors(Path(source, CONFIG_FILE)):
         config = model_class.config_class.from_pretrained(source)
     refuse_other_sizes(config, source)
 
@@ -393,7 +394,7 @@ def load_whole(
         weights |= dict.fromkeys(unexpected)
         weights |= {name: torch.empty(shape, device="meta") for name, shape, _ in mismatched}
         check_fit(model, weights, str(source))
-    with naming(Path(source, GENERATION_FILE)):
+    with add_file_to_errors(Path(source, GENERATION_FILE)):
         check_numbers(vars(model.generation_config))
         check_search_tokens(model.generation_config, model.get_input_embeddings().num_embeddings)
     return model

@@ -349,7 +349,8 @@ class TranslationPipeline(Pipeline):
             from sentencex import segment
         except ImportError as error:
             raise ValueError(
-                "split_sentences needs sentencex, got none: pip install 'vanilla_transformer[text]'"
+                "split_sentences needs sentencex, which is not installed: pip install "
+                "'vanilla_transformer[text]'"
             ) from error
         return list(segment(language, text))
 

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from ..atomic_files import atomic_folder
-from ..console import empty_folder
+from ..console import require_empty_folder
 from ..loading import WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import check_tokenizer
@@ -50,7 +50,7 @@ def run(argv: list[str], prog: str) -> str:
         OSError: If a file cannot be read.
     """
     arguments = _parser(prog).parse_args(argv)
-    folder = empty_folder(arguments.out)
+    folder = require_empty_folder(arguments.out)
     source = arguments.source
     if arguments.kind in TRANSFORMERS_KINDS:
         model, tokenizer, sentence = _from_library(arguments.kind, source)

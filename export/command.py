@@ -3,7 +3,7 @@
 import argparse
 from importlib import import_module
 
-from ..console import add_trust_flag, empty_folder
+from ..console import add_trust_flag, require_empty_folder
 from ..loading import load_run
 
 # packages that an export needs
@@ -29,18 +29,20 @@ def run(argv: list[str], prog: str) -> str:
         ValueError: If the run cannot be loaded, the folder is not empty, the engine's package is
             not installed, or the engine does not support the model.
     """
-    settings = vars(_parser(prog).parse_args(argv))
-    kind, source, folder = settings.pop("kind"), settings.pop("run"), settings.pop("out")
-    folder = empty_folder(folder)
+    options = vars(_parser(prog).parse_args(argv))
+    kind, source, folder, trust = map(options.pop, ("kind", "run", "out", "trust_remote_code"))
+    folder = require_empty_folder(folder)
     try:
-        write = getattr(import_module(f"vanilla_transformer.export.{kind}"), f"to_{kind}")
+        export = getattr(import_module(f"vanilla_transformer.export.{kind}"), f"to_{kind}")
     except ModuleNotFoundError as error:
         packages = PACKAGES.get(kind, error.name)
         raise ValueError(
-            f"this export needs {error.name}, got none: pip install {packages}."
+            f"this export needs the package {error.name}, which is not installed: pip install "
+            f"{packages}."
         ) from error
-    model, tokenizer = load_run(source, settings.pop("trust_remote_code"))
-    write(model.eval(), tokenizer, folder, **settings)
+    model, tokenizer = load_run(source, trust)
+    # the other options are those of this kind of export
+    export(model.eval(), tokenizer, folder, **options)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{size / 1e6:.3g} MB in {folder}"
 
@@ -72,7 +74,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         added[kind].add_argument(
             "--num_positions",
             type=int,
-            help="tokens of the longest source or translation (default: 1024, or the number of "
-            "learned positions)",
+            help="length of the longest source or translation, in tokens (default: 1024, or the "
+            "number of learned positions)",
         )
     return parser

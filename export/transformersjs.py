@@ -42,8 +42,8 @@ from .parts import save_tokenizer
 logger = logging.getLogger(__name__)
 
 MERGED_FILE = "decoder_model_merged.onnx"
-# end of the file names of each type of the stored weights
-TYPES = {"float32": "", "int8": "_quantized"}
+# suffix of the file names for each type of the stored weights
+SUFFIXES = {"float32": "", "int8": "_quantized"}
 # logit of a token that cannot follow the end token
 LOWEST_LOGIT = -1e4
 
@@ -70,7 +70,8 @@ def to_transformersjs(
             than the model.
     """
     model = copy.deepcopy(model).eval().float().cpu()
-    # with more beams, transformers.js uses the first one of each step, which is greedy search too
+    # with several beams, transformers.js computes them all and keeps the first one of each step:
+    # greedy search at a higher cost
     model.generation_config.update(
         num_beams=1, length_penalty_alpha=None, length_penalty=None, early_stopping=None
     )
@@ -82,16 +83,17 @@ def to_transformersjs(
             for name, program in trace(model, EndingDecoderGraph).items()
         }
         (unfinished / "onnx").mkdir()
-        for stored, ending in TYPES.items():
-            if stored == "int8":
+        for weight_type, suffix in SUFFIXES.items():
+            if weight_type == "int8":
                 graphs = {name: _quantized(graph) for name, graph in graphs.items()}
             encoder, decoder = (
-                (unfinished / "onnx" / name).with_stem(Path(name).stem + ending)
+                (unfinished / "onnx" / name).with_stem(Path(name).stem + suffix)
                 for name in (ENCODER_FILE, MERGED_FILE)
             )
             onnx.save(graphs[ENCODER_FILE], encoder)
             onnx.save(_merged(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE]), decoder)
-            if stored == "float32":
+            if weight_type == "float32":
+                # the merged decoder is that of the first step and that of the later steps
                 check_logits(model, encoder, decoder, decoder)
             else:
                 _warn_of_rounding(model, encoder, decoder)
@@ -124,11 +126,12 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
 def _warn_of_rounding(
     model: VanillaTransformerForConditionalGeneration, encoder: Path, decoder: Path
 ):
-    """Run the int8 graphs, and warn if they are far from the model: they round activations too."""
+    """Warn if the int8 graphs, which also round activations, deviate too much from the model."""
     difference = max(
         float(deviations(found, expected, expected, is_exact=False).max())
         for found, expected in logits_of_graphs(model, encoder, decoder, decoder)
     )
+    # also true if the difference is not a number
     if not difference <= TOLERANCES["int8"]:
         logger.warning(
             "With dtype q8, the scores differ from those of the model by up to %.2g standard "
@@ -189,9 +192,10 @@ def _in_float32(model: ModelProto) -> ModelProto:
 
 
 def _without_transposes(model: ModelProto) -> ModelProto:
-    """Store the matrices that the graph transposes in the other order, so that they are quantized.
+    """Store each transposed weight as its transpose, and remove the Transpose node.
 
-    The embedding is the output matrix too: a token is then a column of it.
+    The quantizer leaves out a weight behind a Transpose node. The embedding shares its matrix with
+    the output layer, so the embedding of a token becomes a column, gathered along axis 1.
     """
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
@@ -223,7 +227,7 @@ def _quantized(model: ModelProto) -> ModelProto:
     """Return a graph with the matrices in int8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quantized.onnx"
-        # the warning recommends a step that the tracer has done
+        # onnxruntime recommends a preprocessing that the tracer has done
         logging.disable(logging.WARNING)
         try:
             quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8)
@@ -233,7 +237,11 @@ def _quantized(model: ModelProto) -> ModelProto:
 
 
 def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
-    """Return one decoder with the weights of two: `use_cache_branch` chooses the later steps."""
+    """Merge the decoder of the first step and that of the later steps into one graph.
+
+    Equal weights are stored once. The input `use_cache_branch` selects the decoder of the later
+    steps.
+    """
     weights: dict[tuple, TensorProto] = {}
     branches = []
     outputs = [output.name for output in first.graph.output]
@@ -254,13 +262,13 @@ def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
     choice = helper.make_node(
         "If", ["use_cache_branch"], outputs, then_branch=branches[1], else_branch=branches[0]
     )
-    past = [one for one in later.graph.input if one.name.startswith("past_key_values")]
+    past = [each for each in later.graph.input if each.name.startswith("past_key_values")]
     inputs = [
         *first.graph.input,
         *past,
         helper.make_tensor_value_info("use_cache_branch", TensorProto.BOOL, [1]),
     ]
-    infos = [_any_length(one) for one in (*inputs, *first.graph.output)]
+    infos = [_with_own_length(info) for info in (*inputs, *first.graph.output)]
     merged = helper.make_graph(
         [choice], "decoder", infos[: len(inputs)], infos[len(inputs) :], [*weights.values()]
     )
@@ -268,7 +276,7 @@ def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
 
 
 def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
-    """Return a branch of the merged decoder; it passes on keys and values that it does not make."""
+    """Return a branch of the merged decoder, which returns the keys and values of both branches."""
     made = {output.name for output in graph.output}
     nodes = list(graph.node)
     for name in outputs:
@@ -279,8 +287,8 @@ def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
     return helper.make_graph(nodes, prefix.rstrip("/"), [], infos)
 
 
-def _any_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    """Return keys or values with a length of their own: in the first step the past is empty."""
+def _with_own_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """Name the length of keys or values after them, because past and present differ in length."""
     if "key_values" in info.name or "present" in info.name:
         length = info.type.tensor_type.shape.dim[2]
         length.dim_param = re.sub(r"\.(key|value)$", "", info.name)
@@ -292,9 +300,11 @@ def _for_javascript(
 ) -> dict[str, Any]:
     """Change `tokenizer.json` such that transformers.js has our tokens and texts.
 
-    It finds every added token in a text, also special tokens whose names have to stay text. It
-    begins a text anew after an added token, its patterns have other spaces, and it decodes added
-    tokens as bytes.
+    transformers.js differs in four ways. It matches special tokens in a text also where
+    `split_special_tokens` makes them plain text, so they are removed. It normalizes the text after
+    an added token like a new text, so a space is put only before the whole text. The pattern of
+    its byte-level pre-tokenizer has other spaces, so words get a pattern of their own. It decodes
+    added tokens as bytes, so they are replaced by their byte symbols first.
 
     Args:
         content: Content of `tokenizer.json`.

@@ -149,7 +149,7 @@ def test_push_uses_its_flags(capsys, monkeypatch):
 
 def test_an_interrupted_training_does_not_report_success(monkeypatch):
     for number, status in ((signal.SIGTERM, 143), (signal.SIGINT, 130), (None, 0)):
-        monkeypatch.setattr(loop, "train_until_asked", lambda config, resume, it=number: it)
+        monkeypatch.setattr(loop, "train_until_signal", lambda config, resume, it=number: it)
         assert main(["train", "demo"]) == status
 
 

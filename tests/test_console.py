@@ -4,7 +4,7 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from vanilla_transformer.console import checked_folder, naming, run_command
+from vanilla_transformer.console import add_file_to_errors, checked_folder, run_command
 
 
 def failing(error):
@@ -55,7 +55,7 @@ def test_exits_that_are_no_errors_pass(error):
 @pytest.mark.parametrize("error", [ValueError("a rule."), TypeError("no rule")])
 def test_the_file_that_was_read_is_named(error, tmp_path, capsys):
     def command(arguments):
-        with naming(tmp_path), naming(tmp_path / "file.json"):
+        with add_file_to_errors(tmp_path), add_file_to_errors(tmp_path / "file.json"):
             raise error
 
     assert run_command(command, []) == 1

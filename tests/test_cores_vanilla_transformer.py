@@ -49,39 +49,39 @@ def shared(clock, monkeypatch):
 
 
 def test_a_busy_neighbor_is_found_within_a_window(shared, clock):
-    clock.advance(1.01 * cores.WINDOW, waited=0.05)
+    clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.05)
     shared.check()
     assert not shared.is_shared
-    clock.advance(1.01 * cores.WINDOW, waited=0.3)
+    clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.3)
     shared.check()
     assert shared.is_shared
 
 
 def test_less_than_a_window_says_nothing(shared, clock):
-    clock.advance(0.9 * cores.WINDOW, waited=1.0)
+    clock.advance(0.9 * cores.MEASURING_SECONDS, waited=1.0)
     shared.check()
     assert not shared.is_shared
-    clock.advance(0.2 * cores.WINDOW, waited=0.0)
+    clock.advance(0.2 * cores.MEASURING_SECONDS, waited=0.0)
     shared.check()
     assert shared.is_shared
 
 
 def test_threads_spin_again_when_the_cores_are_free_while_the_process_computes(shared, clock):
-    clock.advance(1.01 * cores.WINDOW, waited=0.5)
+    clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.5)
     shared.check()
     # waiting for work says nothing about the cores
     clock.advance(60.0, waited=0.0, computed=0.01)
     shared.check()
     assert shared.is_shared
-    clock.advance(0.6 * cores.CALM, waited=0.01)
+    clock.advance(0.6 * cores.CALM_SECONDS, waited=0.01)
     shared.check()
     # a short disturbance: the calm begins again
-    clock.advance(1.01 * cores.WINDOW, waited=0.3)
+    clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.3)
     shared.check()
-    clock.advance(0.6 * cores.CALM, waited=0.01)
+    clock.advance(0.6 * cores.CALM_SECONDS, waited=0.01)
     shared.check()
     assert shared.is_shared
-    clock.advance(0.6 * cores.CALM, waited=0.01)
+    clock.advance(0.6 * cores.CALM_SECONDS, waited=0.01)
     shared.check()
     assert not shared.is_shared
 

@@ -618,7 +618,7 @@ def test_a_published_model_with_edited_code_is_not_taken_for_this_release(tmp_pa
     assert edit[0] in text
     file.write_text(text.replace(*edit), encoding="utf-8")
     with pytest.raises(
-        ValueError, match=r"names code to run, modeling_vanilla_transformer\.py \(\w+ differs"
+        ValueError, match=r"refers to custom code, modeling_vanilla_transformer\.py \(\w+ differs"
     ):
         load_run(published)
     inputs = {"input_ids": model.dummy_inputs["input_ids"]}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import translation_toys
 
-from vanilla_transformer.console import EXTRAS
+from vanilla_transformer.console import EXTRA_OF_PACKAGE
 
 ROOT = Path(__file__).parent.parent
 DATA = (
@@ -103,10 +103,10 @@ print(pipeline("translation", model="runs/demo")("Hello", max_new_tokens=3))
 # hides the packages of the extras, as if `pip install .` had been all
 WITHOUT_EXTRAS = """
 import importlib.abc, sys
-from vanilla_transformer.console import EXTRAS
+from vanilla_transformer.console import EXTRA_OF_PACKAGE
 class Absent(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name.partition(".")[0] in EXTRAS:
+        if name.partition(".")[0] in EXTRA_OF_PACKAGE:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
 sys.argv = ["vanilla-transformer", *sys.argv[1:]]
@@ -141,7 +141,7 @@ def test_the_wheel_without_extras_translates_and_names_the_extra_of_other_verbs(
         )
         assert done.returncode == 1
         assert done.stderr == (
-            f"error: this command needs {package}, got none: pip install "
+            f"error: this command needs the package {package}, which is not installed: pip install "
             f"'vanilla_transformer[{extra}]', or in a clone '.[{extra}]'.\n"
         )
 
@@ -150,7 +150,7 @@ def test_every_package_of_an_extra_is_declared_in_it():
     setup = configparser.ConfigParser()
     setup.read(ROOT / "setup.cfg")
     extras = setup["options.extras_require"]
-    for package, extra in EXTRAS.items():
+    for package, extra in EXTRA_OF_PACKAGE.items():
         # pyarrow comes with datasets; a module may have another name than its package
         others = {"pyarrow": "datasets", "python_multipart": "python-multipart"}
         assert others.get(package, package) in extras[extra].lower()

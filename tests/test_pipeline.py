@@ -452,5 +452,7 @@ def test_settings_that_splitting_does_not_allow_are_refused(translate, settings,
 
 def test_splitting_without_its_package_is_refused(translate, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(ValueError, match="split_sentences needs sentencex, got none: pip install"):
+    with pytest.raises(
+        ValueError, match="split_sentences needs sentencex, which is not installed: pip install"
+    ):
         translate(LONG, split_sentences=True)

@@ -327,7 +327,10 @@ def test_no_verb_runs_code_that_a_folder_names(plant, run, corpus, tmp_path, mon
         assert code == 0 or said.count("error: ") == 1, (name, said)
         # the error names the file and its code, and how to run the code
         if kind in ("unknown_type", "model") and name in ("translate stdin", "push", "space"):
-            assert "config.json names code to run, evil.py (class Model)." in said
+            assert (
+                "config.json refers to custom code, evil.py (class Model), which would be run."
+                in said
+            )
             assert TRUST in said
 
 
@@ -344,7 +347,10 @@ def test_input_text_is_no_consent_to_run_code(run, tmp_path):
         timeout=300,
     )
     assert (result.returncode, result.stdout) == (1, "")
-    assert "config.json names code to run, evil.py (class Model)." in result.stderr
+    assert (
+        "config.json refers to custom code, evil.py (class Model), which would be run."
+        in result.stderr
+    )
     assert "[y/N]" not in result.stderr
     assert not canary.marker.exists()
 

@@ -36,10 +36,10 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
         if os.environ.get("RANK", "0") == "0":
             sys.stdout.write(text + "\n")
         return 0
-    from .loop import train_until_asked
+    from .loop import train_until_signal
 
-    number = train_until_asked(config, resume=switches.resume)
-    return 0 if number is None else EXIT_SIGNAL + number
+    signal_number = train_until_signal(config, resume=switches.resume)
+    return 0 if signal_number is None else EXIT_SIGNAL + signal_number
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -152,7 +152,9 @@ def add_adapters(model: PreTrainedModel, rank: int) -> PreTrainedModel:
     try:
         from peft import LoraConfig, TaskType, get_peft_model
     except ImportError as error:
-        raise ValueError("lora_rank needs peft, got none: pip install peft.") from error
+        raise ValueError(
+            "lora_rank needs peft, which is not installed: pip install peft."
+        ) from error
     config = LoraConfig(
         task_type=TaskType.SEQ_2_SEQ_LM,
         r=rank,

@@ -71,10 +71,10 @@ def train(config: TrainConfig, resume: bool = False) -> bool:
         FloatingPointError: If the loss stays infinite or not a number.
         OSError: If a checkpoint cannot be written.
     """
-    return train_until_asked(config, resume) is None
+    return train_until_signal(config, resume) is None
 
 
-def train_until_asked(config: TrainConfig, resume: bool = False) -> int | None:
+def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
     """Train as `train` does, and return the signal that stopped the run.
 
     Args:

@@ -230,8 +230,9 @@ def comet_program() -> str:
     program = shutil.which(COMET_PROGRAM)
     if program is None:
         raise ValueError(
-            f"comet needs the program {COMET_PROGRAM}, got none: `pipx install unbabel-comet`. "
-            "COMET needs older libraries than this package, so it needs its own environment."
+            f"comet needs the program {COMET_PROGRAM}, which is not installed: `pipx install "
+            "unbabel-comet`. COMET needs older libraries than this package, so it needs its own "
+            "environment."
         )
     return program
 

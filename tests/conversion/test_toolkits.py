@@ -533,7 +533,9 @@ def test_marian_keeps_its_tokenizer(tmp_path, capsys):
     )
     words = [sys.executable, "-c", program, "translate", str(tmp_path / "out")]
     done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    message = f"tokenizer '{tmp_path / 'out'}' needs sentencepiece, got none: pip install"
+    message = (
+        f"tokenizer '{tmp_path / 'out'}' needs sentencepiece, which is not installed: pip install"
+    )
     assert (done.returncode, message in done.stderr) == (1, True), done.stderr
     # like an incomplete download
     (tmp_path / "theirs/source.spm").unlink()

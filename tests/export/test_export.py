@@ -833,7 +833,7 @@ def test_the_flags_of_the_command_reach_the_engine(saved, tmp_path):
 def test_an_engine_that_is_not_installed_is_named(kind, package, saved, tmp_path, monkeypatch):
     monkeypatch.delitem(sys.modules, f"vanilla_transformer.export.{kind}")
     monkeypatch.setitem(sys.modules, package, None)
-    message = rf"needs {package}, got none: pip install .*{package}"
+    message = rf"needs the package {package}, which is not installed: pip install .*{package}"
     with pytest.raises(ValueError, match=message):
         run([kind, str(saved), str(tmp_path / "out")], "export")
     assert not (tmp_path / "out").exists()

@@ -149,7 +149,7 @@ def test_a_run_folder_alone_evaluates_translates_and_averages(run, tmp_path, cap
     for words in (["evaluate", ours], ["translate", ours, lines], ["average", ours, "--ema"]):
         assert main(words) == 1
         said = capsys.readouterr().err
-        assert re.search(r"(recipe\.yaml|config\.json) names code to run, ", said)
+        assert re.search(r"(recipe\.yaml|config\.json) refers to custom code, ", said)
         assert trust in said
         assert main([*words, trust]) == 0
 

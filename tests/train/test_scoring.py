@@ -321,7 +321,9 @@ def test_comet_scores_each_sentence_once():
 
 def test_without_comet_the_error_says_how_to_install_it(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="comet needs the program comet-score, got none: `pipx"):
+    with pytest.raises(
+        ValueError, match="comet needs the program comet-score, which is not installed: `pipx"
+    ):
         comet_score(["a"], ["b"], ["c"])
 
 

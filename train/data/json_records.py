@@ -289,7 +289,7 @@ def _list_as_lines(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
 def _compression(path: str, name: str) -> str | None:
     """Return the compression of a file, by its name or its first bytes."""
     if name.endswith(".zst") and "zstd" not in available_compressions():
-        raise ValueError(f"{name} needs zstandard, got none: pip install zstandard.")
+        raise ValueError(f"{name} needs zstandard, which is not installed: pip install zstandard.")
     if infer_compression(name) is None and Path(path).is_file():
         with Path(path).open("rb") as file:
             return "gzip" if file.read(2) == GZIP else None

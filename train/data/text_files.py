@@ -27,7 +27,8 @@ def _open_zstd(path: Path, mode: Literal["rb"]) -> Iterator[Any]:
             from backports import zstd
     except ImportError as error:
         raise ValueError(
-            f"{path} needs backports.zstd, got none: pip install 'vanilla_transformer[text]'"
+            f"{path} needs backports.zstd, which is not installed: pip install "
+            "'vanilla_transformer[text]'"
         ) from error
     try:
         with zstd.open(path, mode) as file:

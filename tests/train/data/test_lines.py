@@ -148,7 +148,10 @@ def test_subtitles_without_their_package_are_refused(model, tmp_path, capsys, mo
     monkeypatch.setitem(sys.modules, "srt", None)
     (tmp_path / "film.srt").write_text(SUBTITLES)
     assert main(["translate", model[0], str(tmp_path / "film.srt")]) == 1
-    expected = "this command needs srt, got none: pip install 'vanilla_transformer[text]'"
+    expected = (
+        "this command needs the package srt, which is not installed: pip install "
+        "'vanilla_transformer[text]'"
+    )
     assert expected in capsys.readouterr().err
 
 
@@ -183,5 +186,7 @@ def test_a_file_of_zstd_without_its_package_is_refused(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "backports.zstd", None)
     monkeypatch.delattr("backports.zstd", raising=False)
     (tmp_path / "text.zst").write_bytes(b"")
-    with pytest.raises(ValueError, match=r"needs backports.zstd, got none: pip install"):
+    with pytest.raises(
+        ValueError, match=r"needs backports.zstd, which is not installed: pip install"
+    ):
         opened(tmp_path / "text.zst").__enter__()
