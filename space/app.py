@@ -91,6 +91,11 @@ SENTENCES = [
 FONT = ["system-ui", "sans-serif"]
 FONT_MONO = ["ui-monospace", "monospace"]
 NO_TRANSLATION = "attention needs a translation, got none yet."
+PAPER = "https://arxiv.org/abs/1706.03762"
+DEMO_KNOWS = (
+    "The demo's model knows dates, times, numbers, money, countries, languages and a few first "
+    "names, as in the examples. It has never seen other words."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -356,23 +361,37 @@ def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
 
 
 def _translation_tab(models: Models):
+    gr.Markdown(
+        "Type an English sentence, or choose an example, and press Enter. Beam search keeps the "
+        f"best hypotheses of each step ([section 6.1]({PAPER})); a larger alpha favours longer "
+        f"ones. The picture below shows what each word attends to ([section 3.2]({PAPER})). Look "
+        "for rows whose brightest cell is not on the diagonal: there the word order changes."
+    )
+    if any(Path(name).name == Path(DEMO).name for name in models.names):
+        gr.Markdown(DEMO_KNOWS)
+    # the first view is part of the page: computed once, not for each visitor
+    rows, weights, picture, text = _example(models)
     # attention weights between words, or the reason why there are none
-    attention = gr.State(NO_TRANSLATION)
+    attention = gr.State(weights)
+    layers, heads = _choices_of(weights, CROSS)
     with gr.Row():
         with gr.Column():
             source = gr.Textbox(
                 SENTENCES[0],
                 label="Sentence",
                 info=f"at most {MAX_CHARACTERS:,} characters",
-                lines=2,
+                # with several lines, Enter would begin a new one
+                lines=1,
+                max_lines=4,
                 elem_id="source",
             )
             model = gr.Dropdown(models.names, label="Model", elem_id="model")
             beams, alpha = BEAMS.slider("beams"), ALPHA.slider("alpha")
             button = gr.Button("Translate", variant="primary", elem_id="translate")
-            gr.Examples(SENTENCES, source)
+            examples = gr.Examples(SENTENCES, source)
         with gr.Column():
             table = gr.Dataframe(
+                rows,
                 headers=["translation", "log P", "score"],
                 datatype=["str", "number", "number"],
                 label="Hypotheses, best first; score = log P / ((5 + length) / 6)^alpha",
@@ -384,40 +403,83 @@ def _translation_tab(models: Models):
     kinds = [(kind.title, name) for name, kind in KINDS.items()]
     kind = gr.Radio(kinds, value=CROSS, label="Attention", elem_id="kind")
     with gr.Row():
-        layer = gr.Dropdown([1], value=1, label="Layer", elem_id="layer")
-        head = gr.Dropdown([MEAN], value=MEAN, label="Head", elem_id="head")
-    plot = _picture("attention", "Attention of each word")
+        layer = gr.Dropdown(layers, value=layers[-1], label="Layer", elem_id="layer")
+        head = gr.Dropdown(heads, value=MEAN, label="Head", elem_id="head")
+    plot = _picture("attention", "Attention of each word", picture)
+    note = gr.Markdown(text, elem_id="note")
 
     def _translate(model_name: Any, source: Any, num_beams: Any, alpha: Any, kind: Any):
         num_beams, alpha = int(BEAMS.check(num_beams)), ALPHA.check(alpha)
         _choose("attention", kind, list(KINDS))
         hypotheses, weights = translate(*models.get(model_name), source, num_beams, alpha)
-        rows = [
-            [hypothesis.text, round(hypothesis.log_probability, 2), round(hypothesis.score, 2)]
-            for hypothesis in hypotheses
-        ]
-        return rows, weights, *_choices(weights, kind)
+        return _rows(hypotheses), weights, *_choices(weights, kind)
 
-    looked_at = [attention, kind, layer, head]
-    draw = _in_sentences(draw_attention)
+    looked_at, drawn = [attention, kind, layer, head], [plot, note]
+    draw, translate_in_sentences = _in_sentences(_draw), _in_sentences(_translate)
     asked = [model, source, beams, alpha, kind]
-    button.click(
-        _in_sentences(_translate),
-        asked,
-        [table, attention, layer, head],
-        # the function checks the values, with better messages than gradio's
-        preprocess=False,
-        concurrency_limit=TRANSLATIONS_AT_ONCE,
-    ).success(draw, looked_at, plot)
+    for begin in (button.click, source.submit, examples.load_input_event.then):
+        # results of another sentence go at once
+        begin(
+            lambda: (None, NO_TRANSLATION, None, ""),
+            None,
+            [table, attention, plot, note],
+            queue=False,
+            show_progress="hidden",
+            api_visibility="private",
+        ).then(
+            translate_in_sentences,
+            asked,
+            [table, attention, layer, head],
+            api_name="_translate",
+            # the function checks the values, with better messages than gradio's
+            preprocess=False,
+            concurrency_id="translate",
+            concurrency_limit=TRANSLATIONS_AT_ONCE,
+        ).success(draw, looked_at, drawn, api_name="draw_attention")
     kind.input(_in_sentences(_choices), [attention, kind], [layer, head]).success(
-        draw, looked_at, plot
+        draw, looked_at, drawn
     )
     for choice in (layer, head):
-        choice.input(draw, looked_at, plot)
+        choice.input(draw, looked_at, drawn)
+
+
+def _example(models: Models) -> tuple[list, AttentionWeights | str, Image.Image | None, str]:
+    """Return the rows, weights, picture and note of the first example, by the first model."""
+    try:
+        found = translate(
+            *models.get(models.names[0]), SENTENCES[0], int(BEAMS.default), ALPHA.default
+        )
+    except (ValueError, TimeoutError) as error:
+        return [], NO_TRANSLATION, None, str(error)
+    hypotheses, weights = found
+    layers, _ = _choices_of(weights, CROSS)
+    return _rows(hypotheses), weights, *_draw(weights, CROSS, layers[-1], MEAN)
+
+
+def _rows(hypotheses: Sequence[Hypothesis]) -> list[list[str | float]]:
+    return [
+        [hypothesis.text, round(hypothesis.log_probability, 2), round(hypothesis.score, 2)]
+        for hypothesis in hypotheses
+    ]
+
+
+def _draw(
+    weights: AttentionWeights | str | None, kind: str, layer: int, head: int | str
+) -> tuple[Image.Image | None, str]:
+    """Return the picture and an empty note, or no picture and the reason."""
+    if weights is None or isinstance(weights, str):
+        return None, weights or NO_TRANSLATION
+    return draw_attention(weights, kind, layer, head), ""
 
 
 def _positions_tab():
-    gr.Markdown("Section 3.5: the sinusoidal positional encoding, and alternatives.")
+    gr.Markdown(
+        f"The sinusoidal positional encoding ([section 3.5]({PAPER})), and alternatives. Each row "
+        "of the first picture is a position. Look for positions with the same row: the model could "
+        "not tell them apart. A smaller base, or another encoding, has such positions. The second "
+        "and the third picture show that the similarity of two positions depends only on their "
+        "distance."
+    )
     # the first pictures are part of the page: drawn once, not for each visitor
     text, *pictures = _explore_positions(ENCODING, *(it.default for it in POSITIONS.values()))
     with gr.Row():
@@ -438,8 +500,9 @@ def _positions_tab():
 
 def _schedule_tab():
     gr.Markdown(
-        "Section 5.3: the learning rate rises linearly during warm-up, then decays with the "
-        "inverse square root of the step."
+        f"The learning rate ([section 5.3]({PAPER})) rises linearly during warm-up, then decays "
+        "with the inverse square root of the step. A longer warm-up lowers the peak, and so does a "
+        "wider model."
     )
     first = _draw_schedule(*(setting.default for setting in SCHEDULE.values()))
     with gr.Row():
@@ -458,7 +521,8 @@ def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Imag
         type="pil",
         show_label=False,
         interactive=False,
-        buttons=["download", "fullscreen"],
+        # they would cover a part of the picture
+        buttons=[],
         alt_text=title,
         elem_id=name,
     )
@@ -525,11 +589,15 @@ def _too_many(num_words: int) -> str:
 
 
 def _choices(weights: AttentionWeights | str, kind: str):
-    """Return choices of layers and heads, since encoder and decoder may have different numbers."""
+    """Return new choices of layers and heads: encoder and decoder may have different numbers."""
     _choose("attention", kind, list(KINDS))
+    layers, heads = _choices_of(weights, kind)
+    return gr.Dropdown(layers, value=layers[-1]), gr.Dropdown(heads, value=MEAN)
+
+
+def _choices_of(weights: AttentionWeights | str, kind: str) -> tuple[list[int], list[int | str]]:
     num_layers, num_heads = (1, 0) if isinstance(weights, str) else _shape(weights, kind)
-    layers = gr.Dropdown(list(range(1, num_layers + 1)), value=num_layers)
-    return layers, gr.Dropdown([MEAN, *range(1, num_heads + 1)], value=MEAN)
+    return list(range(1, num_layers + 1)), [MEAN, *range(1, num_heads + 1)]
 
 
 def _shape(weights: AttentionWeights, kind: str) -> tuple[int, int]:
@@ -589,7 +657,8 @@ def _drawn_positions(
     distance = tolerance * median_step(encoding)
     repeat = first_repeat(encoding, distance)
     repeated = f"{repeat.position}, like {repeat.earlier}" if repeat else "none"
-    formula = CANDIDATES[name].replace("base", f"{10.0**power:,.4g}")
+    base = 10.0**power
+    formula = CANDIDATES[name].replace("base", f"{base:,.0f}" if base >= 1000 else f"{base:.4g}")
     found = (
         f"`{formula}`\n\nSmallest distance between two of {len(encoding)} positions: "
         f"{smallest_distance(encoding):.3g}. Median step: {median_step(encoding):.3g}. Pairs that "

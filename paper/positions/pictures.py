@@ -497,6 +497,8 @@ def _plot_heatmap(axes: Any, encoding: Tensor) -> Any:
         aspect="auto",
         interpolation="nearest",
     )
+    # a feature has no half
+    axes.locator_params(integer=True)
     axes.set_xlabel("feature")
     axes.set_ylabel("position")
     return image

@@ -385,7 +385,32 @@ def test_a_page_that_is_opened_draws_nothing(run_folder):
     assert "click" in events
     assert "load" not in events
     first = {block.elem_id: getattr(block, "value", None) for block in page.blocks.values()}
-    assert all(first[name] for name in (*app.PICTURES, "schedule", "found"))
+    assert all(first[name] for name in (*app.PICTURES, "schedule", "found", "attention"))
+    assert first["hypotheses"]["data"]
+    assert first["source"] == app.SENTENCES[0]
+
+
+def test_a_page_whose_model_cannot_be_loaded_says_so_at_once(tmp_path):
+    page = build_page(str(tmp_path / "none"))
+    (note,) = (block.value for block in page.blocks.values() if block.elem_id == "note")
+    assert note.startswith(f"model '{tmp_path / 'none'}' cannot be loaded")
+
+
+def test_what_the_model_of_the_demo_knows_is_said_beside_it_only(run_folder, tmp_path):
+    shutil.copytree(run_folder, tmp_path / "demo")
+    for folder, is_said in ((run_folder, False), (tmp_path / "demo", True)):
+        texts = [getattr(block, "value", None) for block in build_page(str(folder)).blocks.values()]
+        assert (app.DEMO_KNOWS in texts) == is_said
+
+
+@pytest.mark.parametrize(
+    ("power", "shown_base"),
+    [(0, "1"), (1.3, "19.95"), (3.7, "5,012"), (4, "10,000"), (6, "1,000,000")],
+)
+def test_bases_are_shown_without_exponents(power, shown_base):
+    found, *_ = app._explore_positions("sinusoidal", power, 8, 4, 0.1)
+    assert f"/ {shown_base}^" in found or f"{shown_base}^" in found
+    assert "e+" not in found.partition("`\n")[0]
 
 
 def test_visitors_who_ask_for_the_same_get_the_same_whole_picture(client, address):
@@ -402,11 +427,14 @@ def test_a_request_to_a_full_queue_gets_an_error(run_folder, monkeypatch):
     monkeypatch.setattr(app, "MAX_WAITING", 1)
     goes_on = threading.Event()
     get = app.Models.get
-    monkeypatch.setattr(app.Models, "get", lambda *given: goes_on.wait(60) and get(*given))
     served, address, _ = serve(str(run_folder), prevent_thread_lock=True, quiet=True)
+    # the page has translated its example
+    monkeypatch.setattr(app.Models, "get", lambda *given: goes_on.wait(60) and get(*given))
     try:
         asked = (str(run_folder), SENTENCE, 1, 0.6, "cross")
-        join = {"data": asked, "session_hash": "a", "fn_index": 1}
+        functions = served.get_blocks().fns.items()
+        number = next(it for it, function in functions if function.api_name == "_translate")
+        join = {"data": asked, "session_hash": "a", "fn_index": number}
         statuses = [
             httpx.post(f"{address}gradio_api/queue/join", json=join).status_code for _ in range(9)
         ]
@@ -494,8 +522,9 @@ def choose(page, name, option):
 
 @pytest.mark.browser
 def test_a_visitor_translates_and_sees_every_kind_of_attention(page, loaded):
+    example = picture(page, "attention")
     ask(page, SENTENCE)
-    first = picture(page, "attention")
+    first = picture(page, "attention", other_than=example)
     expected = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
     assert shown_hypotheses(page) == [
         [found.text, f"{round(found.log_probability, 2)}", f"{round(found.score, 2)}"]
@@ -518,9 +547,47 @@ def test_a_visitor_translates_and_sees_every_kind_of_attention(page, loaded):
 def test_a_smaller_beam_gives_fewer_hypotheses(page):
     page.locator("#beams input[type=number]").fill("2")
     page.locator("#beams input[type=number]").press("Enter")
+    example = picture(page, "attention")
     ask(page, SENTENCE)
-    picture(page, "attention")
+    picture(page, "attention", other_than=example)
     assert len(shown_hypotheses(page)) == 2
+
+
+@pytest.mark.browser
+def test_a_page_opens_with_a_translated_example(page, loaded):
+    best, *_ = find_hypotheses(*loaded, app.SENTENCES[0], 4, 0.6)
+    picture(page, "attention")
+    assert shown_hypotheses(page)[0][0] == best.text
+
+
+@pytest.mark.browser
+def test_enter_translates(page, loaded):
+    example = picture(page, "attention")
+    page.locator("#source textarea").fill(SENTENCE)
+    page.locator("#source textarea").press("Enter")
+    picture(page, "attention", other_than=example)
+    best, *_ = find_hypotheses(*loaded, SENTENCE, 4, 0.6)
+    assert shown_hypotheses(page)[0][0] == best.text
+
+
+@pytest.mark.browser
+def test_a_chosen_example_is_translated(page, loaded):
+    example = picture(page, "attention")
+    page.get_by_role("button", name=app.SENTENCES[1]).click()
+    picture(page, "attention", other_than=example)
+    best, *_ = find_hypotheses(*loaded, app.SENTENCES[1], 4, 0.6)
+    assert shown_hypotheses(page)[0][0] == best.text
+
+
+@pytest.mark.browser
+def test_too_many_words_for_a_picture_are_said_in_place_of_the_picture(page, monkeypatch):
+    monkeypatch.setattr(app, "MAX_WORDS", 2)
+    picture(page, "attention")
+    ask(page, SENTENCE)
+    page.get_by_text("attention is drawn for at most 2 words, got").wait_for()
+    assert page.locator("#attention img").count() == 0
+    assert page.get_by_text("Error", exact=True).count() == 0
+    assert shown_hypotheses(page)
 
 
 @pytest.mark.browser
@@ -529,6 +596,7 @@ def test_a_smaller_beam_gives_fewer_hypotheses(page):
     [("   ", "must have words"), (TOO_LONG, "at most 1,000 characters")],
 )
 def test_bad_input_is_answered_with_a_sentence(page, text, sentence):
+    picture(page, "attention")
     ask(page, text)
     toast = page.get_by_test_id("toast-body")
     toast.wait_for()
@@ -568,6 +636,7 @@ def test_the_page_fits_a_phone(page, tab):
     page.set_viewport_size(PHONE)
     page.get_by_role("tab", name=tab).click()
     if tab == "Translate":
+        example = picture(page, "attention")
         ask(page, SENTENCE)
-        picture(page, "attention")
+        picture(page, "attention", other_than=example)
     assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
