@@ -49,6 +49,9 @@ from .vocabulary import load_tokenizer, save_tokenizer
 
 logger = logging.getLogger(__name__)
 
+# part of a run that ended with its time whose checkpoints are averaged
+AVERAGED_SHARE = 0.2
+
 
 def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
     """Average the weights of checkpoints. Section 6.1.
@@ -317,7 +320,13 @@ def _checkpoints_to_average(
         )
     if best is not None:
         return checkpoints_around(best, config.num_averaged_checkpoints, found), False
-    return found[-(num_checkpoints or config.num_averaged_checkpoints) :], False
+    recent = found[-(num_checkpoints or config.num_averaged_checkpoints) :]
+    if not given and config.max_minutes is not None:
+        # the intervals of the recipe may be long for the steps that the time allowed
+        steps = [read_state(path)["step"] for path in recent]
+        first = (1 - AVERAGED_SHARE) * steps[-1]
+        recent = [path for path, step in zip(recent, steps, strict=True) if step >= first]
+    return recent, False
 
 
 def _save_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):

@@ -636,6 +636,8 @@ def score_table(scores: Mapping[str, Any]) -> str:
     if "comet" in scores:
         lines["COMET"] = f"{scores['comet']:.4f}   {scores['comet_signature']}"
     lines["exact match"] = f"{scores['exact_match']:.1%}"
+    if scores.get("empty"):
+        lines["empty"] = f"{scores['empty']:,} of {scores['sentences']:,} translations"
     if "leaks" in scores:
         lines["in training"] = describe_leaks(scores["leaks"])
     lines["search"] = f"{search}; {scores['seconds']:.1f} s"

@@ -145,6 +145,7 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     config, is_alone = run.config, run.accelerator.num_processes == 1
     if run.is_finished:
         run.progress.bar.close()
+        _say_finished(run)
         if run.is_late:
             _warn_of_skipped_end(run, run.steps_done)
         return None
@@ -165,6 +166,7 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
                 _begin_cooldown(run, step, cooldown_steps)
             if step % config.log_every_steps == 0 or is_last:
                 _log(run, step, result)
+                run.progress.bar.total = run.expected_last_step(step)
             if step % config.eval_every_steps == 0 or is_last:
                 evaluate_step(run, step)
             # a single process also notices a signal that came since the step
@@ -218,13 +220,19 @@ def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
     }
     run.rate = rate_of(run.config, run.model.config.d_model, run.cooldown)
     run.scheduler = follow_rate(run.optimizer, run.rate, steps_done=step)
-    run.progress.bar.total = run.last_step
     run.progress.write(step=step, cooldown_steps=cooldown_steps)
     logger.info(
         "The cooldown begins after step %d and takes %d steps, as long as max_minutes allows.",
         step,
         cooldown_steps,
     )
+    if step < run.config.warmup_steps:
+        logger.warning(
+            "The warm-up of %d steps is longer than max_minutes allow: the learning rate does not "
+            "reach its highest value. `vanilla-transformer new` with --max_minutes writes a recipe "
+            "for this time.",
+            run.config.warmup_steps,
+        )
 
 
 def _refuse_short_time(run: Run, step: int):
@@ -253,6 +261,20 @@ def _compare_with_best(run: Run, step: int, metric: str):
     if math.isfinite(score) and (best is None or sign * score > sign * best["score"]):
         best = {"metric": metric_of(run.config), "step": step, "score": score, "later": 0}
     run.best = best
+
+
+def _say_finished(run: Run):
+    """Say why nothing is left to train, and what continues the run."""
+    if not run.accelerator.is_main_process:
+        return
+    config = run.config
+    if run.is_past_best:
+        reason = f"a larger patience than {config.patience}"
+    elif run.steps_done < config.max_steps:
+        reason = f"more max_minutes than {config.max_minutes:g}"
+    else:
+        reason = f"more max_steps than {config.max_steps:,}"
+    logger.info("The run has ended with step %d: to continue it, give %s.", run.steps_done, reason)
 
 
 def _say_reason(run: Run, step: int):

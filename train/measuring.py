@@ -3,12 +3,11 @@
 import contextlib
 import dataclasses
 import itertools
-import math
 import os
 import time
 from collections.abc import Iterator
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -24,8 +23,71 @@ from .run import Run, open_run
 MEASURED_SECONDS, MOST_STEPS = 20, 50
 
 
+class Costs(NamedTuple):
+    """Seconds that the parts of a training take.
+
+    Args:
+        step: Seconds of a step.
+        evaluation: Seconds of an evaluation.
+        checkpoint: Seconds of a checkpoint.
+        tokens: Target tokens of a step.
+        steps_per_epoch: Steps of an epoch; None for a stream.
+    """
+
+    step: float
+    evaluation: float
+    checkpoint: float
+    tokens: float
+    steps_per_epoch: int | None
+
+    def parts(self, config: TrainConfig) -> dict[str, tuple[float, int]]:
+        """Return the seconds of each part of a run, and how often the run has it.
+
+        Args:
+            config: Settings of the run.
+        """
+        return {
+            "step": (self.step, config.max_steps),
+            "evaluation": (self.evaluation, -(-config.max_steps // config.eval_every_steps)),
+            "checkpoint": (self.checkpoint, -(-config.max_steps // config.save_every_steps)),
+        }
+
+
 def measure(config: TrainConfig) -> str:
-    """Train a few steps in a folder that is removed, and estimate the time of a run.
+    """Measure the costs of a run, and estimate its time.
+
+    Args:
+        config: Settings of the run.
+
+    Returns:
+        Lines of text.
+
+    Raises:
+        ValueError: As in `train`.
+        MemoryError: If a step does not fit into memory.
+    """
+    costs = measure_costs(config)
+    parts = costs.parts(config)
+    facts = {
+        name: f"{seconds:.3g} seconds, {number:,} of them"
+        for name, (seconds, number) in parts.items()
+    }
+    facts["speed"] = f"{costs.tokens / costs.step:,.0f} target tokens per second"
+    in_all = sum(seconds * number for seconds, number in parts.values())
+    num_steps = config.max_steps
+    if config.max_minutes is not None and 60 * config.max_minutes < in_all:
+        num_steps = int(60 * config.max_minutes / in_all * num_steps)
+        in_all = 60 * config.max_minutes
+        facts["within max_minutes"] = f"about {num_steps:,} of {config.max_steps:,} steps"
+    if costs.steps_per_epoch is not None:
+        epochs = num_steps / costs.steps_per_epoch
+        facts["epochs"] = f"{epochs:.3g}, of {costs.steps_per_epoch:,} steps"
+    facts["training"] = f"{timedelta(seconds=round(in_all))} hours, after the preparation"
+    return group("measured", facts)
+
+
+def measure_costs(config: TrainConfig) -> Costs:
+    """Train a few steps in a folder that is removed, and measure their time.
 
     Works in one process, or in several processes of `accelerate launch`.
 
@@ -33,7 +95,7 @@ def measure(config: TrainConfig) -> str:
         config: Settings of the run.
 
     Returns:
-        Lines of text.
+        The costs.
 
     Raises:
         ValueError: As in `train`.
@@ -55,7 +117,7 @@ def measure(config: TrainConfig) -> str:
         with contextlib.ExitStack() as until_end:
             run = open_run(dataclasses.replace(config, **changes), False, until_end)
             with run.progress.bar:
-                facts = _measured(run, config)
+                costs = _measured(run)
             end_run(run)
     finally:
         if is_main:
@@ -64,10 +126,10 @@ def measure(config: TrainConfig) -> str:
                 # unless something else was put there meanwhile
                 with contextlib.suppress(OSError):
                     folder.parent.rmdir()
-    return group("measured", facts)
+    return costs
 
 
-def _measured(run: Run, config: TrainConfig) -> dict[str, str]:
+def _measured(run: Run) -> Costs:
     steps = enumerate(batches_of(run), start=1)
     # the first step is slower
     _seconds_of(run, steps, 1)
@@ -77,29 +139,13 @@ def _measured(run: Run, config: TrainConfig) -> dict[str, str]:
     before = len(run.unread)
     seconds = _seconds_of(run, steps, number) / number
     tokens = sum(int(result.num_tokens) for _, result, _ in run.unread[before:]) / number
-    costs = {"step": (seconds, config.max_steps)}
-    for name, function, every in (
-        ("evaluation", evaluate_step, config.eval_every_steps),
-        ("checkpoint", save_step, config.save_every_steps),
-    ):
+    others = []
+    for function in (evaluate_step, save_step):
         began = time.monotonic()
         function(run, number + 2)
-        costs[name] = (time.monotonic() - began, -(-config.max_steps // every))
-    in_all = sum(seconds * number for seconds, number in costs.values())
-    budget = math.inf if config.max_minutes is None else 60 * config.max_minutes
-    facts = {
-        name: f"{seconds:.3g} seconds, {number:,} of them"
-        for name, (seconds, number) in costs.items()
-    }
-    facts["speed"] = f"{tokens / seconds:,.0f} target tokens per second"
-    if not isinstance(run.steps, StreamedSteps):
-        per_epoch = run.steps.steps_per_epoch
-        facts["epochs"] = f"{config.max_steps / per_epoch:.3g}, of {per_epoch:,} steps"
-    if budget < in_all:
-        number = int(budget / in_all * config.max_steps)
-        facts["within max_minutes"] = f"about {number:,} of {config.max_steps:,} steps"
-        in_all = budget
-    return {**facts, "training": f"{timedelta(seconds=round(in_all))} hours, after the preparation"}
+        others.append(time.monotonic() - began)
+    is_stream = isinstance(run.steps, StreamedSteps)
+    return Costs(seconds, *others, tokens, None if is_stream else run.steps.steps_per_epoch)
 
 
 def _seconds_of(run: Run, steps: Iterator, number: int) -> float:

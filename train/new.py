@@ -1,6 +1,7 @@
 """A recipe for a corpus: settings by its number of pairs, each with its reason."""
 
 import argparse
+import dataclasses
 import math
 import shlex
 import textwrap
@@ -24,12 +25,17 @@ CORPUS = (
     *("dataset", "name", "revision", "columns", "weight", "mix", "source_lang", "target_lang"),
     "validation_pairs",
 )
+MINUTES = "max_minutes"
 NEEDED = ("dataset", "source_lang", "target_lang")
 # most pairs of a corpus that are read to count those that can be used
 SAMPLED_PAIRS = 100_000
 # one pair in so many is held out, but at most so many pairs
 HELD_OUT_SHARE, MOST_HELD_OUT = 20, 1000
 LINE = 98
+# part of the minutes for which steps are planned, since a machine is not always equally fast
+PLANNED_SHARE = 0.95
+# fewer steps do not train a model
+FEWEST_STEPS = 100
 
 
 class Rule(NamedTuple):
@@ -150,6 +156,8 @@ REASONS = {
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
     "checkpoints, section 6.1.",
+    MINUTES: "The run ends after these minutes at the latest. The numbers of steps above are those "
+    "that this machine trains in this time: a step took {seconds} seconds.",
 }
 # settings that a recipe has also where they are the defaults
 ALWAYS = (
@@ -200,12 +208,14 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         allow_abbrev=False,
         exit_on_error=False,
         description="Read a corpus as training would, and write a recipe for its number of pairs.",
-        epilog=f"{', '.join(f'--{name}' for name in NEEDED)} are needed. All other settings are "
+        epilog=f"{', '.join(f'--{name}' for name in NEEDED)} are needed. With --{MINUTES} a few "
+        "steps are trained, and the numbers of steps fit into this time. All other settings are "
         "changed in the recipe.",
     )
     # argparse would answer a missing name with its usage
     parser.add_argument("model", nargs="?", help="name of the model; the recipe is MODEL.yaml")
-    given, corpus = parse_settings(parser, argv, "model", CORPUS)
+    given, corpus = parse_settings(parser, argv, "model", (*CORPUS, MINUTES))
+    minutes = corpus.pop(MINUTES, None)
     path = _new_file(given.model)
     missing = [f"--{name}" for name in NEEDED if name not in corpus]
     if missing:
@@ -222,7 +232,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
             )
         corpus["validation_pairs"] = held_out
         counts = counts._replace(pairs=counts.pairs - held_out)
-    text = recipe_for(path, corpus, counts)
+    text = recipe_for(path, corpus, counts, minutes)
     try:
         # another command may have written it in the meantime
         with path.open("x", encoding="utf-8") as file:
@@ -293,11 +303,12 @@ def count_pairs(texts: Texts) -> Counts:
     return Counts(round(pairs), tuple(characters), tuple(words))
 
 
-def settings_for(pairs: int) -> tuple[Rule, TrainConfig]:
+def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainConfig]:
     """Choose the settings for a number of training pairs.
 
     Args:
         pairs: Number of training pairs.
+        most_steps: Largest number of steps.
 
     Returns:
         The rule for this number, and the settings of its run. The numbers of steps grow with the
@@ -307,25 +318,61 @@ def settings_for(pairs: int) -> tuple[Rule, TrainConfig]:
     config = rule.config
     # no run shows that fewer steps are enough for fewer pairs than the smallest run has
     growth = math.sqrt(max(pairs, RULES[0].pairs) / rule.pairs)
+    growth = min(growth, most_steps / config.max_steps)
     for name in STEPS:
-        setattr(config, name, round(growth * getattr(config, name)))
+        # few runs have no cooldown
+        fewest = min(1, getattr(config, name))
+        setattr(config, name, max(fewest, round(growth * getattr(config, name))))
     # the highest learning rate stays the one of the run
     config.learning_rate_factor = round(config.learning_rate_factor * math.sqrt(growth), 3)
     return rule, config
 
 
-def recipe_for(path: Path, corpus: Mapping[str, Any], counts: Counts) -> str:
+def _steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
+    """Measure how many steps a run makes in its minutes; return also the seconds of a step."""
+    # the libraries of training
+    from .measuring import measure_costs
+
+    config = dataclasses.replace(config, max_minutes=minutes)
+    costs = measure_costs(config)
+    parts = costs.parts(config)
+    # a shorter run has as many evaluations and checkpoints
+    others = sum(math.prod(parts[name]) for name in ("evaluation", "checkpoint"))
+    steps = int((PLANNED_SHARE * 60 * minutes - others) / costs.step)
+    if steps < FEWEST_STEPS:
+        raise ValueError(
+            f"{MINUTES} must be time for at least {FEWEST_STEPS} steps, which are "
+            f"{(FEWEST_STEPS * costs.step + others) / PLANNED_SHARE / 60:.2g} minutes on this "
+            f"machine, got {minutes:g}."
+        )
+    return steps, costs.step
+
+
+def recipe_for(
+    path: Path, corpus: Mapping[str, Any], counts: Counts, minutes: float | None = None
+) -> str:
     """Return a recipe with the reason of each choice.
 
     Args:
         path: Path of the recipe.
         corpus: Settings of the corpus.
         counts: Counts from `count_pairs`.
+        minutes: Minutes of training; a few steps are then trained to measure their time.
 
     Returns:
         YAML text with comments.
+
+    Raises:
+        ValueError: If the minutes are too few.
     """
     rule, config = settings_for(counts.pairs)
+    seconds = math.nan
+    if minutes is not None:
+        run_folder = f"runs/{path.stem}"
+        measured = dataclasses.replace(config, name=None, output_dir=run_folder)
+        steps, seconds = _steps_in(minutes, dataclasses.replace(measured, **corpus))
+        rule, config = settings_for(counts.pairs, steps)
+        config.max_minutes = minutes
     defaults = TrainConfig()
     settings = {
         name: getattr(config, name)
@@ -337,6 +384,7 @@ def recipe_for(path: Path, corpus: Mapping[str, Any], counts: Counts) -> str:
         "pairs": f"{rule.pairs:,}",
         "steps": f"{rule.config.max_steps:,}",
         "fewest": f"{RULES[0].pairs:,}",
+        "seconds": f"{seconds:.2g}",
         "peak": f"{rate_of(config, config.model_config(1000).d_model)(config.warmup_steps):.2g}",
     }
     blocks = [
@@ -344,7 +392,7 @@ def recipe_for(path: Path, corpus: Mapping[str, Any], counts: Counts) -> str:
             f"{counts}.",
             f"Written by `vanilla-transformer new` for `vanilla-transformer train {path}`.",
             f"The settings are those of one run, adapted to this number of pairs: {rule.run}.",
-            "On a GPU, `--precision bf16` is faster.",
+            "On a GPU, and on a CPU with bf16 instructions, `--precision bf16` is faster.",
         ),
         *_explained(corpus, CORPUS_REASONS, facts),
         *_explained(settings, REASONS, facts),

@@ -25,7 +25,7 @@ VOCABULARY_SETTINGS = (
     "symbol_lang",
     "seed",
 )
-# settings of a training step; a resumed run may change them and records the change
+# settings of a training step and of the end; a resumed run may change them and records the change
 STEP_SETTINGS = (
     "tokens_per_micro_batch",
     "max_steps",
@@ -39,6 +39,8 @@ STEP_SETTINGS = (
     "max_grad_norm",
     "precision",
     "compile",
+    "max_minutes",
+    "patience",
 )
 
 

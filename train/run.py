@@ -141,6 +141,17 @@ class Run:
         last_step = self.config.max_steps
         return last_step if self.cooldown is None else min(last_step, self.cooldown["last_step"])
 
+    def expected_last_step(self, step: int) -> int:
+        """Return the last step that the run will probably make.
+
+        Args:
+            step: Number of the last step.
+        """
+        if self.config.max_minutes is None:
+            return self.last_step
+        in_time = int(60 * self.config.max_minutes * step / self.seconds)
+        return max(step, min(self.last_step, in_time))
+
     def due_cooldown(self, step: int) -> int:
         """Return the length of a cooldown that must begin now to end within `max_minutes`.
 
@@ -434,7 +445,8 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
         **run.data.facts,
         **run.steps.fingerprint(),
     }
-    if changes:
+    # a finished run makes no step with other settings
+    if changes and not run.is_finished:
         facts["changed"] = changes
         logger.warning("From step %d on: %s.", first_step, changes)
     write_environment(run.folder, facts)

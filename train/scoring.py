@@ -59,7 +59,8 @@ def score_translations(
 
     Returns:
         `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, the share of
-        translations that are one of their references, and `sentences`.
+        translations that are one of their references, `empty`, the number of empty translations,
+        and `sentences`.
 
     Raises:
         ValueError: If there are no references, the numbers of translations and references differ,
@@ -89,6 +90,7 @@ def score_translations(
         scores[f"{name}_signature"] = str(metric.get_signature())
     matches = sum(map(contains, zip(*all_references, strict=True), translations))
     scores["exact_match"] = matches / len(references)
+    scores["empty"] = sum(not translation.strip() for translation in translations)
     known = NonbreakingPrefixes().available_langs.values()
     if (
         has_words

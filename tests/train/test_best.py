@@ -142,9 +142,11 @@ def test_a_cooldown_ends_with_the_time(corpus, tmp_path, caplog, cooldown_steps,
     # nothing is left to train
     assert train(config, resume=True)
     assert last_step(folder) == 20
+    assert "max_minutes 1.0, before" not in (folder / "environment.txt").read_text()
     # with more time the learning rate rises again, and decays before the new end
     longer = dataclasses.replace(config, max_minutes=seconds(60))
     assert train(longer, resume=True)
+    assert "changed: max_minutes 1.0, before 0.333" in (folder / "environment.txt").read_text()
     rates = learning_rates(folder)
     assert rates[21] == pytest.approx(without_cooldown(config, 21))
     assert max(rates) == 60
@@ -191,6 +193,57 @@ def test_the_last_step_ends_a_run_before_its_time(corpus, tmp_path):
     assert rates[15] == pytest.approx(without_cooldown(config, 15))
     assert rates[20] == pytest.approx(rates[15] / 6)
     assert not any("cooldown_steps" in line for line in read_metrics(folder))
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+def test_a_time_that_ends_in_the_warmup_is_warned_of(corpus, tmp_path, caplog):
+    settings = {"max_steps": 1000, "cooldown_steps": 5, "warmup_steps": 16}
+    config = train_toys.toy_config(corpus, tmp_path, **settings, max_minutes=seconds(20))
+    assert train(config)
+    assert "The warm-up of 16 steps is longer than max_minutes allow" in caplog.text
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+def test_a_run_that_ends_with_its_time_averages_its_last_fifth(corpus, tmp_path):
+    settings = {"max_steps": 1000, "save_every_steps": 2, "num_averaged_checkpoints": 8}
+    config = train_toys.toy_config(corpus, tmp_path, **settings, max_minutes=seconds(21))
+    assert train(config)
+    assert read_average(tmp_path)["steps"] == [18, 20, 21]
+    # another number can be asked for
+    average_run(tmp_path, num_checkpoints=5)
+    assert read_average(tmp_path)["steps"] == [14, 16, 18, 20, 21]
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+def test_the_bar_counts_the_steps_that_the_time_allows(corpus, tmp_path, monkeypatch):
+    totals = []
+    real = loop._log
+    monkeypatch.setattr(
+        loop, "_log", lambda run, *given: totals.append(run.progress.bar.total) or real(run, *given)
+    )
+    settings = {"max_steps": 1000, "log_every_steps": 5}
+    assert train(train_toys.toy_config(corpus, tmp_path, **settings, max_minutes=seconds(20)))
+    assert totals == [1000, 20, 20, 20]
+
+
+@pytest.mark.usefixtures("steps_of_one_second")
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"max_steps": 1000, "max_minutes": 20 / 60}, "step 20: to continue it, give more max_min"),
+        ({"max_steps": 6}, "step 6: to continue it, give more max_steps than 6."),
+    ],
+)
+def test_a_finished_run_says_what_continues_it(corpus, tmp_path, caplog, settings, advice):
+    caplog.set_level("INFO")
+    config = train_toys.toy_config(corpus, tmp_path, **settings)
+    assert train(config)
+    assert "to continue it" not in caplog.text
+    assert train(dataclasses.replace(config, label_smoothing=0.2), resume=True)
+    assert f"The run has ended with {advice}" in caplog.text
+    # no step was made with another setting
+    assert "label_smoothing 0.2" not in (tmp_path / "environment.txt").read_text()
+    assert "label_smoothing 0.2" not in caplog.text
 
 
 def test_two_processes_cool_down_together(corpus, tmp_path):

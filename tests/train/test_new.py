@@ -4,15 +4,28 @@ import dataclasses
 import json
 import math
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from document_blocks import ROOT, SMALL
 from train_toys import WORDS
 
 from vanilla_transformer.cli import main
+from vanilla_transformer.train import measuring
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.new import CORPUS, RULES, STEPS, Counts, recipe_for, settings_for
+from vanilla_transformer.train.measuring import Costs
+from vanilla_transformer.train.new import (
+    CORPUS,
+    MINUTES,
+    RULES,
+    STEPS,
+    Counts,
+    recipe_for,
+    settings_for,
+)
 from vanilla_transformer.train.recipe import load_config, recipe_names
+from vanilla_transformer.train.schedule import rate_of
 
 DATA = ["--source_lang", "en", "--target_lang", "de"]
 COUNTS = Counts(8000, (60.0, 70.0), (11.0, 12.0))
@@ -30,6 +43,11 @@ def write_table(path, pairs=60, header="en\tde\tid\n"):
     lines = [f"{first} {second}\t{second} {first}\t1\n" for first in WORDS for second in WORDS]
     path.write_text(header + "".join(lines[:pairs]), encoding="utf-8")
     return str(path)
+
+
+def new(folder, *words):
+    table = write_table(folder / "pairs.tsv")
+    return main(["new", "mine", "--dataset", table, *DATA, *words])
 
 
 def test_a_recipe_is_written_and_trains_as_it_is(folder, capsys):
@@ -139,6 +157,40 @@ def test_the_learning_rate_reaches_that_of_the_run_and_the_steps_keep_their_shar
         assert factor == pytest.approx(of_run, rel=0.01)
 
 
+def test_a_time_limits_the_steps_and_keeps_their_shares_and_the_learning_rate():
+    whole, limited = (settings_for(8000, most)[1] for most in (math.inf, 750))
+    assert limited.max_steps == 750
+    for name in STEPS:
+        assert getattr(limited, name) == pytest.approx(getattr(whole, name) / 4, abs=1)
+    peaks = [rate_of(config, 128)(config.warmup_steps) for config in (whole, limited)]
+    assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
+
+
+def test_a_recipe_for_a_time_has_the_steps_that_were_measured(folder, monkeypatch):
+    costs = Costs(step=0.5, evaluation=2.0, checkpoint=1.0, tokens=1000, steps_per_epoch=9)
+    measured = []
+    monkeypatch.setattr(measuring, "measure_costs", lambda config: measured.append(config) or costs)
+    new(folder, "--max_minutes", "10")
+    (config,) = measured
+    assert (config.max_minutes, config.output_dir) == (10, "runs/mine")
+    settings = yaml.safe_load(Path("mine.yaml").read_text())
+    # 12 evaluations and 30 checkpoints, as in the recipe of 3,000 steps
+    assert settings["max_steps"] == int((0.95 * 600 - 12 * 2 - 30 * 1) / 0.5)
+    assert settings["max_minutes"] == 10
+    assert "a step took 0.5 seconds" in Path("mine.yaml").read_text()
+
+
+def test_a_time_without_a_hundred_steps_is_refused(folder, capsys, monkeypatch):
+    costs = Costs(step=9.0, evaluation=0.0, checkpoint=0.0, tokens=1000, steps_per_epoch=9)
+    monkeypatch.setattr(measuring, "measure_costs", lambda config: costs)
+    assert new(folder, "--max_minutes", "10") == 1
+    assert (
+        "max_minutes must be time for at least 100 steps, which are 16 minutes on this machine, "
+        "got 10." in capsys.readouterr().err
+    )
+    assert not Path("mine.yaml").exists()
+
+
 def test_fewer_pairs_than_the_smallest_run_get_its_steps():
     assert settings_for(20)[1].max_steps == load_config("few-pairs").max_steps
 
@@ -209,7 +261,7 @@ def test_the_help_has_only_the_flags_of_a_corpus(capsys):
         main(["new", "--help"])
     out = capsys.readouterr().out
     assert [name for name in TrainConfig.__dataclass_fields__ if f"--{name} VALUE" in out] == [
-        name for name in TrainConfig.__dataclass_fields__ if name in CORPUS
+        name for name in TrainConfig.__dataclass_fields__ if name in (*CORPUS, MINUTES)
     ]
 
 

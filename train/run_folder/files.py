@@ -73,6 +73,7 @@ TRANSLATED = mapping(
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
         **dict.fromkeys(("comet_signature", "compound_bleu_signature"), TEXT),
+        "empty": whole(0),
         "references": list_of(TEXT, least=1),
         "intervals": mapping({"bleu": INTERVAL, "chrf": INTERVAL, "signature": TEXT}),
         "leaks": either(LEAKS, TEXT),

@@ -318,11 +318,11 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     checked: dict[str, Any] = next(
         (line for line in reversed(metrics) if "validation_loss" in line), {}
     )
-    # a time budget can make it shorter
-    cooldown_steps: int = next(
-        (line["cooldown_steps"] for line in reversed(metrics) if "cooldown_steps" in line),
-        config.cooldown_steps,
-    )
+    # a time budget can make it shorter, and end it
+    cooldown_steps = config.cooldown_steps
+    for line in metrics:
+        if "cooldown_steps" in line:
+            cooldown_steps = min(line["cooldown_steps"], metrics[-1]["step"] - line["step"])
     cooldown = f", linear cooldown of {cooldown_steps:,} steps"
     facts = {
         "parameters": f"{num_parameters:,}, embeddings included",
