@@ -1,0 +1,131 @@
+"""Files that the page reads: graphs, tokenizer and description of a model."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..attention_maps import token_texts
+from ..export.check import refuse_changed_model
+from ..export.transformersjs import save_tokenizer_for_javascript
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from .graphs import save_graphs
+
+DESCRIPTION_FILE = "model.json"
+RECIPE_FILE = "recipe.yaml"
+# limits of a sentence on the page: more tokens do not fit into its pictures
+MOST_TOKENS = 60
+MOST_CHARACTERS = 1000
+# tokens beyond the source, for a model without `max_extra_tokens`; the paper's
+USUAL_EXTRA_TOKENS = 50
+# settings of a search that the page does not have; the value of each in a search of the paper
+UNKNOWN_SEARCH = {
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "length_penalty": (None, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "repetition_penalty": (None, 1.0),
+}
+
+
+def save_for_page(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    run: str | Path | None = None,
+):
+    """Save a model for the page: graphs, tokenizer and `model.json`.
+
+    Args:
+        model: Model to explain.
+        tokenizer: Tokenizer of the model.
+        folder: Existing empty folder.
+        run: Run folder, whose recipe names corpus and languages.
+
+    Raises:
+        ValueError: If the page cannot explain the model, or a graph computes something else.
+    """
+    _refuse(model)
+    assert isinstance(model, VanillaTransformerForConditionalGeneration)
+    model = copy.deepcopy(model).eval().float().cpu()
+    config, search = model.config, model.generation_config
+    extra = search.max_extra_tokens
+    extra = USUAL_EXTRA_TOKENS if extra is None else extra
+    most_tokens = MOST_TOKENS
+    if config.position_encoding == "learned":
+        most_tokens = min(most_tokens, config.max_position_embeddings)
+        extra = min(extra, config.max_position_embeddings - most_tokens)
+    names = save_graphs(model, folder, most_tokens + extra)
+    save_tokenizer_for_javascript(tokenizer, folder)
+    ends = config.eos_token_id
+    banned = [ids[0] for ids in search.bad_words_ids or [] if len(ids) == 1]
+    recipe = _recipe(run)
+    description = {
+        "name": Path(run).name if run is not None else None,
+        "corpus": recipe.get("dataset"),
+        "source_lang": recipe.get("source_lang"),
+        "target_lang": recipe.get("target_lang"),
+        "parameters": model.num_parameters(),
+        "d_model": config.d_model,
+        "d_ff": config.encoder_ffn_dim,
+        "d_k": model.get_encoder().layers[0].self_attention.d_k,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_heads": config.encoder_attention_heads,
+        "decoder_heads": config.decoder_attention_heads,
+        "vocab_size": config.vocab_size,
+        "position_encoding": config.position_encoding,
+        "position_base": config.position_base,
+        "start": config.decoder_start_token_id,
+        "ends": ends if isinstance(ends, list) else [ends],
+        "suppressed": sorted({*(search.suppress_tokens or []), *banned}),
+        "num_beams": search.num_beams or 1,
+        "alpha": 0.6 if search.length_penalty_alpha is None else search.length_penalty_alpha,
+        "max_extra_tokens": extra,
+        "most_tokens": most_tokens,
+        "most_characters": MOST_CHARACTERS,
+        "tokens": token_texts(tokenizer, range(len(tokenizer))),
+        "outputs": names,
+        "bytes": {
+            path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()
+        },
+    }
+    text = json.dumps(description, ensure_ascii=False, indent=1) + "\n"
+    (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
+
+
+def _refuse(model: PreTrainedModel):
+    """Refuse a model whose computation the page does not show."""
+    if not isinstance(model, VanillaTransformerForConditionalGeneration):
+        raise ValueError(f"model must be a vanilla_transformer, got a {type(model).__name__}.")
+    refuse_changed_model(model, "the page")
+    config, search = model.config, model.generation_config
+    if config.norm_first:
+        raise ValueError("norm_first must be False, as in figure 1, got True.")
+    for name, usual in UNKNOWN_SEARCH.items():
+        given = getattr(search, name, None)
+        if given not in usual:
+            raise ValueError(f"{name} must not be set, because the page lacks it, got {given}.")
+    if any(len(ids) > 1 for ids in search.bad_words_ids or []):
+        raise ValueError("bad_words_ids must have single tokens for the page, got longer ones.")
+
+
+def _recipe(run: str | Path | None) -> dict[str, Any]:
+    """Return the recipe of a run, or nothing."""
+    path = Path(run or "", RECIPE_FILE)
+    if run is None or not path.is_file():
+        return {}
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} must be a recipe, got a file that cannot be read.") from error
+    texts = found.items() if isinstance(found, dict) else ()
+    return {name: value for name, value in texts if isinstance(value, str)}
+
+
+__all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "save_for_page"]
