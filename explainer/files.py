@@ -50,9 +50,7 @@ def save_for_page(
     Raises:
         ValueError: If the page cannot explain the model, or a graph computes something else.
     """
-    _refuse(model)
-    assert isinstance(model, VanillaTransformerForConditionalGeneration)
-    model = copy.deepcopy(model).eval().float().cpu()
+    model = copy.deepcopy(_checked(model)).eval().float().cpu()
     config, search = model.config, model.generation_config
     extra = search.max_extra_tokens
     extra = USUAL_EXTRA_TOKENS if extra is None else extra
@@ -99,8 +97,8 @@ def save_for_page(
     (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
 
 
-def _refuse(model: PreTrainedModel):
-    """Refuse a model whose computation the page does not show."""
+def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
+    """Return the model; refuse one whose computation the page does not show."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise ValueError(f"model must be a vanilla_transformer, got a {type(model).__name__}.")
     refuse_changed_model(model, "the page")
@@ -113,6 +111,7 @@ def _refuse(model: PreTrainedModel):
             raise ValueError(f"{name} must not be set, because the page lacks it, got {given}.")
     if any(len(ids) > 1 for ids in search.bad_words_ids or []):
         raise ValueError("bad_words_ids must have single tokens for the page, got longer ones.")
+    return model
 
 
 def _recipe(run: str | Path | None) -> dict[str, Any]:

@@ -145,6 +145,7 @@ class TracedEncoder(TracedStack):
         """
         self.values = {}
         x = self.embedded(input_ids)
+        layer: Any
         for number, layer in enumerate(self.stack.layers):
             prefix = f"encoder.{number}"
             norm = layer.self_attention_norm
@@ -171,6 +172,7 @@ class TracedDecoder(TracedStack):
         positions = torch.arange(input_ids.shape[1])
         is_future = positions[None] > positions[:, None]
         mask = torch.where(is_future, torch.finfo(torch.float32).min, 0.0)
+        layer: Any
         for number, layer in enumerate(self.stack.layers):
             prefix = f"decoder.{number}"
             norm = layer.self_attention_norm

@@ -34,11 +34,18 @@ export function searchSection(model: Model, searchAgain: () => void) {
       searchAgain();
     },
   );
-  const alpha = slider(words.alpha, "alpha", [0, MOST_ALPHA, 0.1], state.alpha, (value) => shown(value, 1), (value) => {
-    state.alpha = value;
-    writeLink();
-    searchAgain();
-  });
+  const alpha = slider(
+    words.alpha,
+    "alpha",
+    [0, MOST_ALPHA, 0.1],
+    state.alpha,
+    (value) => shown(value, 1),
+    (value) => {
+      state.alpha = value;
+      writeLink();
+      searchAgain();
+    },
+  );
   const element = h(
     "section",
     { id: "search", class: "view", "aria-labelledby": "search-title" },
@@ -86,7 +93,9 @@ export function searchSection(model: Model, searchAgain: () => void) {
     const kindOf = (node: TreeNode) =>
       onPath.has(node.id) ? "is-best" : alive.has(node.id) ? "is-alive" : "is-dead";
     const order = ["is-dead", "is-alive", "is-best"];
-    const nodes = [...found.nodes].sort((a, b) => order.indexOf(kindOf(a)) - order.indexOf(kindOf(b)));
+    const nodes = [...found.nodes].sort(
+      (a, b) => order.indexOf(kindOf(a)) - order.indexOf(kindOf(b)),
+    );
     for (const node of nodes) {
       if (node.parent < 0) continue;
       const [fromX, fromY] = place.get(node.parent)!;
@@ -129,7 +138,12 @@ export function searchSection(model: Model, searchAgain: () => void) {
       h("span", { class: `mark ${kind}` }, h("i", {}), name);
     const scroller = h(
       "div",
-      { class: "scroller", tabindex: 0, role: "region", "aria-label": words.tree(found.steps, found.nodes.length - 1) },
+      {
+        class: "scroller",
+        tabindex: 0,
+        role: "region",
+        "aria-label": words.tree(found.steps, found.nodes.length - 1),
+      },
       svg,
     );
     const left = body.querySelector(".scroller")?.scrollLeft ?? 0;
@@ -153,7 +167,13 @@ export function searchSection(model: Model, searchAgain: () => void) {
         "div",
         { class: "pair is-search" },
         h("div", { class: "card" }, h("h4", {}, words.table), table),
-        h("div", { class: "card" }, h("h4", {}, words.penaltyTitle), h("p", { class: "says" }, words.says), formula(words.equation)),
+        h(
+          "div",
+          { class: "card" },
+          h("h4", {}, words.penaltyTitle),
+          h("p", { class: "says" }, words.says),
+          formula(words.equation),
+        ),
       ),
     );
     scroller.scrollLeft = left;

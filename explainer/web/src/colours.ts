@@ -78,7 +78,10 @@ export function paint(
 /** Return a CSS gradient of a colour map. */
 export function gradient(kind: Kind): string {
   const table = tableOf(kind);
-  const stops = Array.from({ length: 9 }, (_, index) => table[Math.round((index * (COUNT - 1)) / 8)]);
+  const stops = Array.from(
+    { length: 9 },
+    (_, index) => table[Math.round((index * (COUNT - 1)) / 8)],
+  );
   return `linear-gradient(to right, ${stops.map((rgb) => `rgb(${rgb.join(" ")})`).join(", ")})`;
 }
 

@@ -30,7 +30,8 @@ export function choices(
       h("label", { for: `${key}-${value}` }, label),
     ]),
   );
-  const set = (value: string) => buttons.forEach((button) => (button.checked = button.value === value));
+  const set = (value: string) =>
+    buttons.forEach((button) => (button.checked = button.value === value));
   return { element, set };
 }
 

@@ -86,7 +86,10 @@ export function showTip(text: string, event: PointerEvent) {
   box.hidden = false;
   const { width, height } = box.getBoundingClientRect();
   const left = Math.min(event.clientX + 14, window.innerWidth - width - 8);
-  const top = event.clientY + height + 26 > window.innerHeight ? event.clientY - height - 12 : event.clientY + 18;
+  const top =
+    event.clientY + height + 26 > window.innerHeight
+      ? event.clientY - height - 12
+      : event.clientY + 18;
   box.style.left = `${Math.max(8, left)}px`;
   box.style.top = `${top}px`;
 }

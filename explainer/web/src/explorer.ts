@@ -41,13 +41,20 @@ export function positionsSection() {
     (value) => change({ code: value }),
   );
   const sliders = {
-    base: slider(words.controls.base, "base", [0, MOST.base, 0.05], 4, (value) => brief(baseOf(value)), (value) =>
-      change({ base: baseOf(value) }),
+    base: slider(
+      words.controls.base,
+      "base",
+      [0, MOST.base, 0.05],
+      4,
+      (value) => brief(baseOf(value)),
+      (value) => change({ base: baseOf(value) }),
     ),
     d: slider(words.controls.d, "d", [2, MOST.d, 2], state.d, String, (d) => change({ d })),
     n: slider(words.controls.n, "n", [FIRST, MOST.n, 1], state.n, String, (n) => change({ n })),
     k: slider(words.controls.k, "k", [1, MOST.n - 1, 1], state.k, String, (k) => change({ k })),
-    pos: slider(words.controls.pos, "pos", [0, MOST.n - 1, 1], state.pos, String, (pos) => change({ pos })),
+    pos: slider(words.controls.pos, "pos", [0, MOST.n - 1, 1], state.pos, String, (pos) =>
+      change({ pos }),
+    ),
   };
 
   let isWaiting = false;
@@ -93,7 +100,7 @@ export function positionsSection() {
   const similarityLegend = h("div");
   const dotPlace = s("svg", { class: "chart", role: "img", "aria-label": words.dot.label });
   const dotSays = h("p", { class: "says" });
-  const clocks = h("div", { class: "clocks" });
+  const clocks = h("div");
   const clocksTitle = h("h4");
   const clocksSays = h("p", { class: "says" });
   const clocksFormula = formula(words.clocks.equation);
@@ -151,7 +158,13 @@ export function positionsSection() {
   for (const one of [heatCanvas, marks, dotPlace]) one.addEventListener("pointerleave", hideTip);
 
   const part = (title: string | HTMLElement, says: HTMLElement, ...pictures: Node[]) =>
-    h("article", { class: "card" }, typeof title === "string" ? h("h4", {}, title) : title, says, ...pictures);
+    h(
+      "article",
+      { class: "card" },
+      typeof title === "string" ? h("h4", {}, title) : title,
+      says,
+      ...pictures,
+    );
 
   const element = h(
     "section",
@@ -206,7 +219,12 @@ export function positionsSection() {
       part(words.dot.title, dotSays, dotPlace),
       h("article", { class: "card" }, clocksTitle, clocksSays, clocks, clocksFormula),
       (() => {
-        const wide = part(words.bits.title, h("p", { class: "says" }, words.bits.says), bitsPlace, bitsSays);
+        const wide = part(
+          words.bits.title,
+          h("p", { class: "says" }, words.bits.says),
+          bitsPlace,
+          bitsSays,
+        );
         wide.classList.add("is-wide");
         return wide;
       })(),
@@ -236,7 +254,13 @@ export function positionsSection() {
     svg
       .append("path")
       .attr("class", "curve")
-      .attr("d", line<number>((_, k) => x(k), (value) => y(value))(Array.from(mean)));
+      .attr(
+        "d",
+        line<number>(
+          (_, k) => x(k),
+          (value) => y(value),
+        )(Array.from(mean)),
+      );
     svg
       .append("line")
       .attr("class", "rule")
@@ -255,7 +279,11 @@ export function positionsSection() {
       .attr("class", "axis")
       .attr("transform", `translate(0,${height - 34})`)
       .call(axisBottom(x).ticks(Math.min(8, width / 60)));
-    svg.append("g").attr("class", "axis").attr("transform", "translate(44,0)").call(axisLeft(y).ticks(5));
+    svg
+      .append("g")
+      .attr("class", "axis")
+      .attr("transform", "translate(44,0)")
+      .call(axisLeft(y).ticks(5));
     svg
       .append("text")
       .attr("class", "axis-title")
@@ -292,7 +320,10 @@ export function positionsSection() {
             s("circle", { class: "clock-face", r: 29 }),
             isWhole
               ? s("circle", { class: "clock-arc", r: 12 })
-              : s("path", { class: "clock-arc", d: `M${point(from)}A12,12 0 ${isLarge} 1 ${point(to)}` }),
+              : s("path", {
+                  class: "clock-arc",
+                  d: `M${point(from)}A12,12 0 ${isLarge} 1 ${point(to)}`,
+                }),
             s("path", { class: "clock-hand is-later", d: hand(to, 26) }),
             s("path", { class: "clock-hand", d: hand(from, 26) }),
             s("circle", { class: "clock-pin", r: 2.5 }),
@@ -301,6 +332,120 @@ export function positionsSection() {
           h("b", {}, words.clocks.turn(degrees)),
         );
       }),
+    );
+  }
+
+  /** Draw the code of each position against the code k positions later. */
+  function drawSuccessors(kind: "integer" | "fraction" | "sine") {
+    const { title, says } = words.clocks.others[kind];
+    clocksTitle.textContent = title(state.k);
+    clocksSays.textContent = says;
+    const width = places.dotWidth;
+    const height = 300;
+    const { data, rows } = code;
+    const range = kind === "sine" ? [-1, 1] : [0, kind === "integer" ? rows - 1 : 1];
+    const x = scaleLinear(range, [44, width - 12]);
+    const y = scaleLinear(range, [height - 34, 12]);
+    const svg = s("svg", {
+      class: "chart",
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": words.clocks.successors,
+    });
+    const place = select(svg);
+    place
+      .append("g")
+      .attr("class", "axis")
+      .attr("transform", `translate(0,${height - 34})`)
+      .call(axisBottom(x).ticks(5));
+    place
+      .append("g")
+      .attr("class", "axis")
+      .attr("transform", "translate(44,0)")
+      .call(axisLeft(y).ticks(5));
+    const name = (text: string, left: number, top: number, anchor: string) =>
+      place
+        .append("text")
+        .attr("class", "axis-title")
+        .attr("x", left)
+        .attr("y", top)
+        .attr("text-anchor", anchor)
+        .text(text);
+    name(words.clocks.across, (width + 34) / 2, height - 4, "middle");
+    name(words.clocks.upward, 50, 14, "start");
+    for (let one = 0; one + state.k < rows; one++)
+      place
+        .append("circle")
+        .attr("class", one === state.pos ? "successor is-here" : "successor")
+        .attr("cx", x(data[one]))
+        .attr("cy", y(data[one + state.k]))
+        .attr("r", one === state.pos ? 6 : 4);
+    clocks.replaceChildren(svg);
+  }
+
+  /** Draw the bits of a position and of the one k later. */
+  function drawFlips() {
+    const { title, says } = words.clocks.others.binary;
+    const bits = Math.max(bitLength(code.rows - 1), bitLength(state.pos + state.k));
+    const bitsOf = (pos: number) => pos.toString(2).padStart(bits, "0");
+    const [from, to] = [bitsOf(state.pos), bitsOf(state.pos + state.k)];
+    const flipped = [...from].filter((bit, index) => bit !== to[index]).length;
+    clocksTitle.textContent = title(state.k);
+    clocksSays.textContent = says(flipped);
+    const row = (pos: number, own: string, other: string) =>
+      h(
+        "div",
+        { class: "bit-row" },
+        h("span", {}, words.clocks.here(pos)),
+        ...[...own].map((bit, index) =>
+          h("b", { class: bit === other[index] ? "" : "is-flipped" }, bit),
+        ),
+      );
+    const counts = Array.from({ length: code.rows - state.k }, (_, one) => {
+      const changed = (one ^ (one + state.k)).toString(2);
+      return changed.replaceAll("0", "").length;
+    });
+    const width = places.dotWidth;
+    const height = 190;
+    const x = scaleLinear([-0.5, counts.length - 0.5], [44, width - 12]);
+    const y = scaleLinear([0, Math.max(...counts)], [height - 34, 10]);
+    const svg = s("svg", {
+      class: "chart",
+      viewBox: `0 0 ${width} ${height}`,
+      role: "img",
+      "aria-label": words.clocks.others.binary.bars,
+    });
+    const place = select(svg);
+    counts.forEach((count, one) =>
+      place
+        .append("rect")
+        .attr("class", one === state.pos ? "successor is-here" : "successor")
+        .attr("x", x(one - 0.4))
+        .attr("width", x(0.4) - x(-0.4))
+        .attr("y", y(count))
+        .attr("height", y(0) - y(count)),
+    );
+    place
+      .append("g")
+      .attr("class", "axis")
+      .attr("transform", `translate(0,${height - 34})`)
+      .call(axisBottom(x).ticks(6));
+    const ticks = Math.min(5, Math.max(...counts));
+    place
+      .append("g")
+      .attr("class", "axis")
+      .attr("transform", "translate(44,0)")
+      .call(axisLeft(y).ticks(ticks));
+    place
+      .append("text")
+      .attr("class", "axis-title")
+      .attr("x", (width + 34) / 2)
+      .attr("y", height - 4)
+      .attr("text-anchor", "middle")
+      .text(words.clocks.others.binary.bars);
+    clocks.replaceChildren(
+      h("div", { class: "bit-rows" }, row(state.pos, from, to), row(state.pos + state.k, to, from)),
+      svg,
     );
   }
 
@@ -334,7 +479,13 @@ export function positionsSection() {
       svg
         .append("path")
         .attr("class", "bit")
-        .attr("d", line<[number, number]>((one) => x(one[0]), (one) => y(one[1]))(corners));
+        .attr(
+          "d",
+          line<[number, number]>(
+            (one) => x(one[0]),
+            (one) => y(one[1]),
+          )(corners),
+        );
       svg
         .append("path")
         .attr("class", "curve")
@@ -393,7 +544,10 @@ export function positionsSection() {
     const compared = compare(code);
     similarities = compared.similarity;
     paint(similarityCanvas, similarities, n, "similarity", [-1, 1]);
-    if (!similarityLegend.firstChild || similarityLegend.dataset.theme !== document.documentElement.dataset.theme) {
+    if (
+      !similarityLegend.firstChild ||
+      similarityLegend.dataset.theme !== document.documentElement.dataset.theme
+    ) {
       similarityLegend.replaceChildren(legend("similarity", [-1, 1]));
       similarityLegend.dataset.theme = document.documentElement.dataset.theme ?? "";
     }
@@ -408,10 +562,9 @@ export function positionsSection() {
       context.fillRect(a * size + 1, b * size + 1, size - 2, size - 2);
     }
     const [first] = collisions;
-    similaritySays.textContent = words.similarity.says(
-      collisions.length,
-      first ? words.similarity.first(...first) : "",
-    );
+    similaritySays.textContent =
+      words.similarity.says(collisions.length, first ? words.similarity.first(...first) : "") +
+      (code.columns === 1 ? words.similarity.oneFeature : "");
 
     dots = compared;
     const { mean, lowest, highest } = compared;
@@ -423,13 +576,12 @@ export function positionsSection() {
     const turns = frequencies(kind, d, base);
     clocksTitle.textContent = words.clocks.title(k);
     clocksFormula.hidden = !turns.length;
+    clocks.classList.toggle("is-clocks", turns.length > 0);
     if (turns.length) {
       drawClocks(turns);
       clocksSays.replaceChildren(rich(words.clocks.says(brief(rotationError(turns, pos, k)))));
-    } else {
-      clocks.replaceChildren();
-      clocksSays.textContent = words.clocks.none;
-    }
+    } else if (kind === "binary") drawFlips();
+    else drawSuccessors(kind as "integer" | "fraction" | "sine");
     drawBits();
     fillNumbers();
     performance.measure("positions", { start: began, end: performance.now() });

@@ -65,7 +65,12 @@ const links = views.map((view) =>
 const top = h(
   "header",
   { class: "top" },
-  h("div", { class: "top-inner" }, h("nav", { "aria-label": text.nav.label }, ...links), themeButton),
+  h(
+    "div",
+    { class: "top-inner" },
+    h("nav", { "aria-label": text.nav.label }, ...links),
+    themeButton,
+  ),
 );
 
 const input = h("input", {
@@ -87,7 +92,13 @@ const form = h(
   h("label", { for: "sentence" }, text.sentence.label),
   h("div", { class: "entry" }, input, h("button", { type: "submit" }, text.sentence.button)),
   message,
-  h("div", { class: "result" }, h("span", { class: "result-name" }, text.sentence.result), result, score),
+  h(
+    "div",
+    { class: "result" },
+    h("span", { class: "result-name" }, text.sentence.result),
+    result,
+    score,
+  ),
   knows,
   examples,
 );
@@ -96,13 +107,7 @@ const main = h("main", {}, loading);
 const footer = h("footer", {});
 page.append(
   top,
-  h(
-    "div",
-    { class: "hero" },
-    h("h1", {}, text.title),
-    h("p", { class: "lead" }, text.lead),
-    form,
-  ),
+  h("div", { class: "hero" }, h("h1", {}, text.title), h("p", { class: "lead" }, text.lead), form),
   main,
   footer,
 );
@@ -154,7 +159,11 @@ async function start() {
     0,
   );
   footer.append(
-    h("p", { id: "sizes" }, text.footer.about(about, megabytes(__RUNTIME_BYTES__), megabytes(modelBytes))),
+    h(
+      "p",
+      { id: "sizes" },
+      text.footer.about(about, megabytes(__RUNTIME_BYTES__), megabytes(modelBytes)),
+    ),
     h("h2", {}, text.footer.more),
     h(
       "ul",
@@ -205,7 +214,13 @@ async function start() {
       result.textContent = model.detokenize(best.ids) || "–";
       const said = text.sentence.score(scoreText(best.score), state.beams, state.alpha.toFixed(1));
       score.textContent = best.isCut ? `${said}. ${text.sentence.cut}` : said;
-      walk.show({ encoded, source: ids.map((id) => model.nameOf(id)), inputs, outputs: best.ids, values });
+      walk.show({
+        encoded,
+        source: ids.map((id) => model.nameOf(id)),
+        inputs,
+        outputs: best.ids,
+        values,
+      });
       tree.show(found);
       writeLink();
       document.body.dataset.translated = sentence;

@@ -21,7 +21,9 @@ const RIGHT = 176;
 const wrap = (label: string) => {
   const words = label.split(" ");
   if (label.length <= 17 || words.length < 2) return [label];
-  const splits = words.slice(1).map((_, i) => [words.slice(0, i + 1).join(" "), words.slice(i + 1).join(" ")]);
+  const splits = words
+    .slice(1)
+    .map((_, i) => [words.slice(0, i + 1).join(" "), words.slice(i + 1).join(" ")]);
   const longest = (lines: string[]) => Math.max(...lines.map((line) => line.length));
   return splits.reduce((best, one) => (longest(one) < longest(best) ? one : best));
 };
@@ -54,8 +56,17 @@ const BOXES: MapBox[] = [
 ];
 
 /** Return the map, and a function that marks the boxes of one card. */
-export function figureMap(encoderLayers: number, decoderLayers: number, go: (card: string) => void) {
-  const svg = s("svg", { viewBox: "11 0 296 486", class: "map", role: "group", "aria-label": text.figure.map });
+export function figureMap(
+  encoderLayers: number,
+  decoderLayers: number,
+  go: (card: string) => void,
+) {
+  const svg = s("svg", {
+    viewBox: "11 0 296 486",
+    class: "map",
+    role: "group",
+    "aria-label": text.figure.map,
+  });
   const line = (d: string) => svg.append(s("path", { class: "map-line", d }));
   const middle = (x: number) => x + WIDTH / 2;
   // stacks
@@ -79,11 +90,7 @@ export function figureMap(encoderLayers: number, decoderLayers: number, go: (car
     const sine = x === LEFT ? x - 8 : x + WIDTH + 8;
     svg.append(s("circle", { class: "map-plus", cx: sine, cy: 374, r: 9 }));
     svg.append(s("path", { class: "map-sign", d: `M${sine - 6},374q3,-8 6,0t6,0` }));
-    line(
-      x === LEFT
-        ? `M${sine + 9},374H${middle(x) - 9}`
-        : `M${sine - 9},374H${middle(x) + 9}`,
-    );
+    line(x === LEFT ? `M${sine + 9},374H${middle(x) - 9}` : `M${sine - 9},374H${middle(x) + 9}`);
   }
   const links: { card: string; link: SVGElement }[] = [];
   for (const { card, label, x, y, kind } of BOXES) {

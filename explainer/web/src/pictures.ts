@@ -66,9 +66,9 @@ export function heatmap(settings: HeatSettings): HTMLElement {
   });
   canvas.addEventListener("pointerleave", hideTip);
   const names = h("div", { class: "heat-rows", "aria-hidden": "true" });
-  rows.slice(0, height).forEach((name, row) =>
-    names.append(h("span", {}, row % every === 0 ? name : "")),
-  );
+  rows
+    .slice(0, height)
+    .forEach((name, row) => names.append(h("span", {}, row % every === 0 ? name : "")));
   const style = `--row:${rowHeight}px;--rows:${height};--columns:${width}`;
   return h(
     "div",
@@ -167,7 +167,12 @@ export function box(settings: BoxSettings): HTMLElement {
     }
   };
   details.append(
-    h("summary", { "data-key": `summary-${name}` }, summary ?? text.numbers, h("span", { class: "sr" }, `: ${title}`)),
+    h(
+      "summary",
+      { "data-key": `summary-${name}` },
+      summary ?? text.numbers,
+      h("span", { class: "sr" }, `: ${title}`),
+    ),
   );
   if (state.open.includes(name)) {
     details.open = true;
@@ -251,7 +256,10 @@ export function attentionLines(settings: LineSettings): HTMLElement {
       one.line.setAttribute("opacity", isOn ? String(0.15 + 0.85 * one.weight) : "0.04");
     }
     const parts = (mine: (typeof lines)[number][]) =>
-      mine.filter((one) => one.weight >= 0.05).sort((a, b) => b.weight - a.weight).slice(0, 4);
+      mine
+        .filter((one) => one.weight >= 0.05)
+        .sort((a, b) => b.weight - a.weight)
+        .slice(0, 4);
     const share = (weight: number) => `${Math.round(weight * 100)}%`;
     queryButtons.forEach((button, index) => button.classList.toggle("is-on", index === query));
     keyButtons.forEach((button, index) => {
@@ -270,7 +278,7 @@ export function attentionLines(settings: LineSettings): HTMLElement {
     } else if (key >= 0) {
       const mine = parts(lines.filter((one) => one.key === key));
       const listed = mine.map((one) => text.figure.lines.by(queries[one.query], share(one.weight)));
-      said.textContent = text.figure.lines.isRead(keys[key], listed.join(", ") || "–");
+      said.textContent = text.figure.lines.isRead(keys[key], listed.join(", "));
     } else said.textContent = "\u00a0";
   };
   const rest = () => show(chosen, -1);

@@ -25,7 +25,8 @@ export function widthOf(candidate: Candidate, n: number, d: number): number {
 
 /** Return the angle by which each pair of a code turns in one step; empty for codes without pairs. */
 export function frequencies(candidate: Candidate, d: number, base: number): Float64Array {
-  if (candidate === "pairs") return Float64Array.from({ length: d / 2 }, (_, pair) => 1 / (pair + 1));
+  if (candidate === "pairs")
+    return Float64Array.from({ length: d / 2 }, (_, pair) => 1 / (pair + 1));
   if (candidate !== "sinusoidal") return new Float64Array();
   return Float64Array.from({ length: d / 2 }, (_, pair) => base ** (-(2 * pair) / d));
 }

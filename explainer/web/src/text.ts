@@ -205,10 +205,11 @@ export const text = {
       heads: "All heads of this layer; choose one",
       query: "reads",
       key: "is read",
-      reads: (word: string, parts: string) => `${word} takes ${parts}.`,
-      isRead: (word: string, parts: string) => `${word} is read by ${parts}.`,
-      part: (share: string, word: string) => `${share} from ${word}`,
-      by: (word: string, share: string) => `${word} (${share})`,
+      reads: (word: string, parts: string) => `“${word}” takes ${parts}.`,
+      isRead: (word: string, parts: string) =>
+        parts ? `“${word}” is read by ${parts}.` : `No word takes 5% or more from “${word}”.`,
+      part: (share: string, word: string) => `${share} from “${word}”`,
+      by: (word: string, share: string) => `“${word}” (${share})`,
     },
     output: {
       title: (kind: string) => `${kind}: weighted values, heads joined`,
@@ -310,9 +311,9 @@ export const text = {
       integer: String.raw`p_{pos} = pos`,
       fraction: String.raw`p_{pos} = (pos + 1) / n`,
       sine: String.raw`p_{pos} = \sin(pos)`,
-      pairs: String.raw`\sin(pos / j), \cos(pos / j), \quad j = 1, 2, \ldots, d / 2`,
+      pairs: String.raw`\begin{gathered} \sin(pos / j), \; \cos(pos / j) \\ j = 1, 2, \ldots, d / 2 \end{gathered}`,
       binary: String.raw`p_{pos, i} = \lfloor pos / 2^i \rfloor \bmod 2`,
-      sinusoidal: String.raw`\sin(pos / b^{2i/d}), \cos(pos / b^{2i/d}), \quad i = 0, \ldots, d / 2 - 1`,
+      sinusoidal: String.raw`\begin{gathered} \sin(pos / b^{2i/d}), \; \cos(pos / b^{2i/d}) \\ i = 0, \ldots, d / 2 - 1 \end{gathered}`,
     },
     verdicts: {
       integer:
@@ -341,8 +342,7 @@ export const text = {
       `${names.join(" and ")} ${names.length === 1 ? "changes" : "change"} nothing in this code.`,
     heatmap: {
       title: "The table: one row for each position",
-      says:
-        "Fast waves on the left tell neighbors apart. Slow waves on the right tell the rough position.",
+      says: "Fast waves on the left tell neighbors apart. Slow waves on the right tell the rough position.",
       saysOther: "Each row is the code of one position.",
       rows: "position",
       columns: "feature",
@@ -355,14 +355,17 @@ export const text = {
           ? `${plural(pairs, "pair")} of positions are the same up to a tenth of a step (dots). ${first}`
           : "No two positions are the same. The similarity is the cosine of two rows.",
       first: (position: number, earlier: number) =>
-        `Position ${position} is the first repeat: it equals position ${earlier}.`,
+        `Position ${position} is the first repeat: it is the same as position ${earlier}.`,
+      oneFeature: " With one feature, the cosine is no more than a sign.",
       label: "Cosine similarity of positions, with marks where two positions collide",
     },
     dot: {
       title: "Dot product against distance",
       says: {
-        fixed: "The band around the line has no width: the dot product depends on the distance alone.",
-        varies: "The band shows the lowest and the highest value at each distance: the dot product also depends on the two positions.",
+        fixed:
+          "The band around the line has no width: the dot product depends on the distance alone.",
+        varies:
+          "The band shows the lowest and the highest value at each distance: the dot product also depends on the two positions.",
       },
       axis: "distance",
       label: "Dot product of two positions against their distance",
@@ -372,13 +375,46 @@ export const text = {
       title: (k: number) => `An offset of ${k} is a rotation of each pair`,
       says: (difference: string) =>
         "The solid hand is the position, the dashed hand is k positions later. The angle between " +
-        "them is the same at every position: the matrix M_k turns each pair by it. Largest " +
-        `difference between M_k PE(pos) and PE(pos + k): ${difference}.`,
-      none: "This code has no pairs of sine and cosine, so an offset is no rotation of pairs.",
-      equation: String.raw`\begin{pmatrix} \sin \omega (pos + k) \\ \cos \omega (pos + k) \end{pmatrix} = \begin{pmatrix} \cos \omega k & \sin \omega k \\ -\sin \omega k & \cos \omega k \end{pmatrix} \begin{pmatrix} \sin \omega \, pos \\ \cos \omega \, pos \end{pmatrix}`,
+        "them is the same at every position. The matrix M_k turns each pair by this angle. " +
+        `Largest difference between M_k PE(pos) and PE(pos + k): ${difference}.`,
+      others: {
+        integer: {
+          title: (k: number) => `An offset of ${k} is an addition`,
+          says:
+            "A dot is a position: across its code, upward the code k positions later. All dots are " +
+            "on one line, so the next code is easy to compute. But the line has no end.",
+        },
+        fraction: {
+          title: (k: number) => `An offset of ${k} depends on the length`,
+          says:
+            "A dot is a position: across its code, upward the code k positions later. The dots are " +
+            "on one line, k/n above the diagonal. Move n: the line moves too.",
+        },
+        sine: {
+          title: (k: number) => `An offset of ${k} has two answers`,
+          says:
+            "A dot is a position: across its code, upward the code k positions later. Most codes " +
+            "have two dots above them, so the code alone does not say what comes next. With the " +
+            "cosine as a second feature it does: that is a pair.",
+        },
+        binary: {
+          title: (k: number) => `An offset of ${k} flips bits`,
+          says: (flipped: number) =>
+            `From the position to the one k later, ${plural(flipped, "bit")} ${flipped === 1 ? "flips" : "flip"}. ` +
+            "The number depends on the position, because of the carry: no rotation, and no fixed " +
+            "matrix.",
+          bars: "bits that flip, for each position",
+        },
+      },
+      here: (pos: number) => `position ${pos}`,
+      across: "code of the position",
+      upward: "k later",
+      successors: "Code of each position, and the code k positions later",
+      equation: String.raw`\begin{aligned} \begin{pmatrix} \sin \omega (pos + k) \\ \cos \omega (pos + k) \end{pmatrix} &= R_k \begin{pmatrix} \sin \omega \, pos \\ \cos \omega \, pos \end{pmatrix} \\[0.4em] R_k &= \begin{pmatrix} \cos \omega k & \sin \omega k \\ -\sin \omega k & \cos \omega k \end{pmatrix} \end{aligned}`,
       pair: (pair: number) => `pair ${pair}`,
       turn: (degrees: string) => `${degrees}°`,
-      label: (pair: number, degrees: string) => `Pair ${pair}: the hand turns by ${degrees} degrees`,
+      label: (pair: number, degrees: string) =>
+        `Pair ${pair}: the hand turns by ${degrees} degrees`,
     },
     bits: {
       title: "A sine is a bit without jumps",

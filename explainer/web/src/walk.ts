@@ -71,8 +71,7 @@ function attentionCards(
   const rows = { rows: queries.names, current: queries.current, last: queries.last };
   const ofKeys = isCross ? { rows: keys } : rows;
   const { boxes, equations } = words.qkv;
-  const isHidden =
-    id === "d" ? (row: number, column: number) => column > row : undefined;
+  const isHidden = id === "d" ? (row: number, column: number) => column > row : undefined;
   const label = (title: string) => `${kind}, ${words.qkvLabel(title, head + 1)}`;
   const heat = (part: string, title: string, equation: string, side: object) =>
     heatBox(`${id}-${part}`, title, equation, {
@@ -116,7 +115,8 @@ function attentionCards(
         box({
           name: `${id}-scores`,
           title: words.scores.boxes.scores,
-          equation: id === "d" ? words.scores.equations.maskedScores : words.scores.equations.scores,
+          equation:
+            id === "d" ? words.scores.equations.maskedScores : words.scores.equations.scores,
           shape: words.scores.query,
           picture: heatmap(scoreSettings),
           numbers: () => numbersOf(words.scores.boxes.scores, scoreSettings),
@@ -264,10 +264,34 @@ export function walkSection(model: Model) {
     writeLink();
     draw();
   };
-  const encoderLayer = choices(text.layer, "el", numbers(about.encoder_layers), "1", change("el", drawEncoder));
-  const encoderHead = choices(text.head, "eh", numbers(about.encoder_heads), "1", change("eh", drawEncoder));
-  const decoderLayer = choices(text.layer, "dl", numbers(about.decoder_layers), "1", change("dl", drawDecoder));
-  const decoderHead = choices(text.head, "dh", numbers(about.decoder_heads), "1", change("dh", drawDecoder));
+  const encoderLayer = choices(
+    text.layer,
+    "el",
+    numbers(about.encoder_layers),
+    "1",
+    change("el", drawEncoder),
+  );
+  const encoderHead = choices(
+    text.head,
+    "eh",
+    numbers(about.encoder_heads),
+    "1",
+    change("eh", drawEncoder),
+  );
+  const decoderLayer = choices(
+    text.layer,
+    "dl",
+    numbers(about.decoder_layers),
+    "1",
+    change("dl", drawDecoder),
+  );
+  const decoderHead = choices(
+    text.head,
+    "dh",
+    numbers(about.decoder_heads),
+    "1",
+    change("dh", drawDecoder),
+  );
 
   const moveTo = (step: number) => {
     state.step = clamp(Math.round(step), 1, walk?.outputs.length ?? 1);
@@ -317,7 +341,9 @@ export function walkSection(model: Model) {
           picture: h(
             "ol",
             { class: "chips" },
-            ...names.map((name, index) => h("li", { class: "chip" }, name, h("small", {}, String(ids[index])))),
+            ...names.map((name, index) =>
+              h("li", { class: "chip" }, name, h("small", {}, String(ids[index]))),
+            ),
           ),
           numbers: () =>
             numberTable(
@@ -362,9 +388,15 @@ export function walkSection(model: Model) {
           },
         },
       ),
-      ...feedForwardCards("e", `encoder.${layer}.ff`, values, values[`encoder.${layer}.self.norm`], {
-        rows: names,
-      }),
+      ...feedForwardCards(
+        "e",
+        `encoder.${layer}.ff`,
+        values,
+        values[`encoder.${layer}.self.norm`],
+        {
+          rows: names,
+        },
+      ),
     );
     watch();
   }
@@ -411,10 +443,22 @@ export function walkSection(model: Model) {
         h(
           "ol",
           { class: "chips", "aria-label": words.decoder.written },
-          ...names.slice(0, state.step).map((name, index) =>
-            h("li", { class: index === current ? "chip is-current" : "chip" }, name, h("small", {}, String(inputs[index]))),
+          ...names
+            .slice(0, state.step)
+            .map((name, index) =>
+              h(
+                "li",
+                { class: index === current ? "chip is-current" : "chip" },
+                name,
+                h("small", {}, String(inputs[index])),
+              ),
+            ),
+          h(
+            "li",
+            { class: "chip is-next" },
+            model.nameOf(outputs[current]),
+            h("small", {}, words.decoder.coming),
           ),
-          h("li", { class: "chip is-next" }, model.nameOf(outputs[current]), h("small", {}, words.decoder.coming)),
         ),
       ),
       embeddingCard("d-embeddings", "decoder", values, { names, current, last: current }, model),
@@ -454,7 +498,11 @@ export function walkSection(model: Model) {
                 "aria-label": words.next.bar(model.nameOf(token), share(token)),
               },
               h("span", { class: "bar-name" }, model.nameOf(token)),
-              h("span", { class: "bar" }, h("i", { style: `width:${100 * probabilities[token]}%` })),
+              h(
+                "span",
+                { class: "bar" },
+                h("i", { style: `width:${100 * probabilities[token]}%` }),
+              ),
               h("span", { class: "bar-value" }, share(token)),
               h("span", { class: "bar-mark" }, token === chosen ? words.next.chosen : ""),
             ),
