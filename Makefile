@@ -58,6 +58,7 @@ docs: $(READY)  ## build the documentation in site/; a broken link is an error
 	$(BIN)/python -m mkdocs build --strict
 
 explainer:  ## build the page that `vanilla-transformer explain` serves; needs Node.js
+	@command -v npm > /dev/null || { echo "Node.js with npm is needed to build the page, got none." >&2; exit 1; }
 	cd explainer/web && npm ci --ignore-scripts --no-audit --no-fund && npm run build
 
 style: $(READY)  ## format, and apply the lint fixes

@@ -2,8 +2,8 @@
 
 import copy
 import json
+import re
 from pathlib import Path
-from typing import Any
 
 import yaml
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -12,6 +12,7 @@ from ..attention_maps import token_texts
 from ..export.check import refuse_changed_model
 from ..export.transformersjs import save_tokenizer_for_javascript
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..records import read_text
 from .graphs import save_graphs
 
 DESCRIPTION_FILE = "model.json"
@@ -45,7 +46,7 @@ def save_for_page(
         model: Model to explain.
         tokenizer: Tokenizer of the model.
         folder: Existing empty folder.
-        run: Run folder, whose recipe names corpus and languages.
+        run: Run folder, whose recipe names the corpus.
 
     Raises:
         ValueError: If the page cannot explain the model, or a graph computes something else.
@@ -62,12 +63,8 @@ def save_for_page(
     save_tokenizer_for_javascript(tokenizer, folder)
     ends = config.eos_token_id
     banned = [ids[0] for ids in search.bad_words_ids or [] if len(ids) == 1]
-    recipe = _recipe(run)
     description = {
-        "name": Path(run).name if run is not None else None,
-        "corpus": recipe.get("dataset"),
-        "source_lang": recipe.get("source_lang"),
-        "target_lang": recipe.get("target_lang"),
+        "corpus": corpus_of(run),
         "parameters": model.num_parameters(),
         "d_model": config.d_model,
         "d_ff": config.encoder_ffn_dim,
@@ -114,17 +111,28 @@ def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     return model
 
 
-def _recipe(run: str | Path | None) -> dict[str, Any]:
-    """Return the recipe of a run, or nothing."""
+def corpus_of(run: str | Path | None) -> str | None:
+    """Return the name of the corpus in the recipe of a run.
+
+    Args:
+        run: Run folder.
+
+    Returns:
+        The name; None without a recipe, and for a path of this machine.
+
+    Raises:
+        ValueError: If the recipe cannot be read.
+    """
     path = Path(run or "", RECIPE_FILE)
     if run is None or not path.is_file():
-        return {}
+        return None
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} must be a recipe, got a file that cannot be read.") from error
-    texts = found.items() if isinstance(found, dict) else ()
-    return {name: value for name, value in texts if isinstance(value, str)}
+        recipe = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} must be a recipe in YAML, got a damaged file.") from error
+    name = recipe.get("dataset") if isinstance(recipe, dict) else None
+    is_name = isinstance(name, str) and re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)
+    return name if is_name and not Path(name).exists() else None
 
 
-__all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "save_for_page"]
+__all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "corpus_of", "save_for_page"]

@@ -24,7 +24,7 @@ from vanilla_transformer.paper import positional_encoding as encodings
 
 pytest.importorskip("onnxruntime")
 
-from vanilla_transformer.explainer.files import MOST_TOKENS, save_for_page
+from vanilla_transformer.explainer.files import MOST_TOKENS, corpus_of, save_for_page
 from vanilla_transformer.explainer.graphs import DECODER_FILE, ENCODER_FILE, run_graph
 
 WEB = Path(command.__file__).parent / "web"
@@ -36,6 +36,7 @@ PHONE = {"width": 375, "height": 812}
 DESKTOP = {"width": 1280, "height": 900}
 SECONDS = 60
 FRAME = 16
+MODEL_FILES = (ENCODER_FILE, DECODER_FILE, "tokenizer.json", "tokenizer_config.json")
 REGISTRY = "https://registry.npmjs.org/"
 HARD_TEXTS = [
     "no-break\u00a0space, thin\u2009space, ideographic\u3000space",
@@ -200,6 +201,20 @@ def test_a_model_that_the_page_cannot_explain_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(
+    ("dataset", "shown"),
+    [("demo", "demo"), ("wmt/wmt14", "wmt/wmt14"), ("/home/somebody/corpus", None), ("here", None)],
+)
+def test_the_page_names_a_corpus_but_no_path(dataset, shown, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here").mkdir()
+    (tmp_path / "recipe.yaml").write_text(f"dataset: {dataset}\n", encoding="utf-8")
+    assert corpus_of(tmp_path) == shown
+    (tmp_path / "recipe.yaml").write_text("dataset: [", encoding="utf-8")
+    with pytest.raises(ValueError, match="must be a recipe in YAML"):
+        corpus_of(tmp_path)
+
+
 def test_learned_positions_bound_the_sentence(tokenizer, tmp_path):
     options = {"position_encoding": "learned", "max_position_embeddings": 20}
     save_for_page(make_model(tokenizer, **options), tokenizer, tmp_path)
@@ -310,6 +325,14 @@ def test_the_packages_of_the_page_have_exact_versions_and_digests():
         assert one.get("resolved", REGISTRY).startswith(REGISTRY)
 
 
+def test_the_english_of_the_page_is_in_one_file():
+    others = [path for path in WEB.glob("src/*.ts") if path.name != "text.ts"]
+    assert len(others) > 10
+    for path in others:
+        source = re.sub(r"/\*.*?\*/|//.*", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        assert not re.findall(r"""["'`>][A-Z][a-z]+ [a-z]+""", source), path.name
+
+
 # ---- the page in a browser ----
 
 in_browser = [pytest.mark.browser, pytest.mark.node]
@@ -413,6 +436,13 @@ def searched(model, tokenizer, sentence, beams, alpha):
     return tokenizer.decode(ids, skip_special_tokens=True), score, ids
 
 
+def wasm_of(page):
+    """Return the path of the runtime that the page has loaded."""
+    names = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
+    (name,) = [name for name in names if name.endswith(".wasm")]
+    return f"assets/{name.rpartition('/')[2]}"
+
+
 class TestPage:
     pytestmark = in_browser
 
@@ -423,7 +453,15 @@ class TestPage:
         assert opened.translation() == searched(model, tokenizer, example, 4, 0.6)[0]
         assert "dates, times, numbers" in page.locator(".knows").inner_text()
         assert page.locator(".example").count() >= 3
-        assert re.search(r"Runtime: \d+\.\d MB\. Model: \d+\.\d MB", page.inner_text("#sizes"))
+        runtime, model_size = re.search(
+            r"Runtime: (\d+\.\d) MB\. Model: (\d+\.\d) MB", page.inner_text("#sizes")
+        ).groups()
+        sizes = {
+            path: page.request.get(f"{opened.site}/{path}").headers["content-length"]
+            for path in (*(f"model/{name}" for name in MODEL_FILES), wasm_of(page))
+        }
+        assert float(runtime) == pytest.approx(int(sizes.pop(wasm_of(page))) / 1e6, abs=0.051)
+        assert float(model_size) == pytest.approx(sum(map(int, sizes.values())) / 1e6, abs=0.051)
         policy = page.locator("meta[http-equiv]").get_attribute("content")
         assert "connect-src 'self'" in policy
 

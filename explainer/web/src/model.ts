@@ -6,10 +6,7 @@ import loaderUrl from "onnxruntime-web/ort-wasm-simd-threaded.mjs?url";
 import runtimeUrl from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url";
 
 export interface Description {
-  name: string | null;
-  corpus?: string;
-  source_lang?: string;
-  target_lang?: string;
+  corpus: string | null;
   parameters: number;
   d_model: number;
   d_ff: number;

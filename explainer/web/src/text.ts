@@ -42,7 +42,7 @@ export const text = {
       "This model is the demo of the package. It learned 24,000 made sentences: dates, times, " +
       "numbers, money, units, countries and languages. It has seen nothing else, and it answers " +
       "other sentences with nonsense.",
-    other: (corpus?: string) =>
+    other: (corpus: string | null) =>
       corpus
         ? `This model was trained on ${corpus}. Sentences of another kind may give nonsense.`
         : "Sentences that differ from the training data of this model may give nonsense.",

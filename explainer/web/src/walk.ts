@@ -296,8 +296,18 @@ export function walkSection(model: Model) {
   const moveTo = (step: number) => {
     state.step = clamp(Math.round(step), 1, walk?.outputs.length ?? 1);
     writeLink();
-    drawDecoder();
+    drawSoon();
   };
+  let isWaiting = false;
+  /** Draw the decoder in the next frame, once for all moves of the slider before it. */
+  function drawSoon() {
+    if (isWaiting) return;
+    isWaiting = true;
+    requestAnimationFrame(() => {
+      isWaiting = false;
+      drawDecoder();
+    });
+  }
   const stepSlider = slider(
     words.decoder.step,
     "step",
