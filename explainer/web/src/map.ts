@@ -70,17 +70,28 @@ export function figureMap(
   const line = (d: string) => svg.append(s("path", { class: "map-line", d }));
   const middle = (x: number) => x + WIDTH / 2;
   // stacks
-  const stack = (x: number, y: number, height: number, count: number) => {
+  const stack = (x: number, y: number, height: number, count: number, labelX: number) => {
     svg.append(s("rect", { class: "map-stack", x: x - 12, y, width: WIDTH + 24, height, rx: 10 }));
-    const label = s("text", { class: "map-times", x: x - 6, y: y + height - 6 });
+    const label = s("text", { class: "map-times", x: labelX, y: y + height - 5 });
     label.append(text.figure.times(count));
     svg.append(label);
   };
-  stack(LEFT, 168, 182, encoderLayers);
-  stack(RIGHT, 84, 266, decoderLayers);
+  stack(LEFT, 168, 184, encoderLayers, LEFT + WIDTH - 14);
+  stack(RIGHT, 84, 268, decoderLayers, RIGHT - 6);
   // the residual stream, from below to above
   line(`M${middle(LEFT)},452V166`);
   line(`M${middle(RIGHT)},452V34`);
+  // each residual connection leads around a sub-layer
+  const around = (x: number, side: number, below: number, norm: number) =>
+    line(`M${middle(x)},${below}H${side}V${norm + HEIGHT / 2}H${side < x ? x : x + WIDTH}`);
+  for (const [below, norm] of [
+    [337, 264],
+    [255, 180],
+  ]) {
+    around(LEFT, LEFT - 6, below, norm);
+    around(RIGHT, RIGHT + WIDTH + 6, below, norm);
+  }
+  around(RIGHT, RIGHT + WIDTH + 6, 171, 96);
   // memory: from the encoder to the cross-attention
   line(`M${middle(LEFT)},180V152H${RIGHT - 22}V231H${RIGHT}`);
   // positions

@@ -274,7 +274,7 @@ export const text = {
       "has the complete ones.",
     legend: {
       best: "best translation",
-      open: "kept in the beam",
+      open: "leads to a complete one",
       dead: "given up later",
       end: "complete",
     },
