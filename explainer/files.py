@@ -131,8 +131,9 @@ def corpus_of(run: str | Path | None) -> str | None:
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{path} must be a recipe in YAML, got a damaged file.") from error
     name = recipe.get("dataset") if isinstance(recipe, dict) else None
-    is_name = isinstance(name, str) and re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name)
-    return name if is_name and not Path(name).exists() else None
+    if not isinstance(name, str) or Path(name).exists():
+        return None
+    return name if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) else None
 
 
 __all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "corpus_of", "save_for_page"]
