@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-newest test-oldest check docs style digests wheel clean
+.PHONY: help demo bench test test-all test-newest test-oldest check docs explainer style digests wheel clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -57,6 +57,10 @@ check: $(READY)  ## check formatting, lint, types, and transformers' lint of mod
 docs: $(READY)  ## build the documentation in site/; a broken link is an error
 	$(BIN)/python -m mkdocs build --strict
 
+explainer:  ## build the page that `vanilla-transformer explain` serves; needs Node.js
+	@command -v npm > /dev/null || { echo "Node.js with npm is needed to build the page, got none." >&2; exit 1; }
+	cd explainer/web && npm ci --ignore-scripts --no-audit --no-fund && npm run build
+
 style: $(READY)  ## format, and apply the lint fixes
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
@@ -70,7 +74,7 @@ wheel: $(READY)  ## build a wheel in dist/
 	$(BIN)/python -m pip wheel --no-deps --no-build-isolation --wheel-dir dist .
 
 clean:  ## remove environments and build files
-	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist site *.egg-info .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) $(NEWEST) $(OLDEST) build dist site explainer/web/dist explainer/web/node_modules *.egg-info .mypy_cache .pytest_cache .ruff_cache
 
 $(READY): setup.cfg pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

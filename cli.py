@@ -86,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     verb("serve", _serve, "serve translations over HTTP", takes_more=True)
     verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
     verb("space", _space, "serve the web page", takes_more=True)
+    verb("explain", _explain, "explain a translation in the browser, offline", takes_more=True)
     verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
     verb("export", _export, "export a model to another inference engine", takes_more=True)
 
@@ -234,6 +235,12 @@ def _space(arguments: argparse.Namespace, rest: list[str]):
     from .space.app import run
 
     run(rest, "vanilla-transformer space")
+
+
+def _explain(arguments: argparse.Namespace, rest: list[str]):
+    from .explainer.command import run
+
+    run(rest, "vanilla-transformer explain")
 
 
 def _convert(arguments: argparse.Namespace, rest: list[str]):

@@ -99,7 +99,7 @@ def trace(
     source_axes = {0: sentences, 1: source}
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
     programs = {
-        ENCODER_FILE: _program(
+        ENCODER_FILE: program_of(
             encoder, inputs, ["last_hidden_state"], dict.fromkeys(inputs, source_axes)
         )
     }
@@ -116,7 +116,7 @@ def trace(
     numbers = range(model.config.decoder_layers)
     kinds = [f"{side}.{part}" for side in ("decoder", "encoder") for part in ("key", "value")]
     present = [f"present.{number}.{kind}" for number in numbers for kind in kinds]
-    programs[DECODER_FILE] = _program(decoder, inputs, ["logits", *present], axes)
+    programs[DECODER_FILE] = program_of(decoder, inputs, ["logits", *present], axes)
 
     _, *cache = decoder(**inputs)
     names = [name.replace("present", "past_key_values") for name in present]
@@ -130,7 +130,7 @@ def trace(
         ),
     }
     target_names = [name for name in present if "decoder" in name]
-    programs[DECODER_WITH_PAST_FILE] = _program(
+    programs[DECODER_WITH_PAST_FILE] = program_of(
         (with_past or DecoderWithPastGraph)(model),
         inputs,
         ["logits", *target_names],
@@ -346,14 +346,25 @@ class DecoderWithPastGraph(DecoderGraph):
         ]
 
 
-def _program(
+def program_of(
     graph: nn.Module,
     inputs: dict[str, Any],
     output_names: list[str],
     axes: dict[str, Any],
     input_names: list[str] | None = None,
 ) -> Any:
-    """Trace a graph; `axes` names its dynamic sizes."""
+    """Trace a graph.
+
+    Args:
+        graph: Module to trace.
+        inputs: Arguments of its `forward`.
+        output_names: Names of its outputs.
+        axes: Names of the dynamic sizes of each argument.
+        input_names: Names of its inputs, if they are not those of the arguments.
+
+    Returns:
+        A program of the exporter of torch.
+    """
     # the exporter warns about missing operators of other packages, and about its own names
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
@@ -384,6 +395,7 @@ __all__ = [
     "DecoderWithPastGraph",
     "check_logits",
     "logits_of_graphs",
+    "program_of",
     "run_graph",
     "save_description",
     "to_onnx",

@@ -30,6 +30,7 @@ SHELL_PAGES = (
     "guides/fine-tune.md",
     "guides/publish.md",
     "guides/web-page.md",
+    "guides/explainer.md",
     "results/speed.md",
 )
 TRAINING = re.compile(r"(vanilla-transformer |vanilla_transformer\.)train ")

@@ -131,6 +131,9 @@ def shortened(command):
     if command.startswith("vanilla-transformer space"):
         # it serves until it is interrupted; tests/space/test_space.py uses it in a browser
         return f"{command} --help"
+    if command.startswith("vanilla-transformer explain"):
+        # its page needs Node.js; tests/explainer/test_explainer.py uses it in a browser
+        return f"{command} --help"
     if "distill " in command:
         # a model that has learned nothing translates the text of the demo for minutes
         return f"{command} --source my/sentences.txt"

@@ -21,6 +21,7 @@ from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer import sizes as sizing
 from vanilla_transformer.cli import main
 from vanilla_transformer.console import run_command
+from vanilla_transformer.explainer.command import write_model
 from vanilla_transformer.loading import AUTO_CLASS
 from vanilla_transformer.paper.trained import load_trained
 from vanilla_transformer.publishing import export_for_hub
@@ -41,6 +42,7 @@ SLOW = {
     "tokenizer": ("tokenizer", "tokenizer_list"),
     "paper attention": ("unknown_type", "model", "adapter", "generation"),
     "paper curve": ("model_class",),
+    "explain": ("unknown_type", "model", "tokenizer", "generation"),
     "resume": ("unknown_type", "tokenizer", "pickled_weights", "pickled_optimizer", "model_class"),
     "resume own recipe": ("model_class", "auto_class", "pickled_optimizer"),
     "average": ("unknown_type", "tokenizer", "kernel", "pickled_weights", "model_class"),
@@ -291,6 +293,7 @@ def verbs(run: Path, corpus: Path, new: Path) -> dict:
     calls["fine_tune"] = lambda: fine_tune([str(run), *data, *tuning])
     calls["push"] = lambda: run_command(lambda _: export_for_hub(run, new / "published"), [])
     calls["serve"] = lambda: run_command(lambda _: load_models([str(run)], False) and None, [])
+    calls["explain"] = lambda: run_command(lambda _: write_model(str(run), new), [])
     calls["space"] = lambda: run_command(lambda _: load_trained(str(run)) and None, [])
     return calls
 

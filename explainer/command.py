@@ -1,0 +1,182 @@
+"""The command: `vanilla-transformer explain`."""
+
+import argparse
+import logging
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ..atomic_files import atomic_folder
+from ..console import add_trust_flag, empty_folder
+from ..paper.trained import DEMO
+
+logger = logging.getLogger(__name__)
+
+# `make explainer` builds the page into this folder
+PAGE = Path(__file__).parent / "web" / "dist"
+MODEL_FOLDER = "model"
+HOST = "127.0.0.1"
+PORT = 7870
+# packages that write the graphs
+PACKAGES = "onnx onnxscript onnxruntime"
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".mjs": "text/javascript; charset=utf-8",
+    ".json": "application/json; charset=utf-8",
+    ".wasm": "application/wasm",
+    ".svg": "image/svg+xml",
+    "": "application/octet-stream",
+}
+
+
+def run(argv: list[str], prog: str = "vanilla-transformer explain"):
+    """Run the command.
+
+    Args:
+        argv: Command-line arguments.
+        prog: Name of the command, for its help.
+
+    Raises:
+        ValueError: If the page is not built, a flag is out of range, a package is missing, or the
+            page cannot explain the model.
+        OSError: If the port is in use.
+    """
+    flags = _parser(prog).parse_args(argv)
+    if not 0 < flags.port < 65536:
+        raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")
+    folder = None if flags.output_dir is None else empty_folder(flags.output_dir)
+    if not (PAGE / "index.html").is_file():
+        raise ValueError(
+            "the page must be built before it is served, got none: `make explainer` builds it, "
+            "and needs Node.js."
+        )
+    if folder is not None:
+        with atomic_folder(folder) as unfinished:
+            write_site(flags.model, unfinished, flags.trust_remote_code)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+        logger.info("%.3g MB in %s; any web server can serve this folder", size / 1e6, folder)
+        return
+    # a port in use is an error before the export
+    with (
+        tempfile.TemporaryDirectory() as temporary,
+        server(Path(temporary), flags.port) as serving,
+    ):
+        write_site(flags.model, Path(temporary), flags.trust_remote_code)
+        logger.info("http://%s:%d shows the page; Ctrl+C ends it", HOST, serving.server_port)
+        serving.serve_forever()
+
+
+def write_site(model_name: str, folder: Path, trust_remote_code: bool = False):
+    """Write the page with a model, as static files.
+
+    Args:
+        model_name: Run folder, model folder or Hub name.
+        folder: Existing empty folder.
+        trust_remote_code: Whether to run Python code that is saved with the model.
+
+    Raises:
+        ValueError: If a package is missing, or the page cannot explain the model.
+    """
+    shutil.copytree(PAGE, folder, dirs_exist_ok=True)
+    (folder / MODEL_FOLDER).mkdir()
+    write_model(model_name, folder / MODEL_FOLDER, trust_remote_code)
+
+
+def write_model(model_name: str, folder: Path, trust_remote_code: bool = False):
+    """Write the files of a model that the page reads.
+
+    Args:
+        model_name: Run folder, model folder or Hub name.
+        folder: Existing empty folder.
+        trust_remote_code: Whether to run Python code that is saved with the model.
+
+    Raises:
+        ValueError: If a package is missing, or the page cannot explain the model.
+    """
+    try:
+        from .files import save_for_page
+    except ModuleNotFoundError as error:
+        raise ValueError(
+            f"this command needs {error.name}, got none: pip install {PACKAGES}."
+        ) from error
+    from ..paper.trained import load_trained
+
+    model, tokenizer = load_trained(model_name, trust_remote_code)
+    save_for_page(model, tokenizer, folder, model_name)
+
+
+@contextmanager
+def server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
+    """Listen on this machine for requests for the files of a folder.
+
+    Args:
+        folder: Folder with the page.
+        port: Port to listen on; 0 for any free one.
+
+    Yields:
+        The server; `serve_forever` answers.
+
+    Raises:
+        OSError: If the port is in use.
+    """
+    handler = partial(_Handler, directory=str(folder))
+    try:
+        serving = ThreadingHTTPServer((HOST, port), handler)
+    except OSError as error:
+        raise OSError(f"port must be free, got {port}: {error.strerror}.") from error
+    with serving:
+        yield serving
+
+
+class _Handler(SimpleHTTPRequestHandler):
+    """Files of one folder, with the types that browsers need, on every operating system."""
+
+    extensions_map = TYPES
+
+    def end_headers(self):
+        # names of built files change with their content; the browser asks for all others again
+        is_built = self.path.startswith("/assets/")
+        kept = "max-age=31536000, immutable" if is_built else "no-cache"
+        self.send_header("Cache-Control", kept)
+        self.send_header("X-Content-Type-Options", "nosniff")
+        super().end_headers()
+
+    def list_directory(self, path: Any) -> None:
+        self.send_error(404)
+
+    def log_message(self, *args: Any) -> None:
+        pass
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        description="Serve the page that explains a translation, in the browser and offline.",
+    )
+    parser.add_argument(
+        "--model",
+        metavar="RUN",
+        default=DEMO,
+        help="run folder, model folder or Hub name (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--port", type=int, default=PORT, help="port on this machine (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--output_dir",
+        metavar="FOLDER",
+        help="write the page into this new or empty folder, for any web server; serve nothing",
+    )
+    add_trust_flag(parser)
+    return parser
+
+
+__all__ = ["run", "server", "write_model", "write_site"]

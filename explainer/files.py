@@ -1,0 +1,139 @@
+"""Files that the page reads: graphs, tokenizer and description of a model."""
+
+import copy
+import json
+import re
+from pathlib import Path
+
+import yaml
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from ..attention_maps import token_texts
+from ..export.check import refuse_changed_model
+from ..export.transformersjs import save_tokenizer_for_javascript
+from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
+from ..records import read_text
+from .graphs import save_graphs
+
+DESCRIPTION_FILE = "model.json"
+RECIPE_FILE = "recipe.yaml"
+# limits of a sentence on the page: more tokens do not fit into its pictures
+MOST_TOKENS = 60
+MOST_CHARACTERS = 1000
+# tokens beyond the source, for a model without `max_extra_tokens`; the paper's
+USUAL_EXTRA_TOKENS = 50
+# settings of a search that the page does not have; the value of each in a search of the paper
+UNKNOWN_SEARCH = {
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "length_penalty": (None, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "no_repeat_ngram_size": (None, 0),
+    "repetition_penalty": (None, 1.0),
+}
+
+
+def save_for_page(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    run: str | Path | None = None,
+):
+    """Save a model for the page: graphs, tokenizer and `model.json`.
+
+    Args:
+        model: Model to explain.
+        tokenizer: Tokenizer of the model.
+        folder: Existing empty folder.
+        run: Run folder, whose recipe names the corpus.
+
+    Raises:
+        ValueError: If the page cannot explain the model, or a graph computes something else.
+    """
+    model = copy.deepcopy(_checked(model)).eval().float().cpu()
+    config, search = model.config, model.generation_config
+    extra = search.max_extra_tokens
+    extra = USUAL_EXTRA_TOKENS if extra is None else extra
+    most_tokens = MOST_TOKENS
+    if config.position_encoding == "learned":
+        most_tokens = min(most_tokens, config.max_position_embeddings)
+        extra = min(extra, config.max_position_embeddings - most_tokens)
+    names = save_graphs(model, folder, most_tokens + extra)
+    save_tokenizer_for_javascript(tokenizer, folder)
+    ends = config.eos_token_id
+    banned = [ids[0] for ids in search.bad_words_ids or [] if len(ids) == 1]
+    description = {
+        "corpus": corpus_of(run),
+        "parameters": model.num_parameters(),
+        "d_model": config.d_model,
+        "d_ff": config.encoder_ffn_dim,
+        "d_k": model.get_encoder().layers[0].self_attention.d_k,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_heads": config.encoder_attention_heads,
+        "decoder_heads": config.decoder_attention_heads,
+        "vocab_size": config.vocab_size,
+        "position_encoding": config.position_encoding,
+        "position_base": config.position_base,
+        "start": config.decoder_start_token_id,
+        "ends": ends if isinstance(ends, list) else [ends],
+        "suppressed": sorted({*(search.suppress_tokens or []), *banned}),
+        "num_beams": search.num_beams or 1,
+        "alpha": 0.6 if search.length_penalty_alpha is None else search.length_penalty_alpha,
+        "max_extra_tokens": extra,
+        "most_tokens": most_tokens,
+        "most_characters": MOST_CHARACTERS,
+        "tokens": token_texts(tokenizer, range(len(tokenizer))),
+        "outputs": names,
+        "bytes": {
+            path.name: path.stat().st_size for path in sorted(folder.iterdir()) if path.is_file()
+        },
+    }
+    text = json.dumps(description, ensure_ascii=False, indent=1) + "\n"
+    (folder / DESCRIPTION_FILE).write_text(text, encoding="utf-8")
+
+
+def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
+    """Return the model; refuse one whose computation the page does not show."""
+    if not isinstance(model, VanillaTransformerForConditionalGeneration):
+        raise ValueError(f"model must be a vanilla_transformer, got a {type(model).__name__}.")
+    refuse_changed_model(model, "the page")
+    config, search = model.config, model.generation_config
+    if config.norm_first:
+        raise ValueError("norm_first must be False, as in figure 1, got True.")
+    for name, usual in UNKNOWN_SEARCH.items():
+        given = getattr(search, name, None)
+        if given not in usual:
+            raise ValueError(f"{name} must not be set, because the page lacks it, got {given}.")
+    if any(len(ids) > 1 for ids in search.bad_words_ids or []):
+        raise ValueError("bad_words_ids must have single tokens for the page, got longer ones.")
+    return model
+
+
+def corpus_of(run: str | Path | None) -> str | None:
+    """Return the name of the corpus in the recipe of a run.
+
+    Args:
+        run: Run folder.
+
+    Returns:
+        The name; None without a recipe, and for a path of this machine.
+
+    Raises:
+        ValueError: If the recipe cannot be read.
+    """
+    path = Path(run or "", RECIPE_FILE)
+    if run is None or not path.is_file():
+        return None
+    try:
+        recipe = yaml.safe_load(read_text(path))
+    except (yaml.YAMLError, ValueError) as error:
+        raise ValueError(f"{path} must be a recipe in YAML, got a damaged file.") from error
+    name = recipe.get("dataset") if isinstance(recipe, dict) else None
+    if not isinstance(name, str) or Path(name).exists():
+        return None
+    return name if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", name) else None
+
+
+__all__ = ["DESCRIPTION_FILE", "MOST_TOKENS", "corpus_of", "save_for_page"]

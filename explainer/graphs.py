@@ -1,0 +1,262 @@
+"""ONNX graphs of encoder and decoder whose outputs are all values that the page shows. Figure 1.
+
+Shapes: B prefixes of one sentence, S source tokens, T target tokens, h heads, d_k and d_v widths of
+a head's keys and values, d_ff inner width, V tokens in the vocabulary.
+
+A value has the name of its stack, of its layer and of its box in figure 1: `encoder.0.self.query`.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from torch import Tensor, nn
+from torch.export import Dim
+
+from ..comparison import refuse_difference
+from ..export.check import DIFFERS
+from ..export.onnx import program_of
+from ..export.parts import position_table
+from ..modeling_vanilla_transformer import (
+    FeedForward,
+    MultiHeadAttention,
+    VanillaTransformerDecoder,
+    VanillaTransformerEncoder,
+    VanillaTransformerForConditionalGeneration,
+    scaled_dot_product_attention,
+)
+
+ENCODER_FILE = "encoder.onnx"
+DECODER_FILE = "decoder.onnx"
+# sizes of the traced batch: all differ and none is 1, so that the tracer treats each as dynamic
+PREFIXES, SOURCE, TARGET = 2, 5, 3
+
+
+class TracedStack(nn.Module):
+    """Base of both stacks: computes with the model's parts, and records each value by its name.
+
+    Args:
+        model: Model to explain, in evaluation mode.
+        stack: Its encoder or decoder.
+        name: "encoder" or "decoder".
+        num_positions: Number of positions, that of the longest sentence.
+    """
+
+    table: Tensor
+
+    def __init__(
+        self,
+        model: VanillaTransformerForConditionalGeneration,
+        stack: VanillaTransformerEncoder | VanillaTransformerDecoder,
+        name: str,
+        num_positions: int,
+    ):
+        super().__init__()
+        self.model = model
+        self.stack = stack
+        self.name = name
+        # sines in float64 need a table: browsers compute in float32
+        self.register_buffer("table", position_table(stack, num_positions))
+        self.values: dict[str, Tensor] = {}
+
+    def embedded(self, input_ids: Tensor) -> Tensor:
+        """Record embeddings, positions and their sum. Sections 3.4 and 3.5.
+
+        Args:
+            input_ids: Tokens, [B, T].
+
+        Returns:
+            The sum, [B, T, d_model].
+        """
+        embeddings = self.stack._embed(input_ids, None)
+        positions = self.table[: input_ids.shape[1]]
+        x = embeddings + positions
+        named = {"embeddings": embeddings, "positions": positions, "input": x}
+        self.values |= {f"{self.name}.{box}": value for box, value in named.items()}
+        return x
+
+    def attended(
+        self,
+        prefix: str,
+        attention: MultiHeadAttention,
+        norm: nn.Module,
+        x: Tensor,
+        memory: Tensor,
+        mask: Tensor | None,
+    ) -> Tensor:
+        """Record an attention with its addition and norm. Sections 3.2 and 3.1.
+
+        Args:
+            prefix: Start of the names.
+            attention: Attention of the model.
+            norm: Norm after it.
+            x: Source of the queries, [B, T, d_model].
+            memory: Source of keys and values, [B, K, d_model].
+            mask: 0 where attention is allowed, very low where not, [T, K], or None.
+
+        Returns:
+            LayerNorm(x + Sublayer(x)), [B, T, d_model].
+        """
+        query = attention._heads(attention.q_proj(x), attention.d_k)
+        key = attention._heads(attention.k_proj(memory), attention.d_k)
+        value = attention._heads(attention.v_proj(memory), attention.d_v)
+        scores = query @ key.transpose(-2, -1) * attention.scaling
+        context, weights = scaled_dot_product_attention(query, key, value, mask)
+        output = attention.out_proj(context.transpose(1, 2).reshape(*x.shape[:-1], -1))
+        after = norm(x + output)
+        boxes = ("query", "key", "value", "scores", "weights", "context", "output", "norm")
+        found = (query, key, value, scores, weights, context, output, after)
+        self.values |= {f"{prefix}.{box}": it for box, it in zip(boxes, found, strict=True)}
+        return after
+
+    def fed_forward(self, prefix: str, network: FeedForward, norm: nn.Module, x: Tensor) -> Tensor:
+        """Record a feed-forward network with its addition and norm. Section 3.3.
+
+        Args:
+            prefix: Start of the names.
+            network: Network of the model.
+            norm: Norm after it.
+            x: Residual stream, [B, T, d_model].
+
+        Returns:
+            LayerNorm(x + Sublayer(x)), [B, T, d_model].
+        """
+        inner = network.activation(network.fc1(x))
+        output = network.fc2(inner)
+        after = norm(x + output)
+        self.values |= {f"{prefix}.inner": inner, f"{prefix}.output": output}
+        self.values[f"{prefix}.norm"] = after
+        return after
+
+
+class TracedEncoder(TracedStack):
+    """Encoder, from the tokens of one sentence to the memory."""
+
+    def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
+        """Encode a sentence.
+
+        Args:
+            input_ids: Source tokens, [1, S].
+
+        Returns:
+            The values in the order of `values`; the last one is the memory, [1, S, d_model].
+        """
+        self.values = {}
+        x = self.embedded(input_ids)
+        layer: Any
+        for number, layer in enumerate(self.stack.layers):
+            prefix = f"encoder.{number}"
+            norm = layer.self_attention_norm
+            x = self.attended(f"{prefix}.self", layer.self_attention, norm, x, x, None)
+            x = self.fed_forward(f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x)
+        return tuple(self.values.values())
+
+
+class TracedDecoder(TracedStack):
+    """Decoder, from whole prefixes of translations and the memory to logits."""
+
+    def forward(self, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
+        """Decode prefixes of the same length.
+
+        Args:
+            input_ids: Target tokens with the start token, [B, T].
+            memory: Output of the encoder, once for each prefix, [B, S, d_model].
+
+        Returns:
+            The values in the order of `values`; the last one is the logits, [B, T, V].
+        """
+        self.values = {}
+        x = self.embedded(input_ids)
+        positions = torch.arange(input_ids.shape[1])
+        is_future = positions[None] > positions[:, None]
+        mask = torch.where(is_future, torch.finfo(torch.float32).min, 0.0)
+        layer: Any
+        for number, layer in enumerate(self.stack.layers):
+            prefix = f"decoder.{number}"
+            norm = layer.self_attention_norm
+            x = self.attended(f"{prefix}.self", layer.self_attention, norm, x, x, mask)
+            norm = layer.cross_attention_norm
+            x = self.attended(f"{prefix}.cross", layer.cross_attention, norm, x, memory, None)
+            x = self.fed_forward(f"{prefix}.ff", layer.feed_forward, layer.feed_forward_norm, x)
+        self.values["logits"] = self.model.lm_head(x)
+        return tuple(self.values.values())
+
+
+@torch.no_grad()
+def save_graphs(
+    model: VanillaTransformerForConditionalGeneration, folder: Path, num_positions: int
+) -> dict[str, list[str]]:
+    """Save both graphs, with weights in float32, and compare their values with those of the model.
+
+    Args:
+        model: Model to explain, in float32 on the CPU and in evaluation mode.
+        folder: Output folder.
+        num_positions: Number of positions, that of the longest sentence.
+
+    Returns:
+        The names of the outputs of each file.
+
+    Raises:
+        ValueError: If the graphs compute something else than the model.
+    """
+    source, target = Dim("source"), Dim("target")
+    prefixes = Dim("prefixes")
+    ids = torch.zeros(1, SOURCE, dtype=torch.long)
+    encoder = TracedEncoder(model, model.get_encoder(), "encoder", num_positions)
+    memory = encoder(ids)[-1].repeat(PREFIXES, 1, 1)
+    inputs: dict[str, Any] = {"input_ids": torch.zeros(PREFIXES, TARGET, dtype=torch.long)}
+    decoder = TracedDecoder(model, model.get_decoder(), "decoder", num_positions)
+    decoder(**inputs, memory=memory)
+    names = {ENCODER_FILE: [*encoder.values], DECODER_FILE: [*decoder.values]}
+    program_of(encoder, {"input_ids": ids}, names[ENCODER_FILE], {"input_ids": {1: source}}).save(
+        folder / ENCODER_FILE
+    )
+    axes = {"input_ids": {0: prefixes, 1: target}, "memory": {0: prefixes, 1: source}}
+    program_of(decoder, inputs | {"memory": memory}, names[DECODER_FILE], axes).save(
+        folder / DECODER_FILE
+    )
+    _check(model, folder, num_positions)
+    return names
+
+
+def run_graph(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
+    """Run a graph in ONNX Runtime.
+
+    Args:
+        file: The graph.
+        inputs: Its inputs by name.
+
+    Returns:
+        Its outputs by name.
+    """
+    session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+    names = [one.name for one in session.get_outputs()]
+    return dict(zip(names, session.run(None, inputs), strict=True))
+
+
+def _check(model: VanillaTransformerForConditionalGeneration, folder: Path, longest: int):
+    """Compare the logits of both graphs with those of the model, in sentences of two lengths."""
+    generator = torch.Generator().manual_seed(0)
+    for length in (2, min(7, longest)):
+        source, target = (
+            torch.randint(model.config.vocab_size, (1, length), generator=generator)
+            for _ in range(2)
+        )
+        expected = model(
+            input_ids=source,
+            attention_mask=torch.ones_like(source),
+            decoder_input_ids=target,
+            decoder_attention_mask=torch.ones_like(target),
+            use_cache=False,
+        ).logits
+        values = run_graph(folder / ENCODER_FILE, input_ids=source.numpy())
+        memory = [*values.values()][-1]
+        found = run_graph(folder / DECODER_FILE, input_ids=target.numpy(), memory=memory)
+        refuse_difference(
+            torch.from_numpy(found["logits"]), expected, expected, DIFFERS.format("ONNX Runtime")
+        )
+
+
+__all__ = ["DECODER_FILE", "ENCODER_FILE", "run_graph", "save_graphs"]
