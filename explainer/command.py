@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic_files import atomic_folder
-from ..console import add_trust_flag, empty_folder
+from ..console import add_trust_flag, require_empty_folder
 from ..paper.trained import DEMO
 
 logger = logging.getLogger(__name__)
@@ -51,7 +51,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
     flags = _parser(prog).parse_args(argv)
     if not 0 < flags.port < 65536:
         raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")
-    folder = None if flags.output_dir is None else empty_folder(flags.output_dir)
+    folder = None if flags.output_dir is None else require_empty_folder(flags.output_dir)
     if not (PAGE / "index.html").is_file():
         raise ValueError(
             "the page must be built before it is served, got none: `make explainer` builds it, "
@@ -104,7 +104,8 @@ def write_model(model_name: str, folder: Path, trust_remote_code: bool = False):
         from .files import save_for_page
     except ModuleNotFoundError as error:
         raise ValueError(
-            f"this command needs {error.name}, got none: pip install {PACKAGES}."
+            f"this command needs the package {error.name}, which is not installed: pip install "
+            f"{PACKAGES}."
         ) from error
     from ..paper.trained import load_trained
 
