@@ -19,6 +19,9 @@ class Study(NamedTuple):
 
 
 STUDIES = {
+    "example": Study(
+        "section 3, figure 1", "A model by hand: three words, four features", "example"
+    ),
     "scaling": Study("section 3.2.1", "Why scores are divided by sqrt(d_k)", "scaling"),
     "attention": Study("sections 3.2 and 4", "Attention of the heads of a model", "attention"),
     "teacher-forcing": Study(
