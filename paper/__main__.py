@@ -35,6 +35,7 @@ STUDIES = {
         "embeddings",
     ),
     "positions": Study("section 3.5", "Positional encoding", "positions"),
+    "probe": Study("section 3.5", "Positions in trained models: candidates, layers", "probe"),
     "table1": Study("table 1, section 4", "Cost and path length of a layer", "table1"),
     "schedule": Study("section 5.3", "Learning rate schedule", "schedule"),
     "smoothing": Study("section 5.4", "Label smoothing", "label_smoothing"),

@@ -105,12 +105,14 @@ def draw(boxes: Mapping[str, Box]) -> str:
             if previous:
                 parts.append(_arrow([(tops[previous]), (x + box_width / 2, y + box_height + 2)]))
             previous = name
-    x, y = list(tops.values())[len(columns[0]) - 1]
+    end_x, end_y = list(tops.values())[len(columns[0]) - 1]
     to_x, to_y = bottoms["decoder cross-attention"]
     to_y -= 60
     turn = left + widths[0] + middle / 2
-    parts.append(_arrow([(x, y), (x, y - 18), (turn, y - 18), (turn, to_y), (to_x - 2, to_y)]))
-    parts.append(_text(x + 8, y - 24, "memory: x of the encoder", FONT))
+    above = end_y - 18
+    path = [(end_x, end_y), (end_x, above), (turn, above), (turn, to_y), (to_x - 2, to_y)]
+    parts.append(_arrow(path))
+    parts.append(_text(end_x + 8, above - 6, "memory: x of the encoder", FONT))
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
@@ -186,8 +188,8 @@ def _matrix(matrix: Matrix, x: float, y: float) -> list[str]:
         base = y + head + LINE * (index + 1) - 4
         if names[index]:
             parts.append(_text(cells - 6, base, names[index], 11, anchor="end", color=LINE_INK))
-        for column, value in enumerate(values):
-            right = cells + CELL * (column + 1) - 3
+        for offset, value in enumerate(values):
+            right = cells + CELL * (offset + 1) - 3
             parts.append(_text(right, base, _number(value, matrix), FONT, anchor="end", color=ink))
     return parts
 
