@@ -17,7 +17,7 @@ from .. import (
     sinusoidal_encoding,
 )
 from ..configuration_vanilla_transformer import closest_name
-from .example_picture import Box, Matrix, draw
+from .example_picture import Box, Matrix, draw, draw_steps
 from .study import Section
 
 TOKENS = ("pad", "start", "end", "the", "cat", "sleeps", "die", "Katze", "schläft")
@@ -205,13 +205,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Draw figure 1 with all matrices, and list the matrices of each box.
+    """Draw figure 1 with all matrices, list them by box, and draw the steps of inference.
 
     Args:
         flags: Flags of `add_flags`.
 
     Yields:
-        The picture, then a section for each box.
+        The picture, a section for each box, and the steps beside those of a recurrent network.
     """
     found = boxes()
     probabilities = found["softmax"].matrices[0]
@@ -250,6 +250,23 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
                 ]
             },
         )
+
+    yield Section(
+        name="steps",
+        title="Training and inference beside a recurrent network",
+        says="In training all words are known. A recurrent network still computes its states one "
+        "after the other, because each state is computed from the one before it. A decoder "
+        "computes all of them at once: in a layer no state is computed from another one of the "
+        "same layer. In inference both need a step for each word, because a word must be "
+        "chosen before it is read. The recurrent network keeps one state, the decoder the keys and "
+        "values of all words.",
+        columns=("network", "steps, n words in training", "in inference", "kept after n words"),
+        rows=[
+            ["recurrent", "n", "n", "1 state"],
+            ["decoder", "1", "n", "n keys and n values in each layer"],
+        ],
+        drawing=draw_steps(),
+    )
 
 
 def _inputs_and_outputs(

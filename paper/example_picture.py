@@ -79,10 +79,7 @@ def draw(boxes: Mapping[str, Box]) -> str:
     width = left + widths[0] + middle + widths[1] + left
     height = top + max(heights) + 30
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="{FONT}">',
-        f"<title>{escape(TITLE)}</title>",
-        f'<rect width="{width}" height="{height}" fill="white"/>',
+        *_svg_head(width, height, TITLE),
         _text(left, 28, TITLE, 18, True),
         _text(
             left,
@@ -114,6 +111,66 @@ def draw(boxes: Mapping[str, Box]) -> str:
     parts.append(_arrow(path))
     parts.append(_text(end_x + 8, above - 6, "memory: x of the encoder", FONT))
     return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def draw_steps() -> str:
+    """Draw training and inference of a recurrent network and of a decoder, step by step.
+
+    Returns:
+        The picture as SVG: a panel for each network in training and in inference.
+    """
+    words = ("start", "die", "Katze", "schläft", "end")
+    count = len(words) - 1
+    panel_width, panel_height, left, top = 470, 250, 20, 70
+    width, height = 2 * panel_width + 3 * left, top + 2 * (panel_height + 20)
+    title = "In training a decoder needs one step; in inference it needs as many as a recurrence"
+    note = "A number is the step that computes a state. Dashed: the predicted word is read next."
+    parts = _svg_head(width, height, title)
+    parts += [_text(left, 32, title, 18, True), _text(left, 54, note, FONT)]
+    panels = [
+        ("RNN, training: each state waits for the one before it", True, True),
+        ("Decoder, training: all states in one step", False, True),
+        ("RNN, inference: one state is kept", True, False),
+        ("Decoder, inference: keys and values of all words are kept", False, False),
+    ]
+    for index, (heading, is_recurrent, is_training) in enumerate(panels):
+        x = left + (index % 2) * (panel_width + left)
+        y = top + (index // 2) * (panel_height + 20)
+        parts.append(
+            f'<g><rect x="{x}" y="{y}" width="{panel_width}" height="{panel_height}" rx="8" '
+            f'fill="#f7f7f7" stroke="{LINE_INK}"/>'
+        )
+        parts.append(_text(x + PADDING, y + 22, heading, 13, True))
+        columns = [x + 70 + 110 * column for column in range(count)]
+        top_y, state_y, bottom_y = y + 62, y + 130, y + 222
+        for column, center in enumerate(columns):
+            step = 1 if is_training and not is_recurrent else column + 1
+            if is_recurrent and column:
+                parts.append(_arrow([(columns[column - 1] + 20, state_y), (center - 20, state_y)]))
+            for earlier in range(column if is_recurrent else 0, column + 1):
+                ends = [(columns[earlier], bottom_y - 16), (center, state_y + 20)]
+                parts.append(_line(ends, LINE_INK))
+            parts.append(_arrow([(center, state_y - 20), (center, top_y + 6)]))
+            if column and not is_training:
+                ends = [(columns[column - 1] + 26, top_y), (center - 28, bottom_y - 10)]
+                parts.append(_line(ends, "#b03a2e", is_dashed=True))
+            parts.append(
+                f'<circle cx="{center}" cy="{state_y}" r="19" fill="#d9eef7" stroke="{LINE_INK}"/>'
+            )
+            parts.append(_text(center, state_y + 5, str(step), 14, True, "middle"))
+            parts.append(_text(center, bottom_y, words[column], FONT, anchor="middle"))
+            parts.append(_text(center, top_y, words[column + 1], FONT, anchor="middle"))
+        parts.append("</g>")
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _svg_head(width: float, height: float, title: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="{FONT}">',
+        f"<title>{escape(title)}</title>",
+        f'<rect width="{width}" height="{height}" fill="white"/>',
+    ]
 
 
 def _layout(name: str) -> tuple[int, ...]:
@@ -208,6 +265,12 @@ def _arrow(points: list[tuple[float, float]]) -> str:
     else:
         head = f"M{x - 6} {y - 4} L{x} {y} L{x - 6} {y + 4}"
     return f'<path d="M{path} {head}" fill="none" stroke="{LINE_INK}" stroke-width="1.5"/>'
+
+
+def _line(points: list[tuple[float, float]], color: str, is_dashed: bool = False) -> str:
+    (x0, y0), (x, y) = points
+    dashes = ' stroke-dasharray="4 3"' if is_dashed else ""
+    return f'<path d="M{x0} {y0} L{x} {y}" fill="none" stroke="{color}"{dashes}/>'
 
 
 def _text(

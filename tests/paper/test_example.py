@@ -22,10 +22,10 @@ from vanilla_transformer.paper.example import (
     show,
     token_ids,
 )
-from vanilla_transformer.paper.example_picture import draw
+from vanilla_transformer.paper.example_picture import draw, draw_steps
 
 KEPT = ROOT / "results" / "paper" / "example" / "study.json"
-PICTURE = ROOT / "docs" / "pictures" / "example" / "figure-1.svg"
+PICTURES = ROOT / "docs" / "pictures" / "example"
 
 
 @pytest.fixture(scope="module")
@@ -139,12 +139,14 @@ def test_the_kept_study_and_its_picture_have_these_numbers(found, tmp_path):
     assert main(["paper", "example", "--output_dir", str(tmp_path)]) == 0
     kept = json.loads(KEPT.read_text(encoding="utf-8"))["sections"]
     written = json.loads((tmp_path / "study.json").read_text(encoding="utf-8"))["sections"]
-    assert list(kept) == list(written) == ["figure-1", *(name.replace(" ", "-") for name in found)]
+    names = ["figure-1", *(name.replace(" ", "-") for name in found), "steps"]
+    assert list(kept) == list(written) == names
     for name, section in written.items():
         assert section["rows"] == kept[name]["rows"]
         assert section["says"] == kept[name]["says"]
-    drawn = PICTURE.read_text(encoding="utf-8")
-    assert drawn == draw(boxes()) == (tmp_path / "figure-1.svg").read_text(encoding="utf-8")
+    for name, drawn in (("figure-1.svg", draw(boxes())), ("steps.svg", draw_steps())):
+        assert (PICTURES / name).read_text(encoding="utf-8") == drawn
+        assert (tmp_path / name).read_text(encoding="utf-8") == drawn
 
 
 def test_the_picture_has_every_number_of_every_matrix():
@@ -160,6 +162,24 @@ def test_the_picture_has_every_number_of_every_matrix():
                 # a number that stands in the picture is used up
                 texts.remove(expected)
     assert not [text for text in texts if re.fullmatch(r"-?(\d+\.\d+|inf)", text)]
+
+
+def test_only_the_decoder_in_training_computes_all_states_in_one_step():
+    panels = re.findall(r"<g>(.*?)</g>", draw_steps(), re.DOTALL)
+    shown = {
+        re.search(r">([^<]*)</text>", panel)[1].split(":")[0]: (
+            re.findall(r">(\d)</text>", panel),
+            panel.count("stroke-dasharray"),
+        )
+        for panel in panels
+    }
+    in_turn = ["1", "2", "3", "4"]
+    assert shown == {
+        "RNN, training": (in_turn, 0),
+        "Decoder, training": (["1"] * 4, 0),
+        "RNN, inference": (in_turn, 3),
+        "Decoder, inference": (in_turn, 3),
+    }
 
 
 def test_an_unknown_box_is_named_with_the_closest_one():
