@@ -1,7 +1,7 @@
 """The picture of the worked example: the boxes of figure 1 with their matrices, as SVG."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -257,7 +257,7 @@ def _number(value: float, matrix: Matrix) -> str:
     return f"{value:z.{1 if matrix.is_weight else 2}f}".replace("-", MINUS)
 
 
-def _arrow(points: list[tuple[float, float]]) -> str:
+def _arrow(points: Sequence[tuple[float, float]]) -> str:
     path = " L".join(f"{x} {y}" for x, y in points)
     (x0, _), (x, y) = points[-2:]
     if x == x0:
@@ -267,7 +267,7 @@ def _arrow(points: list[tuple[float, float]]) -> str:
     return f'<path d="M{path} {head}" fill="none" stroke="{LINE_INK}" stroke-width="1.5"/>'
 
 
-def _line(points: list[tuple[float, float]], color: str, is_dashed: bool = False) -> str:
+def _line(points: Sequence[tuple[float, float]], color: str, is_dashed: bool = False) -> str:
     (x0, y0), (x, y) = points
     dashes = ' stroke-dasharray="4 3"' if is_dashed else ""
     return f'<path d="M{x0} {y0} L{x} {y}" fill="none" stroke="{color}"{dashes}/>'

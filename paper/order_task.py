@@ -123,7 +123,7 @@ def small_model(
         model = VanillaTransformerForConditionalGeneration(config)
     if not is_of_model:
         for stack in (model.model.encoder, model.model.decoder):
-            stack.positions = CandidatePositions(position_encoding)
+            stack.register_module("positions", CandidatePositions(position_encoding))
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 

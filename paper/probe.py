@@ -367,7 +367,7 @@ def draw_losses(found: Mapping[str, Sequence[float]], chance: float) -> "Figure"
     axes.set_xlabel("positions")
     axes.set_ylabel("loss, nats per symbol")
     best = min(found, key=lambda name: _mean(found[name]))
-    axes.set_title(f"Copying {LENGTH} symbols: the loss is lowest with “{best}”", fontsize=11)
+    axes.set_title(f"Copying {LENGTH} symbols: “{best}” has the lowest mean loss", fontsize=11)
     axes.legend()
     return figure
 

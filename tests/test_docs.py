@@ -160,6 +160,19 @@ def test_every_picture_that_a_page_shows_is_in_docs_and_every_one_there_is_shown
     assert shown == set(filter(Path.is_file, (DOCS / "pictures").resolve().rglob("*.*")))
 
 
+def test_every_question_has_a_number_or_a_picture_and_a_link():
+    questions, _, next_models = PAGES["questions.md"].partition("## What came next\n")
+    answers = re.split(r"^### ", questions, flags=re.MULTILINE)[1:]
+    assert len(answers) >= 20
+    for answer in answers:
+        question, _, text = answer.partition("\n")
+        assert question.endswith("?")
+        assert re.search(r"^```python|^\|--|^\|---|^!\[", text, re.MULTILINE), question
+        assert [link for link in links(text) if link.endswith(".md") or ".md#" in link], question
+    for name in ("BERT", "GPT", "MAE"):
+        assert f"### {name} keeps the " in next_models
+
+
 def test_the_table_of_commands_has_every_command():
     (verbs,) = (action.choices for action in _parser()._actions if action.choices)
     shown = re.findall(r"^\| `([\w-]+)`", PAGES["reference/cli.md"], re.MULTILINE)
