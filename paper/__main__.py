@@ -19,6 +19,9 @@ class Study(NamedTuple):
 
 
 STUDIES = {
+    "example": Study(
+        "section 3, figure 1", "A model by hand: three words, four features", "example"
+    ),
     "scaling": Study("section 3.2.1", "Why scores are divided by sqrt(d_k)", "scaling"),
     "attention": Study("sections 3.2 and 4", "Attention of the heads of a model", "attention"),
     "teacher-forcing": Study(
@@ -32,6 +35,7 @@ STUDIES = {
         "embeddings",
     ),
     "positions": Study("section 3.5", "Positional encoding", "positions"),
+    "probe": Study("section 3.5", "Positions in trained models: candidates, layers", "probe"),
     "table1": Study("table 1, section 4", "Cost and path length of a layer", "table1"),
     "schedule": Study("section 5.3", "Learning rate schedule", "schedule"),
     "smoothing": Study("section 5.4", "Label smoothing", "label_smoothing"),

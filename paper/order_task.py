@@ -10,14 +10,17 @@ import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..modeling_vanilla_transformer import VanillaTransformerEncoder
 from ..train.schedule import follow_rate, learning_rate
 from ..train.step import smoothed_loss_sum
+from .positional_encoding import candidate_encoding
 
 START = 1
 FIRST_WORD = 3
@@ -51,8 +54,39 @@ class Training:
     label_smoothing: float = 0.0
 
 
+class Tested(NamedTuple):
+    """Share of test sentences with all words correct, and mean loss of a word in nats."""
+
+    accuracy: float
+    loss: float
+
+
 WHO_CHASES_WHOM = Training()
 COPYING = Training(d_model=48, steps=500, sentences_per_step=32, warmup_steps=150)
+
+
+class CandidatePositions(nn.Module):
+    """Sum of embeddings and one of the candidates for a positional encoding.
+
+    A candidate with fewer than d_model features is added to the first features.
+
+    Args:
+        name: One of `CANDIDATES`.
+    """
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+
+    def forward(self, x: Tensor, first_position: int | Tensor = 0) -> Tensor:
+        """Add the encodings of positions 0 to T - 1, [B, T, d_model] to [B, T, d_model].
+
+        Args:
+            x: Scaled embeddings of a whole sentence, [B, T, d_model].
+            first_position: Must be 0: "fraction" needs the length of the sentence.
+        """
+        encoding = candidate_encoding(self.name, x.shape[1], x.shape[2])  # [T, d]
+        return x + F.pad(encoding, (0, x.shape[2] - encoding.shape[1])).to(x)
 
 
 def small_model(
@@ -61,7 +95,7 @@ def small_model(
     """Create an untrained model of this package, without dropout.
 
     Args:
-        position_encoding: "sinusoidal", "learned" or "none".
+        position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
         vocab_size: Vocabulary size V.
         num_positions: Number of rows of a learned table.
         sizes: Sizes of the model.
@@ -70,6 +104,7 @@ def small_model(
     Returns:
         The model, on a GPU if there is one.
     """
+    is_of_model = position_encoding in ("sinusoidal", "learned", "none")
     config = VanillaTransformerConfig(
         vocab_size=vocab_size,
         d_model=sizes.d_model,
@@ -80,12 +115,15 @@ def small_model(
         encoder_ffn_dim=4 * sizes.d_model,
         decoder_ffn_dim=4 * sizes.d_model,
         dropout=0.0,
-        position_encoding=position_encoding,
+        position_encoding=position_encoding if is_of_model else "none",
         max_position_embeddings=num_positions,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = VanillaTransformerForConditionalGeneration(config)
+    if not is_of_model:
+        for stack in (model.model.encoder, model.model.decoder):
+            stack.register_module("positions", CandidatePositions(position_encoding))
     return model.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
@@ -181,13 +219,30 @@ def who_chases_whom(
     """Train a small model to turn "A chases B" into "B flees A", and test it on unseen pairs.
 
     Args:
-        position_encoding: "sinusoidal", "learned" or "none".
+        position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
         seed: Seed of the weights, the batches and the split of the pairs.
         sizes: Sizes of the model and its training.
         num_names: Number of names.
 
     Returns:
         Share of sentences with all words correct; a random order of the names gives a half.
+    """
+    return chasing(position_encoding, seed, sizes, num_names).accuracy
+
+
+def chasing(
+    position_encoding: str, seed: int = 0, sizes: Training = WHO_CHASES_WHOM, num_names: int = 20
+) -> Tested:
+    """Train a small model as in `who_chases_whom`, and return its loss too.
+
+    Args:
+        position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
+        seed: Seed of the weights, the batches and the split of the pairs.
+        sizes: Sizes of the model and its training.
+        num_names: Number of names.
+
+    Returns:
+        Accuracy and loss on unseen pairs.
     """
     trained, unseen = chase_pairs(num_names, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -201,7 +256,8 @@ def who_chases_whom(
     train_small_model(model, batches(), sizes)
     with torch.no_grad():
         logits, target = predict(model, *chases(unseen))
-    return (logits.argmax(dim=-1) == target).all(dim=1).float().mean().item()
+    accuracy = (logits.argmax(dim=-1) == target).all(dim=1).float().mean().item()
+    return Tested(accuracy, losses_by_position(model, *chases(unseen)).mean().item())
 
 
 def copying_losses(
@@ -219,7 +275,7 @@ def copying_losses(
     `length` rows; those beyond `trained_length` keep their initial values.
 
     Args:
-        position_encoding: "sinusoidal", "learned" or "none".
+        position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
         seed: Seed of the weights and the batches.
         sizes: Sizes of the model and its training.
         trained_length: Length of the longest training sequence.

@@ -35,6 +35,7 @@ class Section:
         columns: Column heads of the table.
         rows: Rows of the table: texts, numbers, or None for an empty cell.
         figure: The picture.
+        drawing: The picture as SVG, instead of `figure`.
         numbers: Other results for the JSON file.
     """
 
@@ -44,7 +45,16 @@ class Section:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     figure: "Figure | None" = None
+    drawing: str | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def has_picture(self) -> bool:
+        """Return whether the section has a picture.
+
+        Returns:
+            True for a figure or a drawing.
+        """
+        return self.figure is not None or self.drawing is not None
 
     def text(self) -> str:
         """Return the section as text for a terminal: title, table and findings."""
@@ -150,9 +160,13 @@ def write_study(
         page.append(section.says)
         if section.columns:
             page.append(markdown_table(section.columns, section.rows))
-        if section.figure is not None:
-            picture = f"{section.name}.png"
-            save_figure(section.figure, pictures / picture)
+        if section.has_picture():
+            picture = f"{section.name}.{'png' if section.drawing is None else 'svg'}"
+            if section.drawing is not None:
+                make_folder(pictures)
+                write_atomically(pictures / picture, section.drawing)
+            elif section.figure is not None:
+                save_figure(section.figure, pictures / picture)
             page.append(f"![{section.title}]({picture if link == '.' else f'{link}/{picture}'})")
         numbers[section.name] = {
             "title": section.title,
@@ -199,7 +213,7 @@ def show_study(
             # keep the finished sections after an error or an interrupt
             if done:
                 write_study(folder, title, done, environment_facts(), pictures)
-    has_pictures = any(section.figure is not None for section in done)
+    has_pictures = any(section.has_picture() for section in done)
     content = "the findings with their pictures" if has_pictures else "the findings"
     sys.stdout.write(f"{folder / PAGE} has {content}\n")
 

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
 import nbformat
 import pytest
@@ -38,7 +39,7 @@ NOTEBOOK = DOCS / "paper" / "positional_encoding.ipynb"
 PAPER = "results/paper"
 STUDY_FOLDER = ROOT / PAPER
 # these end in seconds; of the others, which their own tests compute, only the flags are read
-QUICK = ("scaling", "schedule", "curve", "table4")
+QUICK = ("example", "scaling", "schedule", "curve", "table4")
 # each block of these pages needs what the ones before it have left
 IN_ORDER = "guides/serve.md"
 CHANGE = "guides/change-the-model.md"
@@ -154,9 +155,22 @@ def test_every_picture_that_a_page_shows_is_in_docs_and_every_one_there_is_shown
     outside = {os.path.relpath(path, DOCS): path.read_text("utf-8") for path in others}
     for name, text in {**PAGES, **outside}.items():
         for link in links(text):
-            if link.endswith(".png"):
+            if link.endswith((".png", ".svg")):
                 shown.add(((DOCS / name).parent / link).resolve())
-    assert shown == set((DOCS / "pictures").resolve().rglob("*.png"))
+    assert shown == set(filter(Path.is_file, (DOCS / "pictures").resolve().rglob("*.*")))
+
+
+def test_every_question_has_a_number_or_a_picture_and_a_link():
+    questions, _, next_models = PAGES["questions.md"].partition("## What came next\n")
+    answers = re.split(r"^### ", questions, flags=re.MULTILINE)[1:]
+    assert len(answers) >= 20
+    for answer in answers:
+        question, _, text = answer.partition("\n")
+        assert question.endswith("?")
+        assert re.search(r"^```python|^\|--|^\|---|^!\[", text, re.MULTILINE), question
+        assert [link for link in links(text) if link.endswith(".md") or ".md#" in link], question
+    for name in ("BERT", "GPT", "MAE"):
+        assert f"### {name} keeps the " in next_models
 
 
 def test_the_table_of_commands_has_every_command():
