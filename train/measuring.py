@@ -139,13 +139,13 @@ def _measured(run: Run) -> Costs:
     before = len(run.unread)
     seconds = _seconds_of(run, steps, number) / number
     tokens = sum(int(result.num_tokens) for _, result, _ in run.unread[before:]) / number
-    others = []
-    for function in (evaluate_step, save_step):
-        began = time.monotonic()
-        function(run, number + 2)
-        others.append(time.monotonic() - began)
-    is_stream = isinstance(run.steps, StreamedSteps)
-    return Costs(seconds, *others, tokens, None if is_stream else run.steps.steps_per_epoch)
+    began = time.monotonic()
+    evaluate_step(run, number + 2)
+    evaluated = time.monotonic()
+    save_step(run, number + 2)
+    saved = time.monotonic()
+    steps_per_epoch = None if isinstance(run.steps, StreamedSteps) else run.steps.steps_per_epoch
+    return Costs(seconds, evaluated - began, saved - evaluated, tokens, steps_per_epoch)
 
 
 def _seconds_of(run: Run, steps: Iterator, number: int) -> float:

@@ -347,11 +347,11 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         logger.warning("sentences in the training text: %s", shared["leaks"])
         facts = {**shared, "cleaning": "counted in metrics.jsonl"}
         return Data(texts, tokenizer, None, [], validation, facts)
-    counts = {split: count_leaks(texts.leaks_of(split)) for split in texts.held_out}
-    leaks = [f"{split}: {describe_leaks(found)}" for split, found in counts.items()]
+    found_leaks = {split: count_leaks(texts.leaks_of(split)) for split in texts.held_out}
+    leaks = [f"{split}: {describe_leaks(found)}" for split, found in found_leaks.items()]
     for line in leaks:
         logger.info("sentences in the training text, %s", line)
-    if any(found["pairs"] for found in counts.values()):
+    if not config.drop_leaks and any(found["pairs"] for found in found_leaks.values()):
         logger.warning(
             "The scores of these sentences say less about new text. `--drop_leaks true` leaves the "
             "training pairs out."
