@@ -135,8 +135,7 @@ MODEL_REASONS = {
     "hidden_size encoder_layers decoder_layers encoder_attention_heads decoder_attention_heads "
     "encoder_ffn_dim decoder_ffn_dim": "Size of the model. It grows with the number of pairs: a "
     "large model overfits few pairs.",
-    "dropout": "Dropout of the run. In a short training less dropout learns more "
-    "(results/few-pairs).",
+    "dropout": "Dropout of the run.",
     "initializer_gain": "Initial weights smaller than the paper's: the loss falls faster "
     "(results/multi30k-en-de).",
 }
