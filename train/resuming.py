@@ -25,10 +25,10 @@ VOCABULARY_SETTINGS = (
     "symbol_lang",
     "seed",
 )
-# settings of a training step and of the end; a resumed run may change them and records the change
+# settings of the last step and of each step; a resumed run may change them and records the change
+END_SETTINGS = ("max_steps", "max_minutes", "patience")
 STEP_SETTINGS = (
     "tokens_per_micro_batch",
-    "max_steps",
     "warmup_steps",
     "learning_rate_factor",
     "cooldown_steps",
@@ -39,8 +39,6 @@ STEP_SETTINGS = (
     "max_grad_norm",
     "precision",
     "compile",
-    "max_minutes",
-    "patience",
 )
 
 
@@ -92,7 +90,7 @@ def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
     """
     return "; ".join(
         f"{name} {new!r}, before {old!r}"
-        for name, old, new in _changed(config, before, STEP_SETTINGS)
+        for name, old, new in _changed(config, before, (*END_SETTINGS, *STEP_SETTINGS))
     )
 
 

@@ -33,7 +33,7 @@ from .devices.memory import LAUNCH_TOKENS, max_micro_batch_tokens, refuse_too_la
 from .model_class import keep_file, make_model, set_search, try_model
 from .progress import Progress, open_trackers, refuse_trackers
 from .recipe import RECIPE_FILE, save_config
-from .resuming import changes_of_steps, refuse_late_cooldown, refuse_other_run
+from .resuming import STEP_SETTINGS, changes_of_steps, refuse_late_cooldown, refuse_other_run
 from .run_folder import checkpoint as checkpointing
 from .run_folder.environment import write_environment
 from .run_folder.files import hold_run, read_recipe
@@ -451,6 +451,11 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
         logger.warning("From step %d on: %s.", first_step, changes)
     write_environment(run.folder, facts)
     # after the environment: a start that is killed in between records its changes again
+    if checkpoint is not None and run.is_finished:
+        before = read_recipe(run.folder)
+        given = dataclasses.replace(
+            given, **{name: getattr(before, name) for name in STEP_SETTINGS}
+        )
     save_config(given, run.folder / RECIPE_FILE)
     keep_file(given, run.folder)
     if checkpoint is not None and run.is_finished:

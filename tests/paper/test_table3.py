@@ -175,7 +175,7 @@ def test_an_interrupted_table_resumes_and_trains_no_row_twice(
     command = toy(corpus, tmp_path, "D4", "C1")
     with monkeypatch.context() as patch:
         # the first row finishes, the second is interrupted after its first step
-        patch.setattr(loop, "_reasons_to_end", lambda run, _: (run.folder.name == "C1", False))
+        patch.setattr(loop, "_reasons_to_end", lambda run, *_: (run.folder.name == "C1", False, 0))
         assert main(command) == 1
     assert "row C1 was stopped: run the same command again" in capsys.readouterr().err
     first = (tmp_path / "rows" / "D4" / "model.safetensors").stat().st_mtime_ns

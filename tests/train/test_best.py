@@ -26,7 +26,7 @@ from vanilla_transformer.train.run_folder.checkpoint import (
     read_state,
     read_weights,
 )
-from vanilla_transformer.train.run_folder.files import read_average, read_metrics
+from vanilla_transformer.train.run_folder.files import read_average, read_metrics, read_recipe
 from vanilla_transformer.train.schedule import learning_rate
 from vanilla_transformer.train.scoring import score_translations
 
@@ -244,6 +244,7 @@ def test_a_finished_run_says_what_continues_it(corpus, tmp_path, caplog, setting
     # no step was made with another setting
     assert "label_smoothing 0.2" not in (tmp_path / "environment.txt").read_text()
     assert "label_smoothing 0.2" not in caplog.text
+    assert read_recipe(tmp_path).label_smoothing == 0.1
 
 
 def test_two_processes_cool_down_together(corpus, tmp_path):
