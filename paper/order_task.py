@@ -215,7 +215,7 @@ def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
 
 def who_chases_whom(
     position_encoding: str, seed: int = 0, sizes: Training = WHO_CHASES_WHOM, num_names: int = 20
-) -> float:
+) -> Tested:
     """Train a small model to turn "A chases B" into "B flees A", and test it on unseen pairs.
 
     Args:
@@ -225,24 +225,8 @@ def who_chases_whom(
         num_names: Number of names.
 
     Returns:
-        Share of sentences with all words correct; a random order of the names gives a half.
-    """
-    return chasing(position_encoding, seed, sizes, num_names).accuracy
-
-
-def chasing(
-    position_encoding: str, seed: int = 0, sizes: Training = WHO_CHASES_WHOM, num_names: int = 20
-) -> Tested:
-    """Train a small model as in `who_chases_whom`, and return its loss too.
-
-    Args:
-        position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
-        seed: Seed of the weights, the batches and the split of the pairs.
-        sizes: Sizes of the model and its training.
-        num_names: Number of names.
-
-    Returns:
-        Accuracy and loss on unseen pairs.
+        Accuracy and loss on unseen pairs. The accuracy is the share of sentences with all words
+        correct; a random order of the names gives a half.
     """
     trained, unseen = chase_pairs(num_names, seed)
     generator = torch.Generator().manual_seed(seed)

@@ -303,7 +303,7 @@ def tasks_section(seeds: Sequence[int]) -> Section:
         The section.
     """
     chased = {
-        name: [order_task.chasing(name, seed, WHO_CHASES_WHOM) for seed in seeds]
+        name: [order_task.who_chases_whom(name, seed, WHO_CHASES_WHOM) for seed in seeds]
         for name in CANDIDATES
     }
     copied = {

@@ -155,8 +155,8 @@ REASONS = {
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
     "checkpoints, section 6.1.",
-    MINUTES: "The run ends after these minutes at the latest. The numbers of steps above are those "
-    "that this machine trains in this time: a step took {seconds} seconds.",
+    MINUTES: "The run ends after these minutes at the latest. The numbers of steps above fit into "
+    "this time on the machine that wrote the recipe: a step took {seconds} seconds.",
 }
 # settings that a recipe has also where they are the defaults
 ALWAYS = (

@@ -74,7 +74,7 @@ def order_accuracies(seed: int, full: bool = False) -> Section:
     sizes, num_seeds = (FULL_WHO, 5) if full else (WHO_CHASES_WHOM, 3)
     seeds = range(seed, seed + num_seeds)
     found = {
-        name: [order_task.who_chases_whom(name, one, sizes) for one in seeds]
+        name: [order_task.who_chases_whom(name, one, sizes).accuracy for one in seeds]
         for name in TASK_ENCODINGS
     }
     means = {name: sum(shares) / len(shares) for name, shares in found.items()}

@@ -14,7 +14,6 @@ from vanilla_transformer.paper.order_task import (
     COPYING,
     WHO_CHASES_WHOM,
     CandidatePositions,
-    chasing,
     predict,
     small_model,
     who_chases_whom,
@@ -38,7 +37,7 @@ def test_a_probe_reads_positions_that_are_there_and_no_others():
     assert found == (1.0, 0.0)
     found = linear_probe(noise[0], positions, noise[1], positions)
     assert found.accuracy < 2 / NUM_POSITIONS
-    # two random positions of twelve are four apart in the mean
+    # two random positions of twelve are four apart on average
     assert 3 < found.distance < 5
 
 
@@ -99,12 +98,12 @@ def test_a_small_model_has_its_candidate_in_both_stacks():
 
 def test_the_integer_is_enough_for_the_order_of_two_names():
     sizes = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
-    found = chasing("integer", sizes=sizes, num_names=8)
+    found = who_chases_whom("integer", sizes=sizes, num_names=8)
     assert found.accuracy > 0.9
-    without = chasing("none", sizes=sizes, num_names=8)
+    without = who_chases_whom("none", sizes=sizes, num_names=8)
     assert without.accuracy <= 0.5
     assert found.loss < 0.2 < without.loss
-    assert who_chases_whom("integer", sizes=sizes, num_names=8) == found.accuracy
+    assert who_chases_whom("integer", sizes=sizes, num_names=8).accuracy == found.accuracy
 
 
 @pytest.fixture
