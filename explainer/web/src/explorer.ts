@@ -166,6 +166,16 @@ export function positionsSection() {
       ...pictures,
     );
 
+  // a picture with a row for each position
+  const framed = (label: string, columns: string, ...layers: Element[]) =>
+    h(
+      "div",
+      { class: "axis-frame" },
+      h("span", { class: "axis-y" }, words.heatmap.rows),
+      h("div", { class: "heat-body is-square", role: "img", "aria-label": label }, ...layers),
+      h("span", { class: "axis-x" }, columns),
+    );
+
   const element = h(
     "section",
     { id: "positions", class: "view", "aria-labelledby": "positions-title" },
@@ -184,36 +194,14 @@ export function positionsSection() {
       part(
         words.heatmap.title,
         heatSays,
-        h(
-          "div",
-          { class: "axis-frame" },
-          h("span", { class: "axis-y" }, words.heatmap.rows),
-          h(
-            "div",
-            { class: "heat-body is-square", role: "img", "aria-label": words.heatmap.label },
-            heatCanvas,
-            heatFrame,
-          ),
-          h("span", { class: "axis-x" }, words.heatmap.columns),
-        ),
+        framed(words.heatmap.label, words.heatmap.columns, heatCanvas, heatFrame),
         heatLegend,
         numbers,
       ),
       part(
         words.similarity.title,
         similaritySays,
-        h(
-          "div",
-          { class: "axis-frame" },
-          h("span", { class: "axis-y" }, words.heatmap.rows),
-          h(
-            "div",
-            { class: "heat-body is-square", role: "img", "aria-label": words.similarity.label },
-            similarityCanvas,
-            marks,
-          ),
-          h("span", { class: "axis-x" }, words.heatmap.rows),
-        ),
+        framed(words.similarity.label, words.heatmap.rows, similarityCanvas, marks),
         similarityLegend,
       ),
       part(words.dot.title, dotSays, dotPlace),
