@@ -118,7 +118,7 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
 
 
 def _say_end(number: int, saved: str):
-    text = f"{signal.Signals(number).name}: {saved}. Resume with --resume."
+    text = f"{signal.Signals(number).name}: {saved}. To resume, add --resume to the command."
     logger.warning("%s", text)
     print_after_launcher(text)
 

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import logging
 import re
 import sys
 from collections import deque
@@ -24,6 +25,8 @@ from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW, max_source_tokens
 from .data.lines import column_reader, read_column, read_subtitles, with_translation
 from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
 
+logger = logging.getLogger(__name__)
+
 SEARCH = {
     "num_beams": (int, "beam size"),
     "length_penalty_alpha": (float, "length penalty, section 6.1"),
@@ -31,6 +34,7 @@ SEARCH = {
 }
 # characters at which `str.splitlines` splits
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
+TABS = "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
 # capacity of a pipe
 PIPE_BYTES = 65536
 # longest line that is translated: memory and time grow with the square of its length
@@ -377,6 +381,8 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         if take is not None:
             groups = read_column(groups, name, take)
         for number, (line, found) in enumerate(_results(pipeline, groups, name, search, glossary)):
+            if number == 0 and take is None and "\t" in line:
+                logger.warning("%s", TABS.format(name))
             if jsonl:
                 yield json.dumps({"source": line, "translations": found}, ensure_ascii=False)
             elif is_n_best:

@@ -51,7 +51,10 @@ def test_a_signal_ends_the_run_after_its_step_with_a_checkpoint(start, recipe, t
     assert process.returncode == 128 + number
     step = the_saved_step(tmp_path / "run")
     assert f"{name}: the run ends after this step" in stderr
-    assert last_line(stderr) == f"{name}: step {step} is saved. Resume with --resume."
+    assert (
+        last_line(stderr)
+        == f"{name}: step {step} is saved. To resume, add --resume to the command."
+    )
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
@@ -63,7 +66,10 @@ def test_a_signal_before_the_first_step_says_that_nothing_is_saved(start, recipe
     process.send_signal(number)
     _, stderr = process.communicate(timeout=300)
     assert process.returncode == 128 + number
-    assert last_line(stderr) == f"{name}: no step is saved yet. Resume with --resume."
+    assert (
+        last_line(stderr)
+        == f"{name}: no step is saved yet. To resume, add --resume to the command."
+    )
     assert "Traceback" not in stderr
     assert not list((tmp_path / "run").glob("**/*unfinished*"))
 
@@ -182,7 +188,10 @@ def test_the_last_line_of_a_launched_run_says_what_is_saved(start, recipe, tmp_p
     _, stderr = process.communicate(timeout=300)
     step = the_saved_step(tmp_path / "run")
     name = signal.Signals(number).name
-    assert last_line(stderr) == f"{name}: step {step} is saved. Resume with --resume."
+    assert (
+        last_line(stderr)
+        == f"{name}: step {step} is saved. To resume, add --resume to the command."
+    )
 
 
 @pytest.mark.parametrize("processes", [1, 2])
@@ -212,7 +221,7 @@ def test_no_process_outlives_a_demo_that_ends(begin, tmp_path, number):
     assert not alive
     step = the_saved_step(folder)
     assert process.returncode == (128 + number if number != signal.SIGKILL else -number)
-    assert f"step {step} is saved. Resume with --resume." in stderr
+    assert f"step {step} is saved. To resume, add --resume to the command." in stderr
 
 
 def test_a_process_that_is_stopped_ends_the_run_and_is_named(start, recipe, tmp_path):

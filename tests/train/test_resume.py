@@ -114,7 +114,10 @@ def test_a_run_that_is_asked_to_end_saves_first(corpus, tmp_path, start, num_wor
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)
     (saved,) = checkpoints(folder / "checkpoints")
-    assert f"SIGTERM: {saved.name.replace('-', ' ')} is saved. Resume with --resume." in stderr
+    assert (
+        f"SIGTERM: {saved.name.replace('-', ' ')} is saved. To resume, add --resume to the command."
+        in stderr
+    )
     assert not (folder / "model.safetensors").exists()
 
 
@@ -138,7 +141,8 @@ def test_processes_that_are_asked_to_stop_save_together_and_resume(
     step = int(saved.name.split("-")[1])
     # after the traceback of the launcher
     assert (
-        stderr.strip().splitlines()[-1] == f"SIGTERM: step {step} is saved. Resume with --resume."
+        stderr.strip().splitlines()[-1]
+        == f"SIGTERM: step {step} is saved. To resume, add --resume to the command."
     )
     with pytest.raises(ProcessLookupError):
         os.killpg(process.pid, 0)

@@ -63,6 +63,18 @@ def test_a_column_is_translated(model, tmp_path, capsys, name, column, line):
     assert capsys.readouterr().out.splitlines() == texts_of(translate(TEXTS))
 
 
+def test_lines_with_tabs_are_translated_whole_and_said(model, tmp_path, capsys, caplog):
+    folder, translate = model
+    path = tmp_path / "table.tsv"
+    path.write_text("dogs\tcats\ndogs\n")
+    assert main(["translate", folder, str(path)]) == 0
+    assert capsys.readouterr().out.splitlines() == texts_of(translate(["dogs\tcats", "dogs"]))
+    assert caplog.text.count("--column 1") == 1
+    caplog.clear()
+    assert main(["translate", folder, str(path), "--column", "1"]) == 0
+    assert "--column" not in caplog.text
+
+
 @pytest.mark.parametrize(
     ("name", "column", "content", "message"),
     [
