@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help demo bench test test-all test-newest test-oldest check docs explainer style digests wheel clean
+.PHONY: help demo model bench test test-all test-newest test-oldest check docs explainer style digests wheel clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -23,6 +23,14 @@ help:  ## list the targets
 
 demo: $(READY)  ## train, evaluate and translate on the embedded corpus (minutes)
 	$(BIN)/vanilla-transformer demo
+
+model: $(READY)  ## train the model of everyday sentences from DATASET with the configuration NAME (an hour)
+	@test -n "$(DATASET)" -a -n "$(NAME)" || { echo "DATASET and NAME must be a corpus with English and German and its configuration, got none." >&2; exit 1; }
+	$(BIN)/python results/everyday/select_pairs.py $(DATASET) $(NAME) data/everyday
+	$(BIN)/vanilla-transformer train everyday
+	$(BIN)/vanilla-transformer evaluate runs/everyday
+	$(BIN)/python results/everyday/release.py runs/everyday runs/everyday-fp16 \
+		--near data/everyday en-de --far $(DATASET) $(NAME)
 
 bench: $(READY)  ## measure this package and other toolkits (10 minutes or more)
 	$(BIN)/python -m vanilla_transformer.benchmarks

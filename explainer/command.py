@@ -13,7 +13,7 @@ from typing import Any
 
 from ..atomic_files import atomic_folder
 from ..console import add_trust_flag, require_empty_folder
-from ..paper.trained import DEMO
+from ..paper.trained import page_model
 
 logger = logging.getLogger(__name__)
 
@@ -165,7 +165,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         metavar="RUN",
-        default=DEMO,
+        default=page_model(),
         help="run folder, model folder or Hub name (default: %(default)s)",
     )
     parser.add_argument(

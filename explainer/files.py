@@ -82,6 +82,7 @@ def save_for_page(
         "num_beams": search.num_beams or 1,
         "alpha": 0.6 if search.length_penalty_alpha is None else search.length_penalty_alpha,
         "max_extra_tokens": extra,
+        "calibration": getattr(search, "calibration", None),
         "most_tokens": most_tokens,
         "most_characters": MOST_CHARACTERS,
         "tokens": token_texts(tokenizer, range(len(tokenizer))),

@@ -27,6 +27,7 @@ from ..modeling_vanilla_transformer import (
     VanillaTransformerForConditionalGeneration,
     scaled_dot_product_attention,
 )
+from .weights import share_weights
 
 ENCODER_FILE = "encoder.onnx"
 DECODER_FILE = "decoder.onnx"
@@ -188,7 +189,7 @@ class TracedDecoder(TracedStack):
 def save_graphs(
     model: VanillaTransformerForConditionalGeneration, folder: Path, num_positions: int
 ) -> dict[str, list[str]]:
-    """Save both graphs, with weights in float32, and compare their values with those of the model.
+    """Save both graphs with their weights, and compare their values with those of the model.
 
     Args:
         model: Model to explain, in float32 on the CPU and in evaluation mode.
@@ -217,6 +218,7 @@ def save_graphs(
     program_of(decoder, inputs | {"memory": memory}, names[DECODER_FILE], axes).save(
         folder / DECODER_FILE
     )
+    share_weights([folder / name for name in names])
     _check(model, folder, num_positions)
     return names
 

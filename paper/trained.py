@@ -10,6 +10,8 @@ from ..console import add_trust_flag
 from ..loading import load_run
 
 DEMO = "runs/demo"
+# `make model` trains it
+EVERYDAY = "runs/everyday-fp16"
 
 
 def add_model_flag(
@@ -29,6 +31,11 @@ def add_model_flag(
         + (" (%(default)s)" if default else "; by default no trained model"),
     )
     add_trust_flag(parser)
+
+
+def page_model() -> str:
+    """Return the default model of a page: that of everyday sentences if it exists, or the demo."""
+    return EVERYDAY if Path(EVERYDAY).is_dir() else DEMO
 
 
 def load_trained(

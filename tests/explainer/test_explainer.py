@@ -17,7 +17,7 @@ import pytest
 import torch
 from translation_toys import TEXTS, make_model, make_tokenizer
 
-from vanilla_transformer import VanillaTransformerForConditionalGeneration
+from vanilla_transformer import TranslationPipeline, VanillaTransformerForConditionalGeneration
 from vanilla_transformer.cli import main
 from vanilla_transformer.explainer import command
 from vanilla_transformer.paper import positional_encoding as encodings
@@ -26,6 +26,7 @@ pytest.importorskip("onnxruntime")
 
 from vanilla_transformer.explainer.files import MOST_TOKENS, corpus_of, save_for_page
 from vanilla_transformer.explainer.graphs import DECODER_FILE, ENCODER_FILE, run_graph
+from vanilla_transformer.explainer.weights import SMALLEST, WEIGHTS_FILE
 
 WEB = Path(command.__file__).parent / "web"
 SENTENCE = TEXTS[2]
@@ -36,7 +37,8 @@ PHONE = {"width": 375, "height": 812}
 DESKTOP = {"width": 1280, "height": 900}
 SECONDS = 60
 FRAME = 16
-MODEL_FILES = (ENCODER_FILE, DECODER_FILE, "tokenizer.json", "tokenizer_config.json")
+CALIBRATION = {"threshold": -0.25, "poor_below": 0.75, "poor_above": 0.125, "chrf": 40.0}
+MODEL_FILES = (ENCODER_FILE, DECODER_FILE, WEIGHTS_FILE, "tokenizer.json", "tokenizer_config.json")
 REGISTRY = "https://registry.npmjs.org/"
 HARD_TEXTS = [
     "no-break\u00a0space, thin\u2009space, ideographic\u3000space",
@@ -56,7 +58,9 @@ def run_folder(tmp_path_factory):
     """Untrained model with its tokenizer, and a recipe that names the corpus of the demo."""
     folder = tmp_path_factory.mktemp("runs") / "toy"
     tokenizer = make_tokenizer()
-    make_model(tokenizer, encoder_layers=3, decoder_layers=2).save_pretrained(folder)
+    model = make_model(tokenizer, encoder_layers=3, decoder_layers=2)
+    model.generation_config.calibration = CALIBRATION
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     recipe = "dataset: demo\nsource_lang: en\ntarget_lang: de\n"
     (folder / "recipe.yaml").write_text(recipe, encoding="utf-8")
@@ -174,13 +178,42 @@ def test_the_description_has_what_the_page_needs(model, tokenizer, model_folder)
     assert about["corpus"] == "demo"
     assert (about["num_beams"], about["alpha"], about["max_extra_tokens"]) == (4, 0.6, 3)
     assert about["ends"] == [tokenizer.eos_token_id]
+    assert about["calibration"] == CALIBRATION
     assert about["suppressed"] == sorted(model.generation_config.suppress_tokens)
     assert len(about["tokens"]) == len(tokenizer)
     assert about["most_tokens"] == MOST_TOKENS
-    for name in (ENCODER_FILE, DECODER_FILE, "tokenizer.json"):
+    for name in (ENCODER_FILE, DECODER_FILE, WEIGHTS_FILE, "tokenizer.json"):
         assert about["bytes"][name] == (model_folder / name).stat().st_size
     text = (model_folder / "model.json").read_text(encoding="utf-8")
     assert str(model_folder) not in text
+
+
+@pytest.mark.parametrize("is_half", [False, True])
+def test_each_weight_is_stored_once_and_in_the_precision_of_the_checkpoint(
+    is_half, tokenizer, tmp_path
+):
+    model = make_model(tokenizer, d_model=32, encoder_ffn_dim=64, decoder_ffn_dim=64).eval()
+    # the same inner width in both stacks, and equal weights of two shapes
+    with torch.no_grad():
+        for layer in (model.get_encoder().layers[0], model.get_decoder().layers[0]):
+            layer.feed_forward.fc1.weight.fill_(0.1)
+            layer.feed_forward.fc2.weight.fill_(0.1)
+    model = model.half() if is_half else model
+    save_for_page(model, tokenizer, tmp_path)
+    large = {
+        (one.shape, tuple(one.flatten().tolist()))
+        for one in model.parameters()
+        if one.numel() >= SMALLEST
+    }
+    table = MOST_TOKENS + model.generation_config.max_extra_tokens
+    numbers = sum(len(values) for _, values in large) - 32 * 64  # of the same bytes
+    size = (tmp_path / WEIGHTS_FILE).stat().st_size
+    assert size == numbers * (2 if is_half else 4) + table * 32 * 4
+    source, target = tokenizer(SENTENCE)["input_ids"], [model.config.decoder_start_token_id, 40]
+    expected = values_of(model.float(), source, target)["logits"]
+    torch.testing.assert_close(
+        graph_values(tmp_path, source, target)["logits"][0], expected, **CLOSE
+    )
 
 
 @pytest.mark.parametrize(
@@ -511,6 +544,37 @@ class TestPage:
         best = logits.topk(9)
         torch.testing.assert_close(found[:9, 0], best.values, **TOLERANCE)
         torch.testing.assert_close(found[:9, 1], logits.softmax(-1)[best.indices], **TOLERANCE)
+
+    def test_each_sentence_is_translated_alone_and_marked_if_the_model_is_unsure(
+        self, opened, model, tokenizer
+    ):
+        sentences = ["The small cat sleeps.", "Dogs!", "Dr. Smith sleeps in the house."]
+        found = TranslationPipeline(model, tokenizer, device="cpu")(sentences, return_scores=True)
+        means = [one["log_probability"] / len(one["token_log_probabilities"]) for one in found]
+        is_unsure = [mean < CALIBRATION["threshold"] for mean in means]
+        assert set(is_unsure) == {True, False}, means
+        page = opened.open(s="  ".join(sentences))
+        assert opened.translation() == " ".join(one["translation_text"] for one in found)
+        parts = page.locator("#translation .part")
+        marked = "all => all.map(one => one.classList.contains('is-unsure'))"
+        assert parts.evaluate_all(marked) == is_unsure
+        assert "75% of such translations were poor" in page.locator(".unsure-note").inner_text()
+        for part, sentence in enumerate(sentences, start=1):
+            parts.nth(part - 1).click()
+            opened.settled()
+            page.wait_for_function(
+                "part => document.querySelectorAll('#translation .part')[part]"
+                ".ariaPressed === 'true'",
+                arg=part - 1,
+            )
+            assert opened.numbers("tokens")[:, 0].tolist() == tokenizer(sentence)["input_ids"]
+            assert (f"part={part}" in page.url) == (part > 1)
+        page.reload()
+        page.locator("body[data-ready]").wait_for(timeout=1000 * SECONDS)
+        assert opened.numbers("tokens")[:, 0].tolist() == tokenizer(sentences[-1])["input_ids"]
+        opened.open(s=sentences[is_unsure.index(False)])
+        assert not page.locator("#translation button").count()
+        assert not page.locator(".unsure-note").inner_text()
 
     def test_tokens_are_those_of_the_tokenizer(self, opened, tokenizer):
         for text in HARD_TEXTS:

@@ -4,8 +4,9 @@ import "./style.css";
 import { MOST_ALPHA, MOST_BEAMS, searchSection } from "./beam";
 import { h } from "./dom";
 import { positionsSection } from "./explorer";
-import { Model } from "./model";
-import { Replaced, search } from "./search";
+import { type Encoded, Model } from "./model";
+import { type Found, Replaced, search } from "./search";
+import { sentencesOf } from "./sentences";
 import { type Theme, clamp, readLink, setDefaults, state, writeLink } from "./state";
 import { text } from "./text";
 import { scoreText, walkSection } from "./walk";
@@ -84,6 +85,7 @@ const input = h("input", {
 const message = h("p", { class: "message", role: "alert" });
 const result = h("output", { id: "translation", for: "sentence", "aria-live": "polite" });
 const score = h("p", { class: "score" });
+const unsure = h("p", { class: "unsure-note" });
 const examples = h("div", { class: "examples" });
 const knows = h("p", { class: "knows" });
 const form = h(
@@ -98,6 +100,7 @@ const form = h(
     h("span", { class: "result-name" }, text.sentence.result),
     result,
     score,
+    unsure,
   ),
   knows,
   examples,
@@ -174,6 +177,55 @@ async function start() {
     ),
   );
 
+  interface Part {
+    encoded: Encoded;
+    found: Found;
+    translation: string;
+    isUnsure: boolean;
+  }
+  let parts: Part[] = [];
+
+  /** Show the translation of all sentences, and one of them in the pictures. */
+  async function show(isCurrent: () => boolean) {
+    state.part = Math.round(clamp(state.part, 1, parts.length));
+    const { encoded, found } = parts[state.part - 1];
+    const [best] = found.complete;
+    const inputs = [about.start, ...best.ids].slice(0, best.ids.length);
+    const values = await model.decode(inputs, encoded);
+    if (!isCurrent()) return;
+    const choose = (part: number) => {
+      state.part = part;
+      state.step = 0;
+      state.word = -1;
+      void show(isCurrent);
+    };
+    const several = parts.length > 1;
+    result.replaceChildren(
+      ...parts.flatMap(({ translation, isUnsure }, index) => {
+        const look = `part ${isUnsure ? "is-unsure" : ""}`;
+        const press = { type: "button", "aria-pressed": index === state.part - 1 ? "true" : "false" };
+        const one = several
+          ? h("button", { class: look, ...press, click: () => choose(index + 1) }, translation)
+          : h("span", { class: look }, translation);
+        return index ? [" ", one] : [one];
+      }),
+    );
+    const said = text.sentence.score(scoreText(best.score), state.beams, state.alpha.toFixed(1));
+    const which = several ? ` ${text.sentence.part(state.part, parts.length)}` : "";
+    score.textContent = (best.isCut ? `${said}. ${text.sentence.cut}` : said) + which;
+    const isUnsure = about.calibration && parts.some((one) => one.isUnsure);
+    unsure.textContent = isUnsure ? text.sentence.unsure(about.calibration!) : "";
+    walk.show({
+      encoded,
+      source: encoded.ids.map((id) => model.nameOf(id)),
+      inputs,
+      outputs: best.ids,
+      values,
+    });
+    tree.show(found);
+    writeLink();
+  }
+
   let number = 0;
   /** Translate what is entered, and show it everywhere. */
   async function translate(isNew: boolean) {
@@ -190,39 +242,38 @@ async function start() {
     if (!sentence) return refuse(text.sentence.empty);
     if (sentence.length > about.most_characters)
       return refuse(text.sentence.longText(sentence.length, about.most_characters));
-    const ids = model.tokenize(sentence);
-    if (ids.length > about.most_tokens)
-      return refuse(text.sentence.long(ids.length, about.most_tokens));
+    const tokens = sentencesOf(sentence).map((one) => model.tokenize(one));
+    const longest = Math.max(...tokens.map((ids) => ids.length));
+    if (longest > about.most_tokens) return refuse(text.sentence.long(longest, about.most_tokens));
     document.body.classList.add("is-working");
     try {
-      const encoded = await model.encode(ids);
+      const translated: Part[] = [];
       let step = 0;
-      const found = await search(model, encoded, state.beams, state.alpha, () => {
-        step++;
-        if (step % 8 === 0 && isCurrent()) score.textContent = text.sentence.working(step);
-        return isCurrent();
-      });
-      const [best] = found.complete;
-      const inputs = [about.start, ...best.ids].slice(0, best.ids.length);
-      const values = await model.decode(inputs, encoded);
-      if (!isCurrent()) return;
+      for (const ids of tokens) {
+        const encoded = await model.encode(ids);
+        const found = await search(model, encoded, state.beams, state.alpha, () => {
+          step++;
+          if (step % 8 === 0 && isCurrent()) score.textContent = text.sentence.working(step);
+          return isCurrent();
+        });
+        const [best] = found.complete;
+        const least = about.calibration?.threshold ?? -Infinity;
+        translated.push({
+          encoded,
+          found,
+          translation: model.detokenize(best.ids) || "–",
+          isUnsure: best.total / best.length < least,
+        });
+      }
+      parts = translated;
       state.s = sentence;
       if (isNew) {
+        state.part = 1;
         state.step = 0;
         state.word = -1;
       }
-      result.textContent = model.detokenize(best.ids) || "–";
-      const said = text.sentence.score(scoreText(best.score), state.beams, state.alpha.toFixed(1));
-      score.textContent = best.isCut ? `${said}. ${text.sentence.cut}` : said;
-      walk.show({
-        encoded,
-        source: ids.map((id) => model.nameOf(id)),
-        inputs,
-        outputs: best.ids,
-        values,
-      });
-      tree.show(found);
-      writeLink();
+      await show(isCurrent);
+      if (!isCurrent()) return;
       document.body.dataset.translated = sentence;
       document.body.classList.remove("is-working");
     } catch (error) {

@@ -5,6 +5,18 @@ import * as ort from "onnxruntime-web/wasm";
 import loaderUrl from "onnxruntime-web/ort-wasm-simd-threaded.mjs?url";
 import runtimeUrl from "onnxruntime-web/ort-wasm-simd-threaded.wasm?url";
 
+const WEIGHTS_FILE = "weights.bin";
+
+/** How often a translation with a mean log-probability of its tokens below the threshold is poor. */
+export interface Calibration {
+  threshold: number;
+  /** Shares of poor translations below the threshold, and above it. */
+  poor_below: number;
+  poor_above: number;
+  /** A translation with a lower chrF is poor. */
+  chrf: number;
+}
+
 export interface Description {
   corpus: string | null;
   parameters: number;
@@ -24,6 +36,7 @@ export interface Description {
   num_beams: number;
   alpha: number;
   max_extra_tokens: number;
+  calibration: Calibration | null;
   most_tokens: number;
   most_characters: number;
   tokens: string[];
@@ -69,15 +82,17 @@ export class Model {
       wasm: new URL(runtimeUrl, import.meta.url).href,
     };
     onProgress("model");
-    const [about, tokens, settings, encoder, decoder] = await Promise.all([
+    const [about, tokens, settings, encoder, decoder, weights] = await Promise.all([
       json("model.json") as Promise<Description>,
       json("tokenizer.json"),
       json("tokenizer_config.json"),
       bytes("encoder.onnx"),
       bytes("decoder.onnx"),
+      bytes(WEIGHTS_FILE),
     ]);
     onProgress("runtime");
-    const options = { executionProviders: ["wasm"] };
+    const externalData = [{ path: WEIGHTS_FILE, data: weights }];
+    const options = { executionProviders: ["wasm"], externalData };
     const first = await ort.InferenceSession.create(encoder, options);
     const second = await ort.InferenceSession.create(decoder, options);
     return new Model(about, new Tokenizer(tokens, settings), first, second);

@@ -5,6 +5,8 @@ export type Theme = "auto" | "light" | "dark";
 export interface State {
   /** Sentence to translate. */
   s: string;
+  /** Which sentence of the text the pictures show, counted from 1. */
+  part: number;
   /** Section that the reader looks at. */
   view: string;
   /** Layer and head of the encoder, both counted from 1. */
@@ -34,6 +36,7 @@ export interface State {
 
 export const state: State = {
   s: "",
+  part: 1,
   view: "",
   el: 1,
   eh: 1,

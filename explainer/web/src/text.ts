@@ -1,7 +1,8 @@
 /** All English text of the page. */
 
-import type { Description } from "./model";
+import type { Calibration, Description } from "./model";
 
+const share = (value: number) => `${Math.round(100 * value)}%`;
 const plural = (count: number, one: string) => `${count} ${one}${count === 1 ? "" : "s"}`;
 
 export const text = {
@@ -23,13 +24,19 @@ export const text = {
   },
 
   sentence: {
-    label: "Sentence to translate",
+    label: "Sentence to translate, or a few sentences",
     button: "Translate",
     examples: "Examples",
     result: "Translation",
     working: (step: number) => `Searching, step ${step}…`,
     score: (score: string, beams: number, alpha: string) =>
       `Score ${score}, beam size ${beams}, α = ${alpha}`,
+    part: (part: number, count: number) =>
+      `The pictures show sentence ${part} of ${count}; choose another one in the translation.`,
+    unsure: ({ threshold, poor_below, poor_above, chrf }: Calibration) =>
+      `Underlined: the model is unsure, with less than ${threshold.toFixed(2).replace("-", "−")} ` +
+      `per token. In a test ${share(poor_below)} of such translations were poor (chrF below ` +
+      `${chrf}), and ${share(poor_above)} of the others.`,
     empty: "Enter a sentence: there is nothing to translate yet.",
     long: (given: number, most: number) =>
       `The sentence must have at most ${most} tokens for the pictures, got ${given}. Shorten it.`,
@@ -54,7 +61,13 @@ export const text = {
     "Last year, Jonas visited Italy and Poland.",
     "See you on Monday.",
   ],
-  otherExamples: ["The train to Berlin leaves at 10:45 AM.", "See you on Monday."],
+  otherExamples: [
+    "I love you.",
+    "Where did you learn to speak German?",
+    "The weather is nice today. Let's go to the park.",
+    "My brother has not called me yet.",
+    "Do you want to drink coffee or tea?",
+  ],
 
   numbers: "Numbers and equation",
   shape: (rows: number | string, columns: number | string) => `${rows} × ${columns}`,
