@@ -432,6 +432,12 @@ class Opened:
     def translation(self):
         return self.page.locator("#translation").inner_text()
 
+    def codes(self):
+        """Return the open table of codes, [positions, features]."""
+        rows = self.page.locator('[data-box="positions"] tbody tr').all()
+        cells = [row.locator("td").all_inner_texts() for row in rows]
+        return torch.tensor([[number(cell) for cell in row] for row in cells])
+
     def numbers(self, box):
         """Open a box, and return the numbers of its table, [rows, columns]."""
         place = self.page.locator(f'[data-box="{box}"]')
@@ -591,12 +597,22 @@ class TestPage:
         n, d, base = 40, 16, 100.0
         page = opened.open(code=name, n=n, d=d, base=base, open="positions")
         expected = encodings.candidate_encoding(name, n, d, base)
-        rows = page.locator('[data-box="positions"] tbody tr')
-        found = [[number(it) for it in row.locator("td").all_inner_texts()] for row in rows.all()]
-        torch.testing.assert_close(torch.tensor(found), expected, **TOLERANCE)
+        torch.testing.assert_close(opened.codes(), expected, **TOLERANCE)
         pairs = encodings.collisions(expected, 0.1 * encodings.median_step(expected))
         says = page.locator("#positions .card").nth(1).inner_text()
         assert (f"{pairs} pair" in says) if pairs else ("No two positions are the same" in says)
+
+    def test_a_learned_table_begins_random_and_has_the_same_rows_in_every_text(self, opened):
+        tables = []
+        for n in (20, 40):
+            opened.open(code="learned", n=n, d=16, open="positions")
+            tables.append(opened.codes())
+        short, long = tables
+        assert long.shape == (40, 16)
+        torch.testing.assert_close(long[:20], short, **TOLERANCE)
+        # as the package begins: normal, with a standard deviation of d ** -0.5
+        assert long.std().item() == pytest.approx(0.25, rel=0.1)
+        assert abs(long.mean().item()) < 0.03
 
     def test_every_control_changes_the_page_and_the_link(self, opened):
         page = opened.open(s=SENTENCE)
@@ -620,7 +636,7 @@ class TestPage:
             url = page.url
             page.locator(f"#{name}").fill(value)
             moved(name)
-        for value in ("integer", "fraction", "sine", "pairs", "binary"):
+        for value in ("integer", "fraction", "sine", "pairs", "binary", "learned"):
             url = page.url
             page.locator(f'label[for="code-{value}"]').click()
             moved(value)
@@ -738,6 +754,16 @@ class TestPage:
         page.locator("#step").focus()
         page.keyboard.press("ArrowRight")
         assert "step=" in page.url
+
+    def test_the_tree_says_its_numbers_to_the_keyboard(self, opened):
+        page = opened.open(s=SENTENCE)
+        node = page.locator("#search .node").nth(3)
+        node.focus()
+        said = page.locator("#tip").inner_text()
+        assert said == node.get_attribute("aria-label")
+        assert re.search(r"\d", said)
+        page.keyboard.press("Tab")
+        assert page.evaluate("document.activeElement.getAttribute('aria-label')") != said
 
     @pytest.mark.parametrize(
         "opened",

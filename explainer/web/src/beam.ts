@@ -86,7 +86,7 @@ export function searchSection(model: Model, searchAgain: () => void) {
       width,
       height,
       viewBox: `0 0 ${width} ${height}`,
-      role: "img",
+      role: "group",
       "aria-label": words.tree(found.steps, found.nodes.length - 1),
     });
     const link = linkHorizontal<unknown, [number, number]>();
@@ -119,6 +119,14 @@ export function searchSection(model: Model, searchAgain: () => void) {
         {
           class: `node ${kindOf(node)} ${node.isEnd ? "is-end" : ""}`,
           transform: `translate(${x},${y})`,
+          tabindex: 0,
+          role: "img",
+          "aria-label": says,
+          focus: () => {
+            const { left, bottom } = group.getBoundingClientRect();
+            showTip(says, { clientX: left, clientY: bottom });
+          },
+          blur: hideTip,
           pointermove: (event) => showTip(says, event as PointerEvent),
           pointerleave: hideTip,
         },
@@ -130,7 +138,6 @@ export function searchSection(model: Model, searchAgain: () => void) {
             { class: "node-score", x: BOX.width / 2, y: BOX.height + 11, "text-anchor": "middle" },
             done ? `= ${shown(done.score, 2)}` : shown(node.total, 2),
           ),
-        s("title", {}, says),
       );
       svg.append(group);
     }

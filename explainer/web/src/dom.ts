@@ -79,8 +79,8 @@ export function brief(value: number): string {
 
 const tip = () => document.getElementById("tip")!;
 
-/** Show a short text beside the pointer. */
-export function showTip(text: string, event: PointerEvent) {
+/** Show a short text beside the pointer, or beside another place of the window. */
+export function showTip(text: string, event: Pick<PointerEvent, "clientX" | "clientY">) {
   const box = tip();
   box.textContent = text;
   box.hidden = false;

@@ -324,14 +324,15 @@ export function positionsSection() {
   }
 
   /** Draw the code of each position against the code k positions later. */
-  function drawSuccessors(kind: "integer" | "fraction" | "sine") {
+  function drawSuccessors(kind: "integer" | "fraction" | "sine" | "learned") {
     const { title, says } = words.clocks.others[kind];
     clocksTitle.textContent = title(state.k);
     clocksSays.textContent = says;
     const width = places.dotWidth;
     const height = 300;
-    const { data, rows } = code;
-    const range = kind === "sine" ? [-1, 1] : [0, kind === "integer" ? rows - 1 : 1];
+    const { data, rows, columns } = code;
+    const isSigned = kind === "sine" || kind === "learned";
+    const range = isSigned ? [-1, 1] : [0, kind === "integer" ? rows - 1 : 1];
     const x = scaleLinear(range, [44, width - 12]);
     const y = scaleLinear(range, [height - 34, 12]);
     const svg = s("svg", {
@@ -365,8 +366,8 @@ export function positionsSection() {
       place
         .append("circle")
         .attr("class", one === state.pos ? "successor is-here" : "successor")
-        .attr("cx", x(data[one]))
-        .attr("cy", y(data[one + state.k]))
+        .attr("cx", x(data[one * columns]))
+        .attr("cy", y(data[(one + state.k) * columns]))
         .attr("r", one === state.pos ? 6 : 4);
     clocks.replaceChildren(svg);
   }
@@ -569,7 +570,7 @@ export function positionsSection() {
       drawClocks(turns);
       clocksSays.replaceChildren(rich(words.clocks.says(brief(rotationError(turns, pos, k)))));
     } else if (kind === "binary") drawFlips();
-    else drawSuccessors(kind as "integer" | "fraction" | "sine");
+    else drawSuccessors(kind as "integer" | "fraction" | "sine" | "learned");
     drawBits();
     fillNumbers();
     performance.measure("positions", { start: began, end: performance.now() });

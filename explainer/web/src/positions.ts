@@ -1,6 +1,16 @@
 /** Codes of positions and their properties. Section 3.5; the formulas are those of the package. */
 
-export const CANDIDATES = ["integer", "fraction", "sine", "pairs", "binary", "sinusoidal"] as const;
+import { randomLcg, randomNormal } from "d3-random";
+
+export const CANDIDATES = [
+  "integer",
+  "fraction",
+  "sine",
+  "pairs",
+  "binary",
+  "sinusoidal",
+  "learned",
+] as const;
 export type Candidate = (typeof CANDIDATES)[number];
 
 /** Two positions are the same if they are at most this share of the median step apart. */
@@ -20,7 +30,7 @@ export function bitLength(value: number): number {
 /** Return the number of features of a code. */
 export function widthOf(candidate: Candidate, n: number, d: number): number {
   if (candidate === "binary") return Math.max(d, bitLength(n - 1));
-  return candidate === "pairs" || candidate === "sinusoidal" ? d : 1;
+  return ["pairs", "sinusoidal", "learned"].includes(candidate) ? d : 1;
 }
 
 /** Return the angle by which each pair of a code turns in one step; empty for codes without pairs. */
@@ -36,6 +46,8 @@ export function encode(candidate: Candidate, n: number, d: number, base: number)
   const columns = widthOf(candidate, n, d);
   const data = new Float32Array(n * columns);
   const turns = frequencies(candidate, d, base);
+  // a learned table before its training, the same one each time
+  const initial = randomNormal.source(randomLcg(1))(0, d ** -0.5);
   for (let pos = 0; pos < n; pos++) {
     const from = pos * columns;
     if (candidate === "integer") data[from] = pos;
@@ -43,6 +55,8 @@ export function encode(candidate: Candidate, n: number, d: number, base: number)
     else if (candidate === "sine") data[from] = Math.sin(pos);
     else if (candidate === "binary")
       for (let bit = 0; bit < columns; bit++) data[from + bit] = bit > 30 ? 0 : (pos >> bit) & 1;
+    else if (candidate === "learned")
+      for (let feature = 0; feature < columns; feature++) data[from + feature] = initial();
     else
       turns.forEach((turn, pair) => {
         data[from + 2 * pair] = Math.sin(pos * turn);
