@@ -1,6 +1,7 @@
 """Figures without a window system."""
 
 import io
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 120
+# of a message above a picture
+LETTERS_PER_INCH = 12
 
 
 def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
@@ -33,6 +36,17 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False)
     return figure, axes if rows * columns > 1 else axes[0, 0]
+
+
+def write_message(figure: "Figure", message: str) -> None:
+    """Write what a picture shows above it.
+
+    Args:
+        figure: The picture.
+        message: One sentence.
+    """
+    width = int(LETTERS_PER_INCH * figure.get_figwidth())
+    figure.suptitle("\n".join(textwrap.wrap(message, width)), fontsize=11, parse_math=False)
 
 
 def label_rows_and_columns(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..atomic_files import held, make_folder, write_atomically
-from ..drawing import save_figure
+from ..drawing import save_figure, write_message
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +35,7 @@ class Section:
         columns: Column heads of the table.
         rows: Rows of the table: texts, numbers, or None for an empty cell.
         figure: The picture.
+        message: What the figure shows, in one sentence that is written above it.
         drawing: The picture as SVG, instead of `figure`.
         numbers: Other results for the JSON file.
     """
@@ -45,6 +46,7 @@ class Section:
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     figure: "Figure | None" = None
+    message: str = ""
     drawing: str | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
 
@@ -166,6 +168,8 @@ def write_study(
                 make_folder(pictures)
                 write_atomically(pictures / picture, section.drawing)
             elif section.figure is not None:
+                if section.message:
+                    write_message(section.figure, section.message)
                 save_figure(section.figure, pictures / picture)
             page.append(f"![{section.title}]({picture if link == '.' else f'{link}/{picture}'})")
         numbers[section.name] = {

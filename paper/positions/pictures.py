@@ -3,6 +3,7 @@
 Shapes: N positions, d features of an encoding.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...drawing import new_figure
 from ..positional_encoding import (
+    DECIDED_BY,
     PROPERTIES,
     Measured,
     Overlap,
@@ -82,15 +84,16 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
         return torch.cat((values.flip(0), values[1:]))
 
     figure, axes = new_figure(7.0, 3.8)
-    # the dot product of sinusoids is d / 2 at most
-    is_thin = bool((highest - lowest).max() < 1e-3 * exact.shape[1])
-    label = "smallest to largest" + " (narrower than the line)" * is_thin
-    axes.fill_between(offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label=label)
     axes.plot(offsets, both_sides(mean), label="mean over positions")
+    # the dot product of sinusoids is d / 2 at most
+    if (highest - lowest).max() >= 1e-3 * exact.shape[1]:
+        label = "smallest to largest"
+        axes.fill_between(offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label=label)
+        axes.legend()
+    axes.set_ylim(bottom=min(0.0, 1.1 * lowest.min().item()))
     axes.set_xlabel("distance k, in positions")
     axes.set_ylabel("PE(pos) · PE(pos + k)")
     axes.grid(alpha=0.3)
-    axes.legend()
     return figure
 
 
@@ -122,6 +125,7 @@ def draw_waves(
             axes.plot(position, (position * frequency).sin(), "o", color="C3", markersize=6)
         axes.set_ylim(-1.3, 1.3)
         axes.set_yticks([-1, 0, 1])
+        axes.set_ylabel("sine")
         axes.grid(alpha=0.3)
         axes.set_title(
             f"feature {2 * pair}: sine of wavelength {lengths[pair]:,.1f}", fontsize=9, loc="left"
@@ -181,6 +185,8 @@ def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
 def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
     """Draw the cosine similarity of two positions against their distance, for each base.
 
+    A dot marks the first distance at which it is not positive.
+
     Args:
         curves: Similarities at the distances 1, 2, ... for each base, [K].
 
@@ -189,10 +195,20 @@ def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
     """
     figure, axes = new_figure(7.0, 4.0)
     for base, curve in curves.items():
-        axes.plot(range(1, len(curve) + 1), curve, label=f"base {base:,g}", linewidth=1)
+        (line,) = axes.plot(range(1, len(curve) + 1), curve, label=f"base {base:,g}", linewidth=1)
+        zeros = (curve <= 0).nonzero()
+        if len(zeros):
+            zero = int(zeros[0]) + 1
+            axes.plot(zero, curve[zero - 1], "o", color=line.get_color())
+            place = (zero, curve[zero - 1])
+            axes.annotate(f"{zero:,}", place, (4, -14), textcoords="offset points", fontsize=9)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log")
-    axes.set_xlabel("distance, in positions")
+    axes.set_xlabel(
+        "distance, in positions\n"
+        "(a dot marks the first without similarity; its curve ends at twice this distance)",
+        fontsize=9,
+    )
     axes.set_ylabel("cosine similarity")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -204,7 +220,7 @@ def draw_candidates(
     shorter: Mapping[str, Tensor],
     repeats: Mapping[str, Repeat | None],
 ) -> "Figure":
-    """Draw each candidate: narrow encodings as lines, wide ones as heatmaps.
+    """Draw each candidate: narrow encodings as lines, wide ones as heatmaps of one scale.
 
     Args:
         encodings: Encodings by name, [N, d] each.
@@ -222,12 +238,10 @@ def draw_candidates(
     for axes, (name, encoding) in zip(plots.flat, encodings.items(), strict=False):
         axes.set_title(name)
         if encoding.shape[1] > NARROW:
-            _plot_heatmap(axes, encoding.T)
-            axes.set_xlabel("position")
-            axes.set_ylabel("feature")
-            axes.yaxis.get_major_locator().set_params(integer=True)
+            image = _plot_heatmap(axes, encoding, 1.0)
         else:
             _plot_features(axes, encoding, shorter[name], repeats[name])
+    figure.colorbar(image, ax=plots, label="value of a feature, in the tables", shrink=0.6)
     return figure
 
 
@@ -240,7 +254,7 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
     Returns:
         The picture.
     """
-    figure, axes = new_figure(12.0, 1.0 + 0.5 * len(measured))
+    figure, axes = new_figure(13.0, 2.0 + 0.55 * len(measured))
     colors = [
         [GOOD if found[name].holds else BAD for name in PROPERTIES] for found in measured.values()
     ]
@@ -249,9 +263,10 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
         for column, name in enumerate(PROPERTIES):
             mark = "yes" if found[name].holds else "no"
             axes.text(
-                column, row, f"{mark}: {found[name].text}", ha="center", va="center", fontsize=8
+                column, row, f"{mark}\n{found[name].text}", ha="center", va="center", fontsize=8
             )
-    axes.set_xticks(range(len(PROPERTIES)), PROPERTIES)
+    heads = [f"{name}\n{textwrap.fill(f'({DECIDED_BY[name]})', 24)}" for name in PROPERTIES]
+    axes.set_xticks(range(len(PROPERTIES)), heads, fontsize=8)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(measured)), measured)
     axes.set_xticks([column + 0.5 for column in range(len(PROPERTIES) - 1)], minor=True)
@@ -275,10 +290,10 @@ def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figu
     figure, plots = new_figure(1.0 + 3.2 * len(offsets), 3.5, columns=len(offsets))
     for axes, offset in zip(plots[0], offsets, strict=True):
         image = axes.imshow(offset_map(offset, d_model, base).numpy(), cmap=SIGNED, vmin=-1, vmax=1)
-        axes.set_title(f"k = {offset:+d}")
+        axes.set_title(f"M_k for k = {offset:+d}")
         axes.set_xlabel("feature of PE(pos)")
     plots[0, 0].set_ylabel("feature of PE(pos + k)")
-    figure.colorbar(image, ax=plots[0], label="value")
+    figure.colorbar(image, ax=plots[0], label="value of M_k")
     return figure
 
 
@@ -300,6 +315,7 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
         axes.plot(best, values[best], "o", color=line.get_color())
     axes.axvline(position, color="black", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"position (dotted line: position {position} of the query)")
+    axes.set_ylim(bottom=min(0.0, *(values.min().item() for values in scores.values())))
     axes.set_ylabel("dot product with the query")
     axes.grid(alpha=0.3)
     axes.legend()
@@ -307,7 +323,7 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
 
 
 def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
-    """Draw the bits of the position, the signs of sines, and the sines.
+    """Draw each bit of the position with the wave of its period, and the sine of a pair beside it.
 
     Args:
         bits: Zeros and ones, [N, n].
@@ -316,31 +332,46 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
     Returns:
         The picture.
     """
-    import matplotlib
-    from matplotlib.patches import Patch
-
-    sines = encoding[:, ::2]
-    panels = {
-        "bits of the position": (bits, "viridis", 0),
-        "signs of the sines": ((sines >= 0).float(), "viridis", 0),
-        "sines": (sines, SIGNED, -1),
-    }
-    figure, plots = new_figure(9.6, 1.2 + 0.16 * len(bits), columns=len(panels))
-    for axes, (title, (values, shades, lowest)) in zip(plots[0], panels.items(), strict=True):
-        axes.imshow(
-            values.numpy(), cmap=shades, vmin=lowest, vmax=1, aspect="auto", interpolation="nearest"
+    steps, count = bits.shape
+    figure, plots = new_figure(10.0, 1.0 + 1.0 * count, rows=count, columns=2)
+    positions = range(steps)
+    between = torch.linspace(-0.5, steps - 0.5, 1000)
+    for bit, (left, right) in enumerate(plots):
+        period = 2 ** (bit + 1)
+        left.bar(positions, bits[:, bit].tolist(), width=1.0, color="C0", alpha=0.35, label="bit")
+        # the sign of this wave is the bit
+        wave = -(2 * torch.pi * (between + 0.5) / period).sin()
+        left.plot(between, 0.5 + wave / 2, color="C3", linewidth=1, label="wave of its period")
+        left.set_ylabel(f"bit {bit}\nperiod {period}", fontsize=8)
+        left.set_yticks([0, 1])
+        sine = encoding[:, 2 * bit]
+        is_high = (sine >= 0).float().tolist()
+        right.bar(
+            positions,
+            [2 * one for one in is_high],
+            1.0,
+            -1,
+            color="C0",
+            alpha=0.35,
+            label="sine is positive",
         )
-        axes.set_title(title)
-        axes.set_xlabel("bit" if axes is plots[0, 0] else "pair i")
-        axes.set_xticks(range(values.shape[1]))
-    plots[0, 0].set_ylabel("position")
-    colors = matplotlib.colormaps["viridis"]([0.0, 1.0])
-    figure.legend(
-        [Patch(facecolor=color) for color in colors],
-        ["bit 0, or sine below 0", "bit 1, or sine of at least 0"],
-        loc="outside lower center",
-        ncols=2,
-    )
+        right.plot(positions, sine, ".-", color="C3", linewidth=1, markersize=4, label="sine")
+        right.set_ylabel(f"pair {bit}\n{period}π", fontsize=8)
+        right.set_yticks([-1, 0, 1])
+    for axes, title in zip(
+        plots[0], ("bits of the position", "sines, by pair and wavelength"), strict=True
+    ):
+        axes.set_title(title, fontsize=10)
+    for axes in plots[:-1].flat:
+        axes.set_xticklabels([])
+    for axes in plots[-1]:
+        axes.set_xlabel("position")
+        figure.legend(
+            *axes.get_legend_handles_labels(),
+            loc=f"outside lower {'left' if axes is plots[-1, 0] else 'right'}",
+            ncols=2,
+            fontsize=8,
+        )
     return figure
 
 
@@ -379,8 +410,8 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
         "s-",
         label="smallest principal angle",
     )
-    right.axhline(90, color="black", linewidth=0.8, linestyle=":")
-    right.set_ylabel("angle between the subspaces, degrees")
+    right.axhline(90, color="black", linewidth=0.8, linestyle=":", label="90: no common direction")
+    right.set_ylabel("angle between directions of positions\nand strongest of words, degrees")
     for axes in plots[0]:
         axes.set_xticks(widths, widths)
         axes.minorticks_off()
@@ -446,12 +477,14 @@ def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Fig
     for bar, accuracies in enumerate(found.values()):
         axes.bar(bar, sum(accuracies) / len(accuracies), width=0.6, color=f"C{bar}", alpha=0.5)
         axes.plot([bar] * len(accuracies), accuracies, "o", color=f"C{bar}")
+    axes.bar(0, 0, color="gray", alpha=0.5, label="mean of the seeds")
+    axes.plot([], [], "o", color="gray", label="one seed")
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
     axes.set_xticks(range(len(found)), found)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("positions")
-    axes.set_ylabel("accuracy")
-    axes.legend()
+    axes.set_ylabel("share of correct sentences")
+    axes.legend(loc="lower left")
     return figure
 
 
@@ -477,6 +510,7 @@ def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float
             color=line.get_color(),
             alpha=0.2,
         )
+    axes.fill_between([], [], [], color="gray", alpha=0.2, label="range of the seeds")
     axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="trained lengths")
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
     axes.set_xlim(0.5, None)
@@ -487,8 +521,8 @@ def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float
     return figure
 
 
-def _plot_heatmap(axes: Any, encoding: Tensor) -> Any:
-    bound = encoding.abs().max().item()
+def _plot_heatmap(axes: Any, encoding: Tensor, bound: float | None = None) -> Any:
+    bound = bound or encoding.abs().max().item()
     image = axes.imshow(
         encoding.numpy(),
         cmap=SIGNED,
@@ -506,9 +540,11 @@ def _plot_heatmap(axes: Any, encoding: Tensor) -> Any:
 
 def _plot_features(axes: Any, encoding: Tensor, shorter: Tensor, repeat: Repeat | None) -> None:
     """Plot each feature as a line, beside a shorter sentence, with dots at a repeat."""
-    for feature in range(encoding.shape[1]):
-        axes.plot(encoding[:, feature], ".-", linewidth=0.8, markersize=3)
-    axes.plot(shorter, "--", color="black", linewidth=1, label=f"sentence of {len(shorter)} words")
+    names = ("sine", "cosine") if encoding.shape[1] == NARROW else ("",)
+    for feature, name in enumerate(names):
+        label = f"{name}, {len(encoding)} words".removeprefix(", ")
+        axes.plot(encoding[:, feature], ".-", linewidth=0.8, markersize=3, label=label)
+    axes.plot(shorter, "--", color="black", linewidth=1, label=f"{len(shorter)} words")
     if repeat is not None:
         both = [repeat.earlier, repeat.position]
         for feature in range(encoding.shape[1]):

@@ -53,6 +53,8 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
         says="Each row is the encoding of one position. Each pair of columns is a sine and a "
         f"cosine of one wavelength. {speeds}",
         figure=pictures.draw_heatmap(encoding),
+        message="Fast pairs on the left tell neighbours apart, slow pairs on the right tell the "
+        "rough position",
     )
 
 
@@ -81,6 +83,7 @@ def worked_example(base: float) -> Section:
         columns=("word", "pos", *(f"{kind} {2 * i}" for i in range(3) for kind in ("sin", "cos"))),
         rows=rows,
         figure=pictures.draw_values(encoding, EXAMPLE_WORDS),
+        message="The encoding of the first two words, d_model = 6",
         numbers={"encoding": encoding.tolist()},
     )
 
@@ -122,6 +125,7 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
         columns=("pair i", "sin", "cos", "wavelength", f"waves in {num_positions} positions"),
         rows=rows,
         figure=pictures.draw_waves(d_model, num_positions, base, shown[:4], EXAMPLE_WORDS),
+        message=f"From fast to slow: sines of {len(shown[:4])} of the {d_model // 2} pairs",
     )
 
 
@@ -172,6 +176,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_bases(tables),
+        message="The base sets how similar distant positions are, and whether positions repeat",
     )
 
 
@@ -236,6 +241,8 @@ def reaches(d_model: int, bases: list[float]) -> Section:
             # beyond twice the distance of its zero a curve shows nothing new
             {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
         ),
+        message="The larger the base, the further apart are positions that are no longer similar "
+        f"(d_model = {d_model})",
     )
 
 
@@ -289,4 +296,5 @@ def binary(d_model: int, base: float) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_bits(bits[: 2**NUM_BITS], sinusoids[: 2**NUM_BITS]),
+        message="A sine is like a bit without jumps: its sign changes half as often with each pair",
     )
