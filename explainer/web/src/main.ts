@@ -211,8 +211,13 @@ async function start() {
       }),
     );
     const said = text.sentence.score(scoreText(best.score), state.beams, state.alpha.toFixed(1));
-    const which = several ? ` ${text.sentence.part(state.part, parts.length)}` : "";
-    score.textContent = (best.isCut ? `${said}. ${text.sentence.cut}` : said) + which;
+    score.textContent = [
+      said,
+      best.isCut && text.sentence.cut,
+      several && text.sentence.part(state.part, parts.length),
+    ]
+      .filter(Boolean)
+      .join(". ");
     const isUnsure = about.calibration && parts.some((one) => one.isUnsure);
     unsure.textContent = isUnsure ? text.sentence.unsure(about.calibration!) : "";
     walk.show({

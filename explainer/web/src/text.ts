@@ -24,7 +24,7 @@ export const text = {
   },
 
   sentence: {
-    label: "Sentence to translate, or a few sentences",
+    label: "Sentences to translate",
     button: "Translate",
     examples: "Examples",
     result: "Translation",
@@ -32,11 +32,11 @@ export const text = {
     score: (score: string, beams: number, alpha: string) =>
       `Score ${score}, beam size ${beams}, α = ${alpha}`,
     part: (part: number, count: number) =>
-      `The pictures show sentence ${part} of ${count}; choose another one in the translation.`,
+      `The pictures show sentence ${part} of ${count}: click on another one`,
     unsure: ({ threshold, poor_below, poor_above, chrf }: Calibration) =>
-      `Underlined: the model is unsure, with less than ${threshold.toFixed(2).replace("-", "−")} ` +
-      `per token. In a test ${share(poor_below)} of such translations were poor (chrF below ` +
-      `${chrf}), and ${share(poor_above)} of the others.`,
+      "Underlined: the model is unsure, because the mean log P of a token is below " +
+      `${threshold.toFixed(2).replace("-", "−")}. In a test ${share(poor_below)} of such ` +
+      `translations were poor (chrF below ${chrf}), and ${share(poor_above)} of the others.`,
     empty: "Enter a sentence: there is nothing to translate yet.",
     long: (given: number, most: number) =>
       `The sentence must have at most ${most} tokens for the pictures, got ${given}. Shorten it.`,
@@ -44,7 +44,7 @@ export const text = {
       `The sentence must have at most ${most.toLocaleString("en-US")} characters, got ` +
       `${given.toLocaleString("en-US")}. Shorten it.`,
     failed: "The model cannot translate this sentence. Try another one.",
-    cut: "The search reached its greatest length before an end token.",
+    cut: "The search reached its greatest length before an end token",
     demo:
       "This model is the demo of the package. It learned 24,000 made sentences: dates, times, " +
       "numbers, money, units, countries and languages. It has seen nothing else, and it answers " +
@@ -309,7 +309,7 @@ export const text = {
     title: "Positions: from counting to sinusoids",
     lead:
       "Attention sees a set of vectors. To see an order, each position needs a vector of its own. " +
-      "Try six ways to write a position, and see which of them keeps every position different, " +
+      "Try seven ways to write a position, and see which of them keeps every position different, " +
       "bounded and easy to compare.",
     candidates: {
       integer: "integer",
