@@ -35,7 +35,7 @@ PAGES = {
     page.relative_to(DOCS).as_posix(): page.read_text(encoding="utf-8")
     for page in sorted(DOCS.rglob("*.md"))
 }
-NOTEBOOK = DOCS / "paper" / "positional_encoding.ipynb"
+NOTEBOOKS = sorted(DOCS.rglob("*.ipynb"))
 PAPER = "results/paper"
 STUDY_FOLDER = ROOT / PAPER
 # these end in seconds; of the others, which their own tests compute, only the flags are read
@@ -140,8 +140,8 @@ def test_nothing_but_a_row_follows_a_row_of_a_table(name):
 
 
 def test_the_index_leads_to_every_page():
-    notebook = NOTEBOOK.relative_to(DOCS).as_posix()
-    assert {*PAGES, notebook} - {"README.md"} <= set(links(PAGES["README.md"]))
+    notebooks = {path.relative_to(DOCS).as_posix() for path in NOTEBOOKS}
+    assert {*PAGES, *notebooks} - {"README.md"} <= set(links(PAGES["README.md"]))
 
 
 def test_the_navigation_leads_to_every_page():
@@ -330,12 +330,13 @@ def printed(notebook):
     ]
 
 
-def test_the_notebook_runs_from_top_to_bottom_and_shows_what_it_holds(tmp_path, monkeypatch):
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_runs_from_top_to_bottom_and_shows_what_it_holds(path, tmp_path, monkeypatch):
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
     monkeypatch.setenv("JUPYTER_RUNTIME_DIR", str(tmp_path))
-    kept = nbformat.read(NOTEBOOK, as_version=4)
+    kept = nbformat.read(path, as_version=4)
     nbformat.validate(kept)
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    notebook = nbformat.read(path, as_version=4)
     # no kernel that was installed elsewhere: the one of this environment
     specs = KernelSpecManager(kernel_dirs=[])
     assert specs.get_kernel_spec("python3").argv[0] in (sys.executable, "python")
@@ -349,4 +350,19 @@ def test_the_notebook_runs_from_top_to_bottom_and_shows_what_it_holds(tmp_path, 
         for output in cell.outputs
         if "image/png" in output.get("data", {})
     ]
-    assert len(pictures) > 5
+    assert len(pictures) >= (6 if path.stem == "positional_encoding" else 2)
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_a_notebook_has_questions_answers_and_links_that_lead_somewhere(path):
+    cells = nbformat.read(path, as_version=4).cells
+    text = "\n\n".join(cell.source for cell in cells if cell.cell_type == "markdown")
+    questions, answers = text.split("\n## Answers\n")
+    numbers = re.findall(r"^> \*\*Question (\d+)\.\*\*", questions, re.MULTILINE)
+    assert len(numbers) >= 8
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert re.findall(r"^\*\*(\d+)\.\*\*", answers, re.MULTILINE) == numbers
+    targets = [link.partition("#")[0] for link in links(text) if "://" not in link]
+    assert targets
+    for target in targets:
+        assert (path.parent / target).exists(), target
