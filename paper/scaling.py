@@ -203,6 +203,7 @@ def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatis
             for i, d_k in enumerate(widths)
         ],
         figure=figure,
+        message="Scores without scaling grow with d_k; divided by its root they keep variance 1",
     )
 
 
@@ -252,6 +253,8 @@ def _softmax_section(
             for d_k, entry in zip(widths, statistics, strict=True)
         ],
         figure=_draw_softmax(widths, found, num_keys),
+        message="Without scaling the softmax chooses a single key, and more and more queries lose "
+        f"their gradient (d_model = {NUM_HEADS} d_k)",
     )
 
 
@@ -265,11 +268,20 @@ def _draw_softmax(
         ("vanished", f"share of queries with a norm below {VANISHED}"),
     )
     for axes, (field, label) in zip(all_axes[0], panels, strict=True):
-        for name, statistics in found.items():
+        for number, (name, statistics) in enumerate(found.items()):
             values = [getattr(entry, field) for entry in statistics]
-            # dashed, so that an equal curve below it stays visible
-            line = "--" if name == list(found)[-1] else "-"
-            axes.plot(widths, values, marker="o", linestyle=line, label=name)
+            # dashed and thin, so that an equal curve below it stays visible
+            line, size = ("--", 4) if name == list(found)[-1] else ("-", 7 - number)
+            scaling = "not scaled" if name == "none" else f"scaled by {name}"
+            axes.plot(
+                widths,
+                values,
+                marker="o",
+                linestyle=line,
+                linewidth=size / 2,
+                markersize=size,
+                label=scaling,
+            )
         axes.set_xscale("log", base=2)
         axes.set_xticks(widths, [str(d_k) for d_k in widths], fontsize=7)
         axes.set_xlabel("d_k")
@@ -286,5 +298,5 @@ def _draw_softmax(
         fontsize=8,
         color="0.4",
     )
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

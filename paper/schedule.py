@@ -111,4 +111,5 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
             for recipe, schedule in schedules.items()
         ],
         figure=draw_schedules(schedules),
+        message="The learning rate rises during warm-up, then falls with the root of the step",
     )

@@ -101,6 +101,8 @@ def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Se
         columns=("row", *SIZE_COLUMNS, "params (M)", "paper's (M)", "PPL", "BLEU"),
         rows=rows,
         figure=_draw_counts(counts),
+        message="Parameters of Table 3's rows; the paper states them where a row changes them "
+        "(A: heads, B: d_k, C: sizes, D: dropout and smoothing, E: learned positions)",
         numbers={"parameters": {row: dict(parts) for row, parts in counts.items()}},
     )
 
