@@ -128,6 +128,7 @@ def tasks_section(maps: Sequence[AttentionWeights], measured_on: str) -> Section
         columns=("attention", "layer", "head", "entropy (nats)", "distance (tokens)", *POSITIONS),
         rows=rows,
         figure=_draw_tasks(names, shares),
+        message="Where the weights of each head go, beside uniform weights",
     )
 
 

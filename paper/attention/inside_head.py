@@ -150,7 +150,7 @@ def draw_head_steps(steps: HeadSteps) -> "Figure":
         ("V", steps.value, keys, None),
         ("Q K^T / sqrt(d_k)", steps.scores, queries, keys),
         ("softmax(Q K^T / sqrt(d_k))", steps.weights, queries, keys),
-        ("softmax(...) V", steps.context, queries, None),
+        ("result: softmax(...) V", steps.context, queries, None),
     ]
     for axes, (title, values, rows, columns) in zip(all_axes.flat, panels, strict=True):
         is_weights = values is steps.weights
@@ -211,5 +211,7 @@ def steps_section(
         "weights computed here from Q and K differ from those of the model by at most "
         f"{steps.difference:.1g}.",
         figure=draw_head_steps(steps),
+        message=f"Equation (1) in head {head + 1} of encoder-decoder attention in layer "
+        f"{layer + 1}: rows of Q are words to be written, rows of K and V source words",
         numbers={"layer": layer + 1, "head": head + 1, "difference": steps.difference},
     )

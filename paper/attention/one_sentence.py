@@ -40,12 +40,18 @@ def grid_section(weights: AttentionWeights, kind: str) -> Section:
         f"{num_keys} source tokens. No position is masked: the whole source is known before the "
         f"first target token is predicted. The translation is: {weights.translation}",
     }
+    messages = {
+        "encoder": "Each panel is a head: a row is a word that reads, a column one that it reads",
+        "decoder": "A word reads itself and the words before it; hatched positions are hidden",
+        "cross": "A row is a word to be written, a column a source word that it takes from",
+    }
     title = KINDS[kind].title
     return Section(
         name=kind,
         title=f"{title[0].upper()}{title[1:]}: all heads",
         says=says[kind],
         figure=draw_grid(weights, kind),
+        message=messages[kind],
         numbers={
             "queries": getattr(weights, KINDS[kind].queries),
             "keys": getattr(weights, KINDS[kind].keys),
@@ -92,6 +98,7 @@ def head_section(weights: AttentionWeights, layer: int | None, head: int | None)
         columns=("attention", "layer", "head", "strongest line from", "to", "weight"),
         rows=rows,
         figure=figure,
+        message="The stronger a line, the more does a word on the left take from one on the right",
     )
 
 
@@ -154,4 +161,5 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
         columns=("head", "attends most to", "weight"),
         rows=rows,
         figure=figure,
+        message=f"{len(rows)} heads look at {distinct} different words (stronger: more weight)",
     )
