@@ -134,5 +134,5 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
             f"at {position + offset}",
         ),
         rows=rows,
-        figure=pictures.draw_directions(scores, position),
+        figure=pictures.draw_directions(scores, position, d_model),
     )

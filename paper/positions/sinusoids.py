@@ -52,7 +52,11 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
         title="The table that is added to the embeddings",
         says="Each row is the encoding of one position. Each pair of columns is a sine and a "
         f"cosine of one wavelength. {speeds}",
-        figure=pictures.draw_heatmap(encoding),
+        figure=pictures.draw_heatmap(
+            encoding,
+            f"Sinusoidal encoding (d_model = {d_model}): {len(lengths) - slow} of the "
+            f"{len(lengths)} pairs complete a wave within {num_positions} positions",
+        ),
     )
 
 
@@ -234,7 +238,8 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         rows=rows,
         figure=pictures.draw_reach(
             # beyond twice the distance of its zero a curve shows nothing new
-            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
+            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()},
+            d_model,
         ),
     )
 
