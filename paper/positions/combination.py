@@ -63,7 +63,6 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
         columns=("d_model", *OVERLAP_COLUMNS),
         rows=rows,
         figure=pictures.draw_overlaps(found),
-        message="The wider the model, the less do words and positions share their directions",
     )
 
 

@@ -74,18 +74,8 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
             "first repeat",
         ),
         rows=rows,
-        figure=pictures.draw_candidates(
-            {_panel(label, base): table for label, table in tables.items()}, shorter, repeats
-        ),
-        message="Simple codes grow, depend on the length or repeat; several waves do not",
+        figure=pictures.draw_candidates(tables, shorter, repeats),
     )
-
-
-def _panel(label: str, base: float) -> str:
-    """Return the name of a candidate in its picture; that of several waves has their lengths."""
-    if label.endswith(" pairs"):
-        return f"{label}, 2π, 4π, ..."
-    return f"{label}, 2π to {base:,g} · 2π" if label == "sinusoidal" else label
 
 
 def _second_values(name: str, width: int, base: float, seed: int) -> str:
@@ -149,8 +139,6 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
         columns=("candidate", *PROPERTIES),
         rows=rows,
         figure=pictures.draw_properties(measured),
-        message=f"All properties over {num_positions} positions: "
-        f"{join_names(all_of_them) if all_of_them else 'no candidate'}",
         numbers={
             "values": {
                 label: {name: one.value for name, one in found.items()}

@@ -51,8 +51,6 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_offset_maps((1, DIRECTION, -DIRECTION), SMALL_WIDTH, base),
-        message="A shift by k positions rotates each pair by its own angle "
-        f"(d_model = {SMALL_WIDTH})",
     )
 
 
@@ -89,8 +87,6 @@ def dot_products(num_positions: int, d_model: int, base: float) -> Section:
         columns=("k", "sum of cos(w_i k)", "for -k", "mean of PE . PE", "largest - smallest"),
         rows=rows,
         figure=pictures.draw_dot_product(encoding),
-        message="The dot product of two positions depends on their distance alone, in both "
-        f"directions alike (d_model = {encoding.shape[1]})",
     )
 
 
@@ -138,6 +134,5 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
             f"at {position + offset}",
         ),
         rows=rows,
-        figure=pictures.draw_directions(scores, position),
-        message="Rotated by M_k, a query matches the position k further on best",
+        figure=pictures.draw_directions(scores, position, d_model),
     )

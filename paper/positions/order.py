@@ -58,7 +58,6 @@ def two_orders(seed: int) -> Section:
         columns=("positions", *(f"difference of {word}" for word in words)),
         rows=[[name, *values] for name, values in differences.items()],
         figure=pictures.draw_two_orders(found, words, SENTENCES),
-        message="Without positions an untrained encoder gives a word one vector in both orders",
     )
 
 
@@ -90,7 +89,6 @@ def order_accuracies(seed: int, full: bool = False) -> Section:
         columns=("positions", *(f"seed {one}" for one in seeds), "mean"),
         rows=[[name, *shares, means[name]] for name, shares in found.items()],
         figure=pictures.draw_accuracies(found, 0.5),
-        message='To turn "A chases B" into "B flees A", a model needs positions',
     )
 
 
@@ -153,7 +151,5 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_losses(longer, trained, chance),
-        message=f"Trained on up to {trained} symbols, tested on {length}: beyond {trained} symbols "
-        "no positions work",
         numbers={"losses": losses},
     )

@@ -3,25 +3,27 @@
 Shapes: N positions, d features of an encoding.
 """
 
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ...drawing import new_figure
+from ...drawing import new_figure, write_message
 from ..positional_encoding import (
-    DECIDED_BY,
+    LEAST_DISTANCE,
     PROPERTIES,
     Measured,
     Overlap,
     Repeat,
     by_offset,
     cosine_similarity_matrix,
+    first_repeat,
+    median_step,
     offset_map,
     wavelengths,
 )
+from ..study import join_names
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,13 +33,36 @@ GOOD, BAD = (0.81, 0.91, 0.81), (0.96, 0.81, 0.79)
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 # an encoding of at most this many features is drawn as lines
 NARROW = 2
+TITLE_SIZE = 11
+# explanation of a candidate below its name
+NOTES = {
+    "integer": "pos",
+    "fraction": "(pos + 1) / length",
+    "sine": "sin(pos)",
+    "sine and cosine": "sin(pos), cos(pos)",
+    "pairs": "wavelengths 2π, 4π, ...: each 2π longer",
+    "binary": "bits of pos, lowest bit first",
+    "sinusoidal": "geometric wavelengths, section 3.5",
+    "learned": "initial values of a learned table",
+}
+# measured number of each property, and the limit of the number if there is one
+LIMITS = {
+    "bounded": "largest |value|, then\nat 4 times the length",
+    "deterministic": "difference between\ntwo seeds = 0",
+    "unique": "smallest distance /\nmedian step ≥ 0.1",
+    "same step": "first step in sentences\nof 2, 4 and 64 words",
+    "smooth": "largest step by 1 /\nsmallest step by 2 < 1",
+    "extends": "range of values at\n4 times the length",
+    "linear offset": "relative error of\none matrix < 0.001",
+}
 
 
-def draw_heatmap(encoding: Tensor) -> "Figure":
+def draw_heatmap(encoding: Tensor, title: str = "") -> "Figure":
     """Draw an encoding as a heatmap: a row for each position, a column for each feature.
 
     Args:
         encoding: Encoding of the positions, [N, d].
+        title: Title of the picture.
 
     Returns:
         The picture.
@@ -45,6 +70,7 @@ def draw_heatmap(encoding: Tensor) -> "Figure":
     figure, axes = new_figure(8.0, 4.4)
     image = _plot_heatmap(axes, encoding)
     figure.colorbar(image, ax=axes, label="value")
+    write_message(figure, title)
     return figure
 
 
@@ -84,16 +110,21 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
         return torch.cat((values.flip(0), values[1:]))
 
     figure, axes = new_figure(7.0, 3.8)
-    axes.plot(offsets, both_sides(mean), label="mean over positions")
     # the dot product of sinusoids is d / 2 at most
-    if (highest - lowest).max() >= 1e-3 * exact.shape[1]:
-        label = "smallest to largest"
-        axes.fill_between(offsets, both_sides(lowest), both_sides(highest), alpha=0.3, label=label)
-        axes.legend()
-    axes.set_ylim(bottom=min(0.0, 1.1 * lowest.min().item()))
+    is_thin = bool((highest - lowest).max() < 1e-3 * exact.shape[1])
+    band = both_sides(lowest), both_sides(highest)
+    axes.fill_between(offsets, *band, alpha=0.3, label="smallest to largest")
+    axes.plot(offsets, both_sides(mean), label="mean over positions")
     axes.set_xlabel("distance k, in positions")
     axes.set_ylabel("PE(pos) · PE(pos + k)")
     axes.grid(alpha=0.3)
+    if is_thin:
+        depends = "only on their distance"
+    else:
+        depends = "on their distance and on the position"
+        axes.legend()
+    width = f"{exact.shape[1]} features"
+    write_message(figure, f"The dot product of two positions depends {depends} ({width})")
     return figure
 
 
@@ -125,14 +156,21 @@ def draw_waves(
             axes.plot(position, (position * frequency).sin(), "o", color="C3", markersize=6)
         axes.set_ylim(-1.3, 1.3)
         axes.set_yticks([-1, 0, 1])
-        axes.set_ylabel("sine")
         axes.grid(alpha=0.3)
         axes.set_title(
-            f"feature {2 * pair}: sine of wavelength {lengths[pair]:,.1f}", fontsize=9, loc="left"
+            f"feature {2 * pair}: sine of wavelength {lengths[pair]:,.1f} positions",
+            fontsize=9,
+            loc="left",
         )
         if axes is not plots[-1]:
             axes.set_xticklabels([])
     plots[-1].set_xlabel("position" + (f" (red: {', '.join(words)})" if words else ""))
+    figure.supylabel("value of the feature", fontsize="medium")
+    write_message(
+        figure,
+        f"Each wavelength is {base ** (2 / d_model):.4g} times the one before: {len(pairs)} of the "
+        f"{len(lengths)} pairs, d_model = {d_model}, base {base:,g}",
+    )
     return figure
 
 
@@ -160,6 +198,10 @@ def draw_values(encoding: Tensor, words: Sequence[str]) -> "Figure":
             for column in range(encoding.shape[1])
         ],
     )
+    write_message(
+        figure,
+        f"d_model = {encoding.shape[1]}: each pair of features is the sine and cosine of one angle",
+    )
     return figure
 
 
@@ -176,42 +218,52 @@ def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
     for (above, below), (base, encoding) in zip(plots.T, encodings.items(), strict=True):
         values = _plot_heatmap(above, encoding)
         similarities = _plot_similarity(below, encoding)
-        above.set_title(f"base {base:,g}")
+        repeat = first_repeat(encoding, LEAST_DISTANCE * median_step(encoding))
+        found = "all positions differ" if repeat is None else "positions {1} and {0} repeat"
+        above.set_title(f"base {base:,g}: {found.format(*repeat or ())}", fontsize=TITLE_SIZE)
     figure.colorbar(values, ax=plots[0], label="value")
     figure.colorbar(similarities, ax=plots[1], label="cosine similarity")
+    write_message(
+        figure,
+        "The base decides which positions are similar: encoding above, cosine similarity of every "
+        f"two positions below (d_model = {encoding.shape[1]})",
+    )
     return figure
 
 
-def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
+def draw_reach(curves: Mapping[float, Tensor], d_model: int) -> "Figure":
     """Draw the cosine similarity of two positions against their distance, for each base.
 
-    A dot marks the first distance at which it is not positive.
+    A dot marks the first distance at which the similarity is not positive.
 
     Args:
         curves: Similarities at the distances 1, 2, ... for each base, [K].
+        d_model: Width of the encodings.
 
     Returns:
         The picture.
     """
     figure, axes = new_figure(7.0, 4.0)
     for base, curve in curves.items():
-        (line,) = axes.plot(range(1, len(curve) + 1), curve, label=f"base {base:,g}", linewidth=1)
-        zeros = (curve <= 0).nonzero()
-        if len(zeros):
-            zero = int(zeros[0]) + 1
+        (line,) = axes.plot(range(1, len(curve) + 1), curve, linewidth=1)
+        label = f"base {base:,g}: positive up to {len(curve):,}"
+        zero = next((k for k, value in enumerate(curve.tolist(), 1) if value <= 0), None)
+        if zero is not None:
             axes.plot(zero, curve[zero - 1], "o", color=line.get_color())
-            place = (zero, curve[zero - 1])
-            axes.annotate(f"{zero:,}", place, (4, -14), textcoords="offset points", fontsize=9)
+            label = f"base {base:,g}: no longer positive at {zero:,} (dot)"
+        line.set_label(label)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel(
-        "distance, in positions\n"
-        "(a dot marks the first without similarity; its curve ends at twice this distance)",
-        fontsize=9,
+        "distance, in positions (a curve with a dot ends at twice the distance of the dot)"
     )
     axes.set_ylabel("cosine similarity")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=9)
+    write_message(
+        figure, f"With a larger base, similarity falls over a longer distance (d_model = {d_model})"
+    )
     return figure
 
 
@@ -220,7 +272,7 @@ def draw_candidates(
     shorter: Mapping[str, Tensor],
     repeats: Mapping[str, Repeat | None],
 ) -> "Figure":
-    """Draw each candidate: narrow encodings as lines, wide ones as heatmaps of one scale.
+    """Draw each candidate: narrow encodings as lines, wide ones as heatmaps.
 
     Args:
         encodings: Encodings by name, [N, d] each.
@@ -232,16 +284,31 @@ def draw_candidates(
     """
     columns = 3
     rows = -(-len(encodings) // columns)
-    figure, plots = new_figure(10.0, 2.9 * rows, rows=rows, columns=columns)
+    figure, plots = new_figure(10.0, 1.2 + 2.9 * rows, rows=rows, columns=columns)
     for axes in plots.flat[len(encodings) :]:
         axes.set_visible(False)
+    # one scale of colours for all heatmaps
+    bound = max(one.abs().max().item() for one in encodings.values() if one.shape[1] > NARROW)
     for axes, (name, encoding) in zip(plots.flat, encodings.items(), strict=False):
-        axes.set_title(name)
         if encoding.shape[1] > NARROW:
-            image = _plot_heatmap(axes, encoding, 1.0)
+            image = _plot_heatmap(axes, encoding, bound)
         else:
             _plot_features(axes, encoding, shorter[name], repeats[name])
-    figure.colorbar(image, ax=plots, label="value of a feature, in the tables", shrink=0.6)
+        axes.set_title(f"{name}\n{NOTES[name.lstrip('0123456789 ')]}", fontsize=9)
+    figure.colorbar(image, ax=plots, label="value, in the panels with colours", aspect=40)
+    lines = {}
+    for axes in plots.flat:
+        handles, labels = axes.get_legend_handles_labels()
+        lines |= dict(zip(labels, handles, strict=True))
+    # sorted: the features first
+    names = sorted(lines)
+    handles = [lines[name] for name in names]
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9)
+    write_message(
+        figure,
+        "A single number for each position grows without bound, depends on the length of the "
+        "sentence, or repeats",
+    )
     return figure
 
 
@@ -254,7 +321,7 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
     Returns:
         The picture.
     """
-    figure, axes = new_figure(13.0, 2.0 + 0.55 * len(measured))
+    figure, axes = new_figure(12.0, 1.8 + 0.5 * len(measured))
     colors = [
         [GOOD if found[name].holds else BAD for name in PROPERTIES] for found in measured.values()
     ]
@@ -263,16 +330,22 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
         for column, name in enumerate(PROPERTIES):
             mark = "yes" if found[name].holds else "no"
             axes.text(
-                column, row, f"{mark}\n{found[name].text}", ha="center", va="center", fontsize=8
+                column, row, f"{mark}: {found[name].text}", ha="center", va="center", fontsize=8
             )
-    heads = [f"{name}\n{textwrap.fill(f'({DECIDED_BY[name]})', 24)}" for name in PROPERTIES]
-    axes.set_xticks(range(len(PROPERTIES)), heads, fontsize=8)
+    heads = [f"{name}\n({LIMITS[name]})" for name in PROPERTIES]
+    axes.set_xticks(range(len(PROPERTIES)), heads, fontsize=9)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(measured)), measured)
     axes.set_xticks([column + 0.5 for column in range(len(PROPERTIES) - 1)], minor=True)
     axes.set_yticks([row + 0.5 for row in range(len(measured) - 1)], minor=True)
     axes.grid(which="minor", color="white", linewidth=2)
     axes.tick_params(which="both", length=0)
+    axes.set_xlabel(
+        "yes or no, and the number in the head of the column; a step is the distance between the "
+        "encodings of two neighbouring positions"
+    )
+    best = [name for name, found in measured.items() if all(one.holds for one in found.values())]
+    write_message(figure, f"All properties hold for {join_names(best or ['no candidate'])}")
     return figure
 
 
@@ -290,19 +363,27 @@ def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figu
     figure, plots = new_figure(1.0 + 3.2 * len(offsets), 3.5, columns=len(offsets))
     for axes, offset in zip(plots[0], offsets, strict=True):
         image = axes.imshow(offset_map(offset, d_model, base).numpy(), cmap=SIGNED, vmin=-1, vmax=1)
-        axes.set_title(f"M_k for k = {offset:+d}")
+        axes.set_title(f"M_k, k = {offset:+d}", fontsize=10)
         axes.set_xlabel("feature of PE(pos)")
     plots[0, 0].set_ylabel("feature of PE(pos + k)")
     figure.colorbar(image, ax=plots[0], label="value of M_k")
+    write_message(
+        figure,
+        "The matrix M_k moves a position by k: it rotates each pair of features by its own angle "
+        f"times k (d_model = {d_model})",
+    )
     return figure
 
 
-def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
+def draw_directions(
+    scores: Mapping[int, Tensor], position: int, d_model: int | None = None
+) -> "Figure":
     """Draw the scores of a query at one position with all positions, with and without M_k.
 
     Args:
         scores: Dot products of M_k PE(position) with every position by offset k, [N].
         position: Position of the query.
+        d_model: Width of the encoding, for the title.
 
     Returns:
         The picture.
@@ -314,64 +395,58 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
         best = int(values.argmax())
         axes.plot(best, values[best], "o", color=line.get_color())
     axes.axvline(position, color="black", linewidth=0.8, linestyle=":")
-    axes.set_xlabel(f"position (dotted line: position {position} of the query)")
-    axes.set_ylim(bottom=min(0.0, *(values.min().item() for values in scores.values())))
+    axes.set_xlabel(
+        f"position (dotted line: position {position} of the query; large dots: best match)"
+    )
     axes.set_ylabel("dot product with the query")
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(fontsize=8, loc="upper left")
+    width = "" if d_model is None else f" (d_model = {d_model})"
+    write_message(figure, f"M_k moves the best match of the query by k positions{width}")
     return figure
 
 
 def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
-    """Draw each bit of the position with the wave of its period, and the sine of a pair beside it.
+    """Draw each bit of the position above a wave with the same period, and the sines below.
 
     Args:
-        bits: Zeros and ones, [N, n].
+        bits: Zeros and ones, lowest bit first, [N, n].
         encoding: Sinusoids with doubling wavelengths; only sines are drawn, [N, 2 n].
 
     Returns:
         The picture.
     """
-    steps, count = bits.shape
-    figure, plots = new_figure(10.0, 1.0 + 1.0 * count, rows=count, columns=2)
-    positions = range(steps)
-    between = torch.linspace(-0.5, steps - 0.5, 1000)
-    for bit, (left, right) in enumerate(plots):
+    num_positions, num_bits = bits.shape
+    figure, plots = new_figure(9.6, 2.4 + 0.9 * num_bits, rows=num_bits + 1)
+    plots[0, 0].get_gridspec().set_height_ratios([1.0] * num_bits + [1.6])
+    between = torch.linspace(-0.5, num_positions - 0.5, 2000)
+    for bit, (axes, values) in enumerate(zip(plots[:, 0], bits.T, strict=False)):
         period = 2 ** (bit + 1)
-        left.bar(positions, bits[:, bit].tolist(), width=1.0, color="C0", alpha=0.35, label="bit")
-        # the sign of this wave is the bit
-        wave = -(2 * torch.pi * (between + 0.5) / period).sin()
-        left.plot(between, 0.5 + wave / 2, color="C3", linewidth=1, label="wave of its period")
-        left.set_ylabel(f"bit {bit}\nperiod {period}", fontsize=8)
-        left.set_yticks([0, 1])
-        sine = encoding[:, 2 * bit]
-        is_high = (sine >= 0).float().tolist()
-        right.bar(
-            positions,
-            [2 * one for one in is_high],
-            1.0,
-            -1,
-            color="C0",
-            alpha=0.35,
-            label="sine is positive",
-        )
-        right.plot(positions, sine, ".-", color="C3", linewidth=1, markersize=4, label="sine")
-        right.set_ylabel(f"pair {bit}\n{period}π", fontsize=8)
-        right.set_yticks([-1, 0, 1])
-    for axes, title in zip(
-        plots[0], ("bits of the position", "sines, by pair and wavelength"), strict=True
-    ):
-        axes.set_title(title, fontsize=10)
-    for axes in plots[:-1].flat:
-        axes.set_xticklabels([])
-    for axes in plots[-1]:
-        axes.set_xlabel("position")
-        figure.legend(
-            *axes.get_legend_handles_labels(),
-            loc=f"outside lower {'left' if axes is plots[-1, 0] else 'right'}",
-            ncols=2,
-            fontsize=8,
-        )
+        # a bit is 1 in the second half of its period
+        axes.plot(between, -(2 * torch.pi * (between + 0.5) / period).sin(), linewidth=1)
+        axes.axhline(0, color="black", linewidth=0.5)
+        edges = (-0.5, num_positions - 0.5, 1.3, 2.9)
+        shades = {"cmap": "Greys", "vmin": 0, "vmax": 3, "aspect": "auto"}
+        axes.imshow(values[None].numpy(), extent=edges, interpolation="nearest", **shades)
+        for position, value in enumerate(values.int().tolist()):
+            axes.text(position, 2.1, value, ha="center", va="center", fontsize=7)
+        axes.set_ylim(-1.3, 2.9)
+        axes.set_yticks([0, 2.1], [f"wave of period {period}", f"bit {bit}"])
+        axes.set_xticks([])
+    below = plots[-1, 0]
+    sines = encoding[:, ::2].T
+    image = below.imshow(
+        sines.numpy(), cmap=SIGNED, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+    )
+    below.set_title("sines of the encoding: wavelengths of π times the periods above", fontsize=9)
+    below.set_yticks(range(num_bits), [f"pair {pair}" for pair in range(num_bits)])
+    below.set_xlabel("position")
+    figure.colorbar(image, ax=below, label="value")
+    write_message(
+        figure,
+        "Each bit is 1 where a wave of the same period is positive: a sine is like a bit without "
+        "jumps",
+    )
     return figure
 
 
@@ -400,7 +475,7 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
         label="mean |cosine| of a word and a position",
     )
     left.set_yticks(SHARES, [f"{share:g}" for share in SHARES])
-    left.set_ylabel("share, or cosine")
+    left.set_ylabel("share of energy, or |cosine|")
     right.semilogx(
         widths, [one.mean_angle for one in found.values()], "o-", label="mean principal angle"
     )
@@ -410,14 +485,22 @@ def draw_overlaps(found: Mapping[int, Overlap]) -> "Figure":
         "s-",
         label="smallest principal angle",
     )
-    right.axhline(90, color="black", linewidth=0.8, linestyle=":", label="90: no common direction")
-    right.set_ylabel("angle between directions of positions\nand strongest of words, degrees")
+    right.axhline(90, color="black", linewidth=0.8, linestyle=":", label="90 degrees: no overlap")
+    right.set_ylabel("principal angle, degrees")
+    counts = [one.num_directions for one in found.values()]
+    right.set_title(
+        f"subspaces: the {min(counts)} to {max(counts)} strongest directions of the words\n"
+        "and the same number of strongest directions of the positions",
+        fontsize=9,
+    )
+    left.set_title("energy is squared length", fontsize=9)
     for axes in plots[0]:
         axes.set_xticks(widths, widths)
         axes.minorticks_off()
         axes.set_xlabel("d_model")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
+    write_message(figure, "Random words and positions overlap less in wider embeddings")
     return figure
 
 
@@ -460,6 +543,10 @@ def draw_two_orders(
         plots[row, 0].set_ylabel(f"positions:\n{name}")
     figure.colorbar(images["difference"], ax=plots, label="difference")
     figure.colorbar(next(iter(images.values())), ax=plots, label="value")
+    write_message(
+        figure,
+        "An untrained encoder without positions gives each word the same vector in both sentences",
+    )
     return figure
 
 
@@ -473,18 +560,22 @@ def draw_accuracies(found: Mapping[str, Sequence[float]], chance: float) -> "Fig
     Returns:
         The picture.
     """
-    figure, axes = new_figure(6.0, 3.6)
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    figure, axes = new_figure(6.4, 3.6)
     for bar, accuracies in enumerate(found.values()):
         axes.bar(bar, sum(accuracies) / len(accuracies), width=0.6, color=f"C{bar}", alpha=0.5)
         axes.plot([bar] * len(accuracies), accuracies, "o", color=f"C{bar}")
-    axes.bar(0, 0, color="gray", alpha=0.5, label="mean of the seeds")
-    axes.plot([], [], "o", color="gray", label="one seed")
-    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
+    guess = axes.axhline(chance, color="black", linewidth=0.8, linestyle=":")
     axes.set_xticks(range(len(found)), found)
     axes.set_ylim(0, 1.05)
-    axes.set_xlabel("positions")
+    axes.set_xlabel("positional encoding")
     axes.set_ylabel("share of correct sentences")
-    axes.legend(loc="lower left")
+    shapes = Patch(color="grey", alpha=0.5), Line2D([], [], color="grey", marker="o", linestyle="")
+    names = ("mean of the seeds", "one seed", f"random order: {chance:g}")
+    figure.legend((*shapes, guess), names, loc="outside lower center", ncols=3, fontsize=9)
+    write_message(figure, 'A model needs positions to turn "A chases B" into "B flees A"')
     return figure
 
 
@@ -499,30 +590,36 @@ def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float
     Returns:
         The picture.
     """
-    figure, axes = new_figure(7.5, 4.0)
+    figure, axes = new_figure(7.5, 4.4)
     for name, curves in losses.items():
         positions = range(1, curves.shape[1] + 1)
-        (line,) = axes.plot(positions, curves.mean(dim=0), ".-", label=name)
+        (line,) = axes.plot(positions, curves.mean(dim=0), ".-", label=f"{name}, mean")
         axes.fill_between(
             positions,
             curves.min(dim=0).values,
             curves.max(dim=0).values,
             color=line.get_color(),
             alpha=0.2,
+            label=f"{name}, range of {len(curves)} seeds",
         )
-    axes.fill_between([], [], [], color="gray", alpha=0.2, label="range of the seeds")
-    axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="trained lengths")
-    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="chance")
-    axes.set_xlim(0.5, None)
-    axes.set_xlabel("position of the token, counted from 1")
-    axes.set_ylabel("loss, nats per token")
+    length = curves.shape[1]
+    axes.axvspan(0.5, trained_length + 0.5, color="black", alpha=0.06, label="trained positions")
+    axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="random guess")
+    axes.set_xlim(0.5, length + 0.5)
+    axes.set_xlabel(f"position in a sequence of {length} symbols, counted from 1")
+    axes.set_ylabel("loss, nats per symbol")
     axes.grid(alpha=0.3)
-    axes.legend()
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
+    write_message(
+        figure,
+        f"Copying sequences of {length} symbols, trained on sequences of up to {trained_length}: "
+        f"with positions, the loss rises near position {trained_length}",
+    )
     return figure
 
 
 def _plot_heatmap(axes: Any, encoding: Tensor, bound: float | None = None) -> Any:
-    bound = bound or encoding.abs().max().item()
+    bound = encoding.abs().max().item() if bound is None else bound
     image = axes.imshow(
         encoding.numpy(),
         cmap=SIGNED,
@@ -540,21 +637,12 @@ def _plot_heatmap(axes: Any, encoding: Tensor, bound: float | None = None) -> An
 
 def _plot_features(axes: Any, encoding: Tensor, shorter: Tensor, repeat: Repeat | None) -> None:
     """Plot each feature as a line, beside a shorter sentence, with dots at a repeat."""
-    names = ("sine", "cosine") if encoding.shape[1] == NARROW else ("",)
-    for feature, name in enumerate(names):
-        label = f"{name}, {len(encoding)} words".removeprefix(", ")
-        axes.plot(encoding[:, feature], ".-", linewidth=0.8, markersize=3, label=label)
-    axes.plot(shorter, "--", color="black", linewidth=1, label=f"{len(shorter)} words")
+    for feature, values in enumerate(encoding.T):
+        axes.plot(values, ".-", linewidth=0.8, markersize=3, label=f"feature {feature}")
+    axes.plot(shorter, "--", color="black", linewidth=1, label=f"sentence of {len(shorter)} words")
     if repeat is not None:
         both = [repeat.earlier, repeat.position]
-        for feature in range(encoding.shape[1]):
-            axes.plot(both, encoding[both, feature], "o", color="C3")
-        axes.lines[-1].set_label(f"same: {repeat.earlier} and {repeat.position}")
-    handles = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    lowest, highest = axes.get_ylim()
-    # leave space for the legend below the lines
-    axes.set_ylim(lowest - 0.2 * len(handles) * (highest - lowest), highest)
-    axes.legend(handles.values(), handles.keys(), loc="lower right", fontsize=8)
+        axes.plot(both, encoding[both], "o", color="C3", label="two positions that look the same")
     axes.set_xlabel("position")
     axes.set_ylabel("value")
     axes.grid(alpha=0.3)

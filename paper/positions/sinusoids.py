@@ -52,9 +52,11 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
         title="The table that is added to the embeddings",
         says="Each row is the encoding of one position. Each pair of columns is a sine and a "
         f"cosine of one wavelength. {speeds}",
-        figure=pictures.draw_heatmap(encoding),
-        message="Fast pairs on the left tell neighbours apart, slow pairs on the right tell the "
-        "rough position",
+        figure=pictures.draw_heatmap(
+            encoding,
+            f"Sinusoidal encoding (d_model = {d_model}): {len(lengths) - slow} of the "
+            f"{len(lengths)} pairs complete a wave within {num_positions} positions",
+        ),
     )
 
 
@@ -83,7 +85,6 @@ def worked_example(base: float) -> Section:
         columns=("word", "pos", *(f"{kind} {2 * i}" for i in range(3) for kind in ("sin", "cos"))),
         rows=rows,
         figure=pictures.draw_values(encoding, EXAMPLE_WORDS),
-        message="The encoding of the first two words, d_model = 6",
         numbers={"encoding": encoding.tolist()},
     )
 
@@ -125,7 +126,6 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
         columns=("pair i", "sin", "cos", "wavelength", f"waves in {num_positions} positions"),
         rows=rows,
         figure=pictures.draw_waves(d_model, num_positions, base, shown[:4], EXAMPLE_WORDS),
-        message=f"From fast to slow: sines of {len(shown[:4])} of the {d_model // 2} pairs",
     )
 
 
@@ -176,7 +176,6 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_bases(tables),
-        message="The base sets how similar distant positions are, and whether positions repeat",
     )
 
 
@@ -239,10 +238,9 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         rows=rows,
         figure=pictures.draw_reach(
             # beyond twice the distance of its zero a curve shows nothing new
-            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
+            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()},
+            d_model,
         ),
-        message="The larger the base, the further apart are positions that are no longer similar "
-        f"(d_model = {d_model})",
     )
 
 
@@ -296,5 +294,4 @@ def binary(d_model: int, base: float) -> Section:
         ),
         rows=rows,
         figure=pictures.draw_bits(bits[: 2**NUM_BITS], sinusoids[: 2**NUM_BITS]),
-        message="A sine is like a bit without jumps: its sign changes half as often with each pair",
     )
