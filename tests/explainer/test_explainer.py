@@ -710,6 +710,8 @@ class TestPage:
             opened.settled()
             assert sentence in page.locator(".message").inner_text()
             assert opened.translation() == translation
+            # the old translation is pale: it is not the answer
+            assert float(page.locator(".result").evaluate("it => getComputedStyle(it).opacity")) < 1
         page.locator("#sentence").fill("😀 the cat <i>")
         page.locator("#sentence").press("Enter")
         opened.settled()
@@ -754,6 +756,25 @@ class TestPage:
         page.locator("#step").focus()
         page.keyboard.press("ArrowRight")
         assert "step=" in page.url
+
+    def test_a_row_of_the_decoder_says_what_it_reads_and_what_it_writes(
+        self, opened, model, tokenizer
+    ):
+        ids = searched(model, tokenizer, SENTENCE, 4, 0.6)[2]
+        page = opened.open(s=SENTENCE, step=2)
+        names = page.evaluate("fetch('model/model.json').then(it => it.json())")["tokens"]
+        page.locator('#c-heads [data-key="q1"]').focus()
+        said = page.locator("#c-heads .said").inner_text()
+        assert f"reads “{names[ids[0]]}”, and writes “{names[ids[1]]}”, takes " in said
+        # later rows are not computed yet
+        page.locator('#c-heads [data-key="q3"]').dispatch_event("pointerenter")
+        assert page.locator("#c-heads .said").inner_text() == said
+        page.locator("#step").fill("1")
+        opened.settled()
+        assert page.get_by_label("Previous step").is_disabled()
+        page.locator("#step").fill(str(len(ids)))
+        opened.settled()
+        assert page.get_by_label("Next step").is_disabled()
 
     def test_the_tree_says_its_numbers_to_the_keyboard(self, opened):
         page = opened.open(s=SENTENCE)

@@ -134,7 +134,8 @@ async function start() {
   readLink();
   state.beams = Math.round(clamp(state.beams, 1, MOST_BEAMS));
   state.alpha = clamp(state.alpha, 0, MOST_ALPHA);
-  knows.textContent = isDemo ? text.sentence.demo : text.sentence.other(about.corpus);
+  const limit = text.sentence.limit(about.most_tokens);
+  knows.textContent = `${isDemo ? text.sentence.demo : text.sentence.other(about.corpus)} ${limit}`;
   examples.append(
     h("span", { class: "control-name" }, text.sentence.examples),
     ...given.map((sentence) =>
@@ -241,9 +242,11 @@ async function start() {
       message.textContent = says;
       document.body.classList.remove("is-working");
       input.setAttribute("aria-invalid", "true");
+      document.body.classList.add("is-refused");
     };
     message.textContent = "";
     input.removeAttribute("aria-invalid");
+    document.body.classList.remove("is-refused");
     if (!sentence) return refuse(text.sentence.empty);
     if (sentence.length > about.most_characters)
       return refuse(text.sentence.longText(sentence.length, about.most_characters));

@@ -214,6 +214,8 @@ export interface LineSettings {
   /** Query whose lines are shown when no word is pointed at; -1 for all. */
   chosen: number;
   last?: number;
+  /** The word that is written after each query, in the decoder. */
+  written?: string[];
   onChoose: (query: number) => void;
 }
 
@@ -274,7 +276,11 @@ export function attentionLines(settings: LineSettings): HTMLElement {
     if (query >= 0) {
       const mine = parts(lines.filter((one) => one.query === query));
       const listed = mine.map((one) => text.figure.lines.part(share(one.weight), keys[one.key]));
-      said.textContent = text.figure.lines.reads(queries[query], listed.join(", "));
+      said.textContent = text.figure.lines.reads(
+        queries[query],
+        listed.join(", "),
+        settings.written?.[query],
+      );
     } else if (key >= 0) {
       const mine = parts(lines.filter((one) => one.key === key));
       const listed = mine.map((one) => text.figure.lines.by(queries[one.query], share(one.weight)));
@@ -291,7 +297,9 @@ export function attentionLines(settings: LineSettings): HTMLElement {
       },
       ...names.slice(0, count).map((name, index) => {
         const isPale = isQuery && index > last;
-        const point = () => (isQuery ? show(index, -1) : show(-1, index));
+        const point = () => {
+          if (!isPale) show(isQuery ? index : -1, isQuery ? -1 : index);
+        };
         const button = h(
           "button",
           {

@@ -30,9 +30,9 @@ export const text = {
     result: "Translation",
     working: (step: number) => `Searching, step ${step}…`,
     score: (score: string, beams: number, alpha: string) =>
-      `Score ${score}, beam size ${beams}, α = ${alpha}`,
+      `Score ${score} with beam size ${beams} and α = ${alpha}`,
     part: (part: number, count: number) =>
-      `The pictures show sentence ${part} of ${count}: click on another one`,
+      `This and the pictures are of sentence ${part} of ${count}: click on another one`,
     unsure: ({ threshold, poor_below, poor_above, chrf }: Calibration) =>
       "Underlined: the model is unsure, because the mean log P of a token is below " +
       `${threshold.toFixed(2).replace("-", "−")}. In a test ${share(poor_below)} of such ` +
@@ -43,6 +43,7 @@ export const text = {
     longText: (given: number, most: number) =>
       `The sentence must have at most ${most.toLocaleString("en-US")} characters, got ` +
       `${given.toLocaleString("en-US")}. Shorten it.`,
+    limit: (tokens: number) => `A sentence may have up to ${tokens} tokens.`,
     failed: "The model cannot translate this sentence. Try another one.",
     cut: "The search reached its greatest length before an end token",
     demo:
@@ -171,7 +172,9 @@ export const text = {
       says: {
         self:
           "A query says what a token looks for. A key says what a token offers. A value is what a " +
-          "token gives. All three are products of the same row with three learned matrices.",
+          "token gives. All three are products of the same row with three learned matrices. Each " +
+          "head has matrices of its own, so each can look for something else; a single head " +
+          "would average it all.",
         cross:
           "The queries come from the decoder. The keys and the values come from the encoder. This " +
           "is the only place where the translation sees the sentence.",
@@ -190,11 +193,12 @@ export const text = {
       title: (kind: string) => `${kind}: scores become weights`,
       says: {
         self:
-          "A score is the dot product of a query (row) and a key (column), divided by √d_k. The " +
-          "softmax turns each row into weights that sum to 1.",
+          "A score is the dot product of a query (row) and a key (column), divided by √d_k: d_k is " +
+          "the number of columns of Q and K. The softmax turns each row into weights that sum to 1.",
         masked:
           "The mask hides the future: a token must not see the tokens after it. Hidden scores " +
-          "become −∞, and their weights are 0. So training can compute all steps at once.",
+          "become −∞, and their weights are 0. So a training, which knows the whole translation, " +
+          "can compute all rows at once.",
         cross:
           "Each row belongs to a step of the translation, each column to a token of the sentence. " +
           "Nothing is hidden: every step sees the whole sentence.",
@@ -213,12 +217,17 @@ export const text = {
         "A line is a weight: the stronger the line, the more the word on the left takes from the " +
         "word on the right. Point at a word, or move to it with the Tab key.",
       saysStep:
-        "A line is a weight. The lines of the current step are strong. Point at another word, or " +
-        "move to it with the Tab key.",
+        "A line is a weight. A word on the left is the last one that is read; its row writes the " +
+        "word after it. Point at another word, or move to it with the Tab key.",
       heads: "All heads of this layer; choose one",
       query: "reads",
       key: "is read",
-      reads: (word: string, parts: string) => `“${word}” takes ${parts}.`,
+      reads: (word: string, parts: string, written?: string) => {
+        const takes = parts ? `takes ${parts}` : "takes less than 5% from each word";
+        return written === undefined
+          ? `“${word}” ${takes}.`
+          : `The row that reads “${word}”, and writes “${written}”, ${takes}.`;
+      },
       isRead: (word: string, parts: string) =>
         parts ? `“${word}” is read by ${parts}.` : `No word takes 5% or more from “${word}”.`,
       part: (share: string, word: string) => `${share} from “${word}”`,
@@ -239,7 +248,8 @@ export const text = {
       title: (kind: string) => `Add & norm after ${kind.toLowerCase()}`,
       says:
         "The input of the sub-layer is added to its output, so the input stays available. Then " +
-        "each row is scaled to mean 0 and variance 1, times a learned gain, plus a learned bias.",
+        "each row is scaled to mean 0 and variance 1. A learned gain and a learned bias for each " +
+        "column come last, so the rows shown do not have exactly this mean and variance.",
       boxes: { before: "Input", sublayer: "Sub-layer output", norm: "After add & norm" },
       equations: {
         before: String.raw`x`,
@@ -265,7 +275,8 @@ export const text = {
       says: (size: number) =>
         `The last row of the decoder, times the embedding matrix, gives ${size.toLocaleString(
           "en-US",
-        )} logits, one for each token. The softmax makes them probabilities. Here are the highest ten.`,
+        )} logits, one for each token. The softmax makes them probabilities. Here are the highest ten. ` +
+        "Beam search may choose another one than the first.",
       box: "Next token",
       chosen: "chosen",
       equation: String.raw`P(y_t \mid y_{<t}, x) = \operatorname{softmax}(h_t E^\top)`,
@@ -289,7 +300,7 @@ export const text = {
       best: "best translation",
       open: "leads to a complete one",
       dead: "given up later",
-      end: "complete",
+      end: "complete; below a box: log P so far, or = score",
     },
     node: (words: string, logProb: string, total: string) =>
       `“${words}”: log P of this token ${logProb}, of the sequence ${total}`,
@@ -342,8 +353,8 @@ export const text = {
       binary:
         "Every position is different and bounded, but neighbors jump: from 7 to 8, four bits flip.",
       sinusoidal:
-        "Bounded, smooth, different at every position, and an offset is a rotation. The paper takes " +
-        "base b = 10000.",
+        "Bounded and smooth, and an offset is a rotation. With a large base every position is " +
+        "different. The paper takes base b = 10000.",
       learned:
         "A matrix of weights, here as it begins: random. Training writes the rows, with about the " +
         "same BLEU in the paper. But there is no row after the last one that was trained.",
@@ -360,7 +371,9 @@ export const text = {
       `${names.join(" and ")} ${names.length === 1 ? "changes" : "change"} nothing in this code.`,
     heatmap: {
       title: "The table: one row for each position",
-      says: "Fast waves on the left tell neighbors apart. Slow waves on the right tell the rough position.",
+      says:
+        "Waves get slower from left to right, the more so the larger the base is. Fast waves tell " +
+        "neighbors apart, slow waves tell the rough position.",
       saysOther: "Each row is the code of one position.",
       rows: "position",
       columns: "feature",
@@ -370,10 +383,11 @@ export const text = {
       title: "Similarity of every two positions",
       says: (pairs: number, first: string) =>
         pairs
-          ? `${plural(pairs, "pair")} of positions are the same up to a tenth of a step (dots). ${first}`
+          ? `${plural(pairs, "pair")} of positions nearly agree: they are closer than a tenth of ` +
+            `the usual step (dots). ${first}`
           : "No two positions are the same. The similarity is the cosine of two rows.",
       first: (position: number, earlier: number) =>
-        `Position ${position} is the first repeat: it is the same as position ${earlier}.`,
+        `Position ${position} is the first repeat, of position ${earlier}.`,
       oneFeature: " With one feature, the cosine is no more than a sign.",
       label: "Cosine similarity of positions, with marks where two positions collide",
     },
@@ -381,7 +395,7 @@ export const text = {
       title: "Dot product against distance",
       says: {
         fixed:
-          "The band around the line has no width: the dot product depends on the distance alone.",
+          "At each distance all pairs of positions have the same dot product.",
         varies:
           "The band shows the lowest and the highest value at each distance: the dot product also depends on the two positions.",
       },
@@ -434,7 +448,7 @@ export const text = {
       across: "code of the position",
       upward: "k later",
       successors: "Code of each position, and the code k positions later",
-      equation: String.raw`\begin{aligned} \begin{pmatrix} \sin \omega (pos + k) \\ \cos \omega (pos + k) \end{pmatrix} &= R_k \begin{pmatrix} \sin \omega \, pos \\ \cos \omega \, pos \end{pmatrix} \\[0.4em] R_k &= \begin{pmatrix} \cos \omega k & \sin \omega k \\ -\sin \omega k & \cos \omega k \end{pmatrix} \end{aligned}`,
+      equation: String.raw`\begin{aligned} \begin{pmatrix} \sin \omega (pos + k) \\ \cos \omega (pos + k) \end{pmatrix} &= M_k \begin{pmatrix} \sin \omega \, pos \\ \cos \omega \, pos \end{pmatrix} \\[0.4em] M_k &= \begin{pmatrix} \cos \omega k & \sin \omega k \\ -\sin \omega k & \cos \omega k \end{pmatrix} \end{aligned}`,
       pair: (pair: number) => `pair ${pair}`,
       turn: (degrees: string) => `${degrees}°`,
       label: (pair: number, degrees: string) =>
@@ -444,7 +458,8 @@ export const text = {
       title: "A sine is a bit without jumps",
       says:
         "Bit 0 changes in every step, bit 1 in every second step, bit 2 in every fourth. A wave of " +
-        "the same period follows each bit. Sinusoids are a smooth binary number.",
+        "the same period follows each bit. So sinusoids are like a smooth binary number. Their " +
+        "periods begin at 2π, and grow by the factor b^(2/d) from pair to pair.",
       bit: (bit: number, period: number) => `bit ${bit}, period ${period}`,
       label: (pos: number, bits: string) =>
         `Bits of the positions with waves of matching period; position ${pos} is ${bits}`,

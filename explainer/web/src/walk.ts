@@ -10,6 +10,7 @@ import {
   heatBox,
   type HeatSettings,
   heatmap,
+  type LineSettings,
   numberTable,
   numbersOf,
   refill,
@@ -62,7 +63,7 @@ function attentionCards(
   numHeads: number,
   setHead: (head: number) => void,
   before: Table,
-  choose: { chosen: number; onChoose: (query: number) => void },
+  choose: Pick<LineSettings, "chosen" | "onChoose" | "written">,
 ): HTMLElement[] {
   const mode = id === "e" ? "self" : id === "d" ? "masked" : "cross";
   const kind = { e: words.encoder.attention, d: words.decoder.masked, c: words.decoder.cross }[id];
@@ -332,6 +333,8 @@ export function walkSection(model: Model) {
       },
       symbol,
     );
+  const backButton = stepButton("‹", words.decoder.back, -1);
+  const nextButton = stepButton("›", words.decoder.next, 1);
 
   function drawSource() {
     if (!walk) return;
@@ -426,6 +429,7 @@ export function walkSection(model: Model) {
     };
     const choose = {
       chosen: current,
+      written: outputs.map((id) => model.nameOf(id)),
       onChoose: (query: number) => {
         moveTo(query + 1);
         stepSlider.set(state.step);
@@ -477,6 +481,8 @@ export function walkSection(model: Model) {
       ...feedForwardCards("d", `${prefix}.ff`, values, values[`${prefix}.cross.norm`], rows),
       nextCard(values.logits, current, outputs[current]),
     );
+    backButton.disabled = current === 0;
+    nextButton.disabled = current === outputs.length - 1;
     watch();
   }
 
@@ -598,9 +604,9 @@ export function walkSection(model: Model) {
             h(
               "div",
               { class: "steps" },
-              stepButton("‹", words.decoder.back, -1),
+              backButton,
               stepSlider.element,
-              stepButton("›", words.decoder.next, 1),
+              nextButton,
             ),
             decoderLayer.element,
             decoderHead.element,
