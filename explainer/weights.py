@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -47,7 +48,7 @@ def share_weights(files: Sequence[Path]):
                 kept.append(_external(name, stored, places[key]))
                 for kind in kinds:
                     result = tensor.name if kind == "Cast" else f"{name}.T"
-                    options = {"to": TensorProto.FLOAT} if kind == "Cast" else {}
+                    options: dict[str, Any] = {"to": TensorProto.FLOAT} if kind == "Cast" else {}
                     nodes.append(helper.make_node(kind, [name], [result], **options))
                     name = result
             nodes.extend(program.graph.node)

@@ -296,7 +296,7 @@ def draw_candidates(
             _plot_features(axes, encoding, shorter[name], repeats[name])
         axes.set_title(f"{name}\n{NOTES[name.lstrip('0123456789 ')]}", fontsize=9)
     figure.colorbar(image, ax=plots, label="value, in the panels with colours", aspect=40)
-    lines = {}
+    lines: dict[str, Any] = {}
     for axes in plots.flat:
         handles, labels = axes.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))
