@@ -173,8 +173,8 @@ export const text = {
         self:
           "A query says what a token looks for. A key says what a token offers. A value is what a " +
           "token gives. All three are products of the same row with three learned matrices. Each " +
-          "head has matrices of its own, so each can look for something else; a single head " +
-          "would average it all.",
+          "head has matrices of its own, so each head can look for something else. A single head " +
+          "would mix all that it finds in one average.",
         cross:
           "The queries come from the decoder. The keys and the values come from the encoder. This " +
           "is the only place where the translation sees the sentence.",
@@ -289,8 +289,9 @@ export const text = {
     title: "Beam search: keep several beginnings alive",
     lead:
       "The model gives probabilities of the next token only. Search builds sentences from them. In " +
-      "each step, beam search extends every open beginning, and keeps the best. A beginning that " +
-      "ends with </s> is complete. The thick path is the translation.",
+      "each step, beam search extends every open beginning, and keeps as many of the best as the " +
+      "beam size says; with beam size 1 this is greedy search. A beginning that ends with </s> is " +
+      "complete, and stands beside the open ones. The thick path is the translation.",
     beams: "Beam size",
     alpha: "Length penalty α",
     tree: (steps: number, nodes: number) =>
@@ -311,7 +312,7 @@ export const text = {
     says:
       "Each token adds a negative number to log P, so log P alone prefers short sentences. The " +
       "length penalty lp balances this. α = 0 compares log P alone; a larger α favors longer " +
-      "sentences. Beam size 1 is greedy search.",
+      "sentences. |y| is the number of tokens, </s> included.",
     equation: String.raw`\begin{aligned} \text{score}(y) &= \frac{\log P(y \mid x)}{lp(y)} \\[0.6em] lp(y) &= \left( \frac{5 + |y|}{6} \right)^{\alpha} \end{aligned}`,
     penaltyTitle: "Why divide by lp?",
   },
@@ -353,8 +354,9 @@ export const text = {
       binary:
         "Every position is different and bounded, but neighbors jump: from 7 to 8, four bits flip.",
       sinusoidal:
-        "Bounded and smooth, and an offset is a rotation. With a large base every position is " +
-        "different. The paper takes base b = 10000.",
+        "Bounded and smooth, and with a large base every position is different. An offset is one " +
+        "rotation, so a head can learn “five tokens back” once, for all positions. The paper takes " +
+        "base b = 10000, with which few pairs are enough.",
       learned:
         "A matrix of weights, here as it begins: random. Training writes the rows, with about the " +
         "same BLEU in the paper. But there is no row after the last one that was trained.",
