@@ -97,7 +97,7 @@ PRIVATE_NAMES = {
     "datasets.arrow_dataset": ("_fingerprint",),
     "datasets.builder": ("_generate_tables", "_info", "_split_generators"),
     "torch": ("_assert_async", "_foreach_add_", "_foreach_mul_", "_foreach_sub"),
-    "torch.cpu": ("_is_vnni_supported",),
+    "torch.cpu": ("_is_amx_tile_supported", "_is_avx512_bf16_supported", "_is_vnni_supported"),
     "torch.nn.Module": ("_compiled_call_impl",),
     "torch.Tensor": ("_backward_hooks",),
     "torch.nn.modules.module": (

@@ -45,7 +45,13 @@ from .evaluation_sets import read_files, read_sacrebleu_set, refuse_sacrebleu_se
 from .recipe import RECIPE_FILE
 from .run_folder.environment import read_environment
 from .run_folder.files import SCORES_FILE, describe_average, hold_run, read_recipe, read_scores
-from .run_folder.model_card import COMPOUND_BLEU, METRICS, format_intervals, write_model_card
+from .run_folder.model_card import (
+    COMPOUND_BLEU,
+    METRICS,
+    format_intervals,
+    is_of_other_weights,
+    write_model_card,
+)
 from .scoring import (
     COMET_MODEL,
     comet_program,
@@ -405,6 +411,7 @@ def _load_texts(task: Evaluation) -> list[list[str]]:
         raise ValueError(
             f"split must be one of {', '.join(splits)}, got {task.split!r}."
             + closest_name(task.split, list(splits))
+            + " --source and --reference take a test set from text files."
         )
     return texts_of(splits[task.split].with_format("arrow")[:], languages, task.split)
 
@@ -430,7 +437,15 @@ def _translations_to_compare(
     is_itself = other.resolve() in (Path(task.run).resolve(), task.folder.resolve())
     own = _file_name(task.data_name_parts)
     keys = [own] if is_itself else [key, task.split or own]
-    return _saved_translations(other, keys, sources, references)
+    found, translations = _saved_translations(other, keys, sources, references)
+    score, average = read_scores(other).get(found, {}), describe_average(other)
+    if average is not None and is_of_other_weights(score, average):
+        raise ValueError(
+            f"against must be a run whose translations are its model's, got {other} with "
+            f"translations by {score['average']}, while the model is {average}: evaluate that run "
+            "first."
+        )
+    return found, translations
 
 
 def _save_translations(

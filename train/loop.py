@@ -274,6 +274,8 @@ def _say_finished(run: Run):
         reason = f"more max_minutes than {config.max_minutes:g}"
     else:
         reason = f"more max_steps than {config.max_steps:,}"
+        if config.max_minutes is not None:
+            reason += f", and more max_minutes than {config.max_minutes:g} if they are over"
     logger.info("The run has ended with step %d: to continue it, give %s.", run.steps_done, reason)
 
 

@@ -82,7 +82,9 @@ def measure(config: TrainConfig) -> str:
     if costs.steps_per_epoch is not None:
         epochs = num_steps / costs.steps_per_epoch
         facts["epochs"] = f"{epochs:.3g}, of {costs.steps_per_epoch:,} steps"
-    facts["training"] = f"{timedelta(seconds=round(in_all))} hours, after the preparation"
+    facts["training"] = (
+        f"{timedelta(seconds=round(in_all))} (hours:minutes:seconds), after the preparation"
+    )
     return group("measured", facts)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 import yaml
 
 from ..console import shown
@@ -155,6 +156,7 @@ REASONS = {
     "eval_every_steps": "Steps between two evaluations of the validation loss.",
     "save_every_steps num_averaged_checkpoints": "The model of the run is the mean of its last "
     "checkpoints, section 6.1.",
+    "precision": "This machine has instructions for bf16. Set fp32 on a machine that has none.",
     MINUTES: "The run ends after these minutes at the latest. The numbers of steps above fit into "
     "this time on the machine that wrote the recipe: a step took {seconds} seconds.",
 }
@@ -310,8 +312,9 @@ def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainC
         most_steps: Largest number of steps.
 
     Returns:
-        The rule for this number, and the settings of its run. The numbers of steps grow with the
-        square root of the number of pairs, as between the kept runs on 29,000 and on 416,210 pairs.
+        The rule for this number, and the settings of its run, in bf16 where this machine has
+        instructions for it. The numbers of steps grow with the square root of the number of pairs,
+        as between the kept runs on 29,000 and on 416,210 pairs.
     """
     rule = next(rule for rule in RULES if pairs < rule.below)
     config = rule.config
@@ -324,7 +327,16 @@ def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainC
         setattr(config, name, max(fewest, round(growth * getattr(config, name))))
     # the highest learning rate stays the one of the run
     config.learning_rate_factor = round(config.learning_rate_factor * math.sqrt(growth), 3)
+    if has_fast_bf16():
+        config.precision = "bf16"
     return rule, config
+
+
+def has_fast_bf16() -> bool:
+    """Return whether the GPU, or without one the CPU, has instructions for bf16."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def _steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
@@ -391,7 +403,6 @@ def recipe_for(
             f"{counts}.",
             f"Written by `vanilla-transformer new` for `vanilla-transformer train {path}`.",
             f"The settings are those of one run, adapted to this number of pairs: {rule.run}.",
-            "On a GPU, and on a CPU with bf16 instructions, `--precision bf16` is faster.",
         ),
         *_explained(corpus, CORPUS_REASONS, facts),
         *_explained(settings, REASONS, facts),

@@ -296,8 +296,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     output.add_argument(
         "--num_return_sequences",
         type=int,
-        help="number of translations of each line, best first: an n-best list, with lines "
-        "NUMBER ||| TRANSLATION, where NUMBER is that of the line, from 0",
+        help="number of translations of each line, at most num_beams, best first: an n-best list, "
+        "with lines NUMBER ||| TRANSLATION, where NUMBER is that of the line, from 0",
     )
     output.add_argument(
         "--scores",

@@ -308,6 +308,13 @@ def test_two_runs_are_compared_by_saved_translations(run, tmp_path, capsys):
     assert comparison["chrf"]["score"] == pytest.approx(kept(run)["validation"]["chrf"])
     assert f"against validation of {other}, paired bootstrap" in out
     assert f"p = {comparison['chrf']['p_value']:.4f}   {comparison['chrf']['signature']}" in out
+    # translations by weights that a later training has replaced
+    older = Path(shutil.copytree(other, tmp_path / "older"))
+    scores = kept(older)
+    scores["validation"]["average"] = "the mean of 2 checkpoints, of steps 1, 2"
+    (older / "scores.json").write_text(json.dumps(scores))
+    with pytest.raises(ValueError, match=r"whose translations are its model's, got .* steps 1, 2"):
+        evaluate(str(run), split="validation", against=str(older))
     # the same translations again, and a comparison with a third run
     third = Path(shutil.copytree(other, tmp_path / "third"))
     evaluate(str(run), split="validation")

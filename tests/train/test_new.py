@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from document_blocks import ROOT, SMALL
 from train_toys import WORDS
@@ -178,6 +179,17 @@ def test_a_recipe_for_a_time_has_the_steps_that_were_measured(folder, monkeypatc
     assert settings["max_steps"] == int((0.95 * 600 - 12 * 2 - 30 * 1) / 0.5)
     assert settings["max_minutes"] == 10
     assert "a step took 0.5 seconds" in Path("mine.yaml").read_text()
+
+
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_a_recipe_has_bf16_where_the_machine_has_instructions_for_it(is_fast, folder, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: is_fast)
+    new(folder)
+    text = Path("mine.yaml").read_text(encoding="utf-8")
+    assert load_config("mine.yaml").precision == ("bf16" if is_fast else "fp32")
+    assert ("instructions for bf16" in text) == is_fast
 
 
 def test_a_time_without_a_hundred_steps_is_refused(folder, capsys, monkeypatch):

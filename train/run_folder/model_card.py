@@ -143,7 +143,7 @@ def _metadata(
         for key, score in scores.items()
         # a score with other data, another search or other weights is not a result of this model
         if key == score["split"]
-        and not _is_of_other_weights(score, average)
+        and not is_of_other_weights(score, average)
         and _other_search(key, score, config) is None
         for metric, label in METRICS.items()
         if metric in score
@@ -195,7 +195,7 @@ def _results(
     lines = [f"| split | sentences | {' | '.join(labels.values())} | exact match |"]
     lines += ["|---" * (len(labels) + 3) + "|"]
     for key, score in scores.items():
-        is_other, search = _is_of_other_weights(score, average), _other_search(key, score, config)
+        is_other, search = is_of_other_weights(score, average), _other_search(key, score, config)
         cells = [
             key
             + (f", of other weights: {score['average']}" if is_other else "")
@@ -223,7 +223,7 @@ def _results(
         lines += [f"- {key}: {describe_leaks(found)}" for key, found in leaks.items()]
     for key, score in scores.items():
         for other, comparison in score.get("against", {}).items():
-            shown = f"{key}, of other weights," if _is_of_other_weights(score, average) else key
+            shown = f"{key}, of other weights," if is_of_other_weights(score, average) else key
             lines += ["", f"{shown} against {other}, paired bootstrap, 95% confidence:", ""]
             lines += [
                 f"- {METRICS[name]} {result['score']:.2f} ± {result['ci']:.2f} against "
@@ -257,7 +257,7 @@ def format_intervals(intervals: Mapping[str, Any]) -> str:
     return f"{found}   {intervals['signature']}"
 
 
-def _is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:
+def is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:
     """Return whether a score belongs to weights that a later average has replaced."""
     return score.get("average", average) != average
 
@@ -281,7 +281,7 @@ def _examples(
 ) -> list[str]:
     """Return a table with the first sentences of a split of the run's dataset."""
     own = [key for key, score in scores.items() if key == score["split"]]
-    split = min(own, key=lambda key: _is_of_other_weights(scores[key], average), default=None)
+    split = min(own, key=lambda key: is_of_other_weights(scores[key], average), default=None)
     if split is None:
         return []
     sides = ("source", "reference", "translation")
@@ -296,7 +296,7 @@ def _examples(
                 f"{path} must have as many lines as {paths[0].name}, {len(columns[0]):,}, got "
                 f"{len(column):,}: evaluate the run again."
             )
-    others = ", by other weights" if _is_of_other_weights(scores[split], average) else ""
+    others = ", by other weights" if is_of_other_weights(scores[split], average) else ""
     lines = [f"The first sentences of {split}{others}; `hypotheses/` contains all.", ""]
     lines += ["| source | reference | translation |", "|---|---|---|"]
     for row in itertools.islice(zip(*columns, strict=True), EXAMPLES):
