@@ -47,8 +47,9 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ValueError: If a folder has no logged loss.
     """
     metrics = {run: read_metrics(Path(run)) for run in dict.fromkeys(flags.runs)}
-    for run, lines in metrics.items():
-        if not logged(lines, "loss")[0]:
+    trained = {run: logged(lines, "loss") for run, lines in metrics.items()}
+    for run, (steps, _) in trained.items():
+        if not steps:
             raise ValueError(
                 f"RUN must be a run folder with training losses in {METRICS_FILE}, got {run} "
                 "without any."
@@ -74,6 +75,10 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         ),
         rows=rows,
         figure=draw_curves(metrics),
+        message="; ".join(
+            f"{run}: training loss {losses[0]:.2f} at first, {losses[-1]:.2f} at step {steps[-1]:,}"
+            for run, (steps, losses) in trained.items()
+        ),
     )
 
 

@@ -22,7 +22,7 @@ from ..train.config import TrainConfig
 from ..train.step import smoothed_loss_sum
 from .positional_encoding import model_encoding
 from .study import Section
-from .trained import add_model_flag, load_trained
+from .trained import add_optional_model_flag, load_trained
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -31,6 +31,7 @@ VOCAB_SIZE = TrainConfig.vocab_size
 NUM_TOKENS = 64
 NUM_POSITIONS = 64
 ROWS = ("C4", "base", "big")
+ROWS_OF_TABLE_3 = "C4, base, big: rows of Table 3"
 # the size of random embeddings does not depend on the size of the vocabulary
 FEW_TOKENS = 2_000
 MATRICES = ("shared matrix, or source embedding", "target embedding", "output projection")
@@ -143,7 +144,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     Args:
         parser: Parser of the command line.
     """
-    add_model_flag(parser, default=None)
+    add_optional_model_flag(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
 
 
@@ -198,6 +199,7 @@ def _one_hot_section() -> Section:
             ["look-up", 0, bytes_of_ids, 1e3 * look_up_seconds, difference],
         ],
         figure=_draw_one_hot(),
+        message="A product with one-hot rows selects the framed rows, as a look-up does",
         numbers={"equal": torch.equal(product, looked_up)},
     )
 
@@ -290,6 +292,8 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
             for name, size in found.items()
         ],
         figure=_draw_sizes(found),
+        message="The factor sqrt(d_model) gives words a size similar to that of positions "
+        f"({ROWS_OF_TABLE_3}{f'; this model: {run}' if own else ''})",
     )
 
 
@@ -312,7 +316,7 @@ def _draw_sizes(found: Mapping[str, EmbeddingSize]) -> "Figure":
     axes.invert_yaxis()
     axes.margins(x=0.12)
     axes.set_xlabel("root mean square")
-    figure.legend(loc="outside upper center", ncols=3, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -349,6 +353,8 @@ def _tie_section() -> Section:
         columns=("use", "in figure 1", "parameter", "norm of the gradient of this use"),
         rows=[[use, where, name, norms[use]] for use, (where, name) in USES.items()],
         figure=_draw_parameters(counts),
+        message="One matrix for three uses saves two matrices "
+        f"({VOCAB_SIZE:,} tokens; {ROWS_OF_TABLE_3})",
         numbers={"parameters": parameters, "gradient_difference": difference},
     )
 
@@ -370,7 +376,7 @@ def _draw_parameters(counts: Mapping[str, Sequence[ParameterCount]]) -> "Figure"
     axes.invert_yaxis()
     axes.margins(x=0.08)
     axes.set_xlabel("parameters (millions)")
-    figure.legend(loc="outside upper center", ncols=4, fontsize=8)
+    figure.legend(loc="outside lower center", ncols=4, fontsize=8)
     return figure
 
 

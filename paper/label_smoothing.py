@@ -318,6 +318,8 @@ def _target_section(smoothings: Sequence[float]) -> Section:
         ),
         rows=rows,
         figure=figure,
+        message="Label smoothing gives epsilon of the true token's probability (orange) to all "
+        "tokens alike",
     )
 
 
@@ -335,7 +337,9 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
         lowest_loss = float(loss_at(torch.tensor([lowest], dtype=torch.double), BASE_VOCAB, value))
         (line,) = axes.plot(probability, losses, label=f"epsilon {value:g}")
         axes.axhline(least_loss(BASE_VOCAB, value), color=line.get_color(), ls=":", linewidth=1)
-        axes.plot(lowest, lowest_loss, "o", color=line.get_color())
+        # without smoothing the loss has no minimum
+        if lowest < SURE:
+            axes.plot(lowest, lowest_loss, "o", color=line.get_color())
         rows.append(
             [
                 value,
@@ -350,7 +354,7 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
     axes.set_xlabel("probability that the model gives the true token")
     axes.set_ylabel("loss (nats)")
     axes.grid(alpha=0.3)
-    axes.legend(title="dotted: entropy of the target")
+    axes.legend(title="dot: lowest loss\ndotted: entropy of the target")
     last = rows[-1]
     says = (
         "The package's loss against the probability of the true token; the other "
@@ -378,6 +382,8 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
         ),
         rows=rows,
         figure=figure,
+        message="With label smoothing, a probability near 1 raises the loss "
+        f"(vocabulary of {BASE_VOCAB:,} tokens)",
     )
 
 
@@ -425,6 +431,8 @@ def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sect
         ),
         rows=rows,
         figure=draw_calibration(found),
+        message="Label smoothing makes a model less confident; a dot is one of the "
+        f"{len(table)} words of a toy language",
     )
 
 

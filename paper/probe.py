@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..console import add_trust_flag
-from ..drawing import new_figure
+from ..drawing import new_figure, write_message
 from ..records import read_text
 from . import order_task
 from .order_task import COPYING, WHO_CHASES_WHOM
@@ -274,21 +274,26 @@ def draw_probe(found: Sequence[Mapping[str, Mapping[str, Probed]]]) -> "Figure":
         names = [name for name in found[0][stack] if name != WORDS]
         runs = [[one[stack][name].accuracy for name in names] for one in found]
         alone = [one[stack][WORDS].accuracy for one in found]
-        for accuracies in runs:
-            axes.plot(range(len(names)), accuracies, "o", color="C0", alpha=0.5, markersize=4)
+        for number, accuracies in enumerate(runs):
+            label = None if number else "state, one run"
+            axes.plot(range(len(names)), accuracies, "o", color="C0", alpha=0.5, ms=4, label=label)
         means = [_mean(values) for values in zip(*runs, strict=True)]
         axes.plot(range(len(names)), means, color="C0", label="state, mean of the runs")
         axes.axhline(_mean(alone), color="C1", linestyle="--", label="word without position")
+        chance = 1 / NUM_POSITIONS
+        axes.axhline(chance, color="black", lw=0.8, ls=":", label=f"random guess: {chance:.2f}")
         axes.set_xticks(range(len(names)), [name.replace(" + ", "\n+ ") for name in names])
         axes.tick_params(axis="x", labelsize=8)
         axes.set_ylim(0, 1.05)
         axes.set_title(stack, fontsize=10)
-    both.flat[0].set_ylabel("tokens with exact position")
-    both.flat[0].legend(fontsize=8, loc="lower left")
+    both.flat[0].set_ylabel(f"tokens with exact position\n(first {NUM_POSITIONS} positions)")
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=8
+    )
     last = list(found[0]["encoder"])[-1]
     share = _mean([one["encoder"][last].accuracy for one in found])
-    figure.suptitle(
-        f"A linear map reads the position of {share:.0%} of the source tokens {last}", fontsize=11
+    write_message(
+        figure, f"A linear map reads the position of {share:.0%} of the source tokens {last}"
     )
     return figure
 
@@ -360,15 +365,16 @@ def draw_losses(found: Mapping[str, Sequence[float]], chance: float) -> "Figure"
     """
     figure, axes = new_figure(6.4, 3.4)
     for bar, losses in enumerate(found.values()):
-        axes.bar(bar, _mean(losses), width=0.6, color=f"C{bar}", alpha=0.5)
-        axes.plot([bar] * len(losses), losses, "o", color="black", markersize=3)
+        labels = (None, None) if bar else ("mean of the seeds", "one seed")
+        axes.bar(bar, _mean(losses), width=0.6, color="C0", alpha=0.5, label=labels[0])
+        axes.plot([bar] * len(losses), losses, "o", color="black", ms=3, label=labels[1])
     axes.axhline(chance, color="black", linewidth=0.8, linestyle=":", label="random guess")
     axes.set_xticks(range(len(found)), found)
-    axes.set_xlabel("positions")
+    axes.set_xlabel("positional encoding")
     axes.set_ylabel("loss, nats per symbol")
     best = min(found, key=lambda name: _mean(found[name]))
-    axes.set_title(f"Copying {LENGTH} symbols: “{best}” has the lowest mean loss", fontsize=11)
-    axes.legend()
+    write_message(figure, f"Copying {LENGTH} symbols: “{best}” has the lowest mean loss")
+    figure.legend(loc="outside lower center", ncols=3, fontsize=9)
     return figure
 
 

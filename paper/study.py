@@ -38,6 +38,7 @@ class Section:
         message: What the figure shows, in one sentence that is written above it.
         drawing: The picture as SVG, instead of `figure`.
         numbers: Other results for the JSON file.
+        is_printed_only: Whether the section is not written to the study's folder.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Section:
     message: str = ""
     drawing: str | None = None
     numbers: Mapping[str, Any] = field(default_factory=dict)
+    is_printed_only: bool = False
 
     def has_picture(self) -> bool:
         """Return whether the section has a picture.
@@ -210,13 +212,16 @@ def show_study(
     with held(folder):
         try:
             for section in sections:
-                done.append(section)
+                if not section.is_printed_only:
+                    done.append(section)
                 sys.stdout.write(f"{section.text()}\n")
                 sys.stdout.flush()
         finally:
             # keep the finished sections after an error or an interrupt
             if done:
                 write_study(folder, title, done, environment_facts(), pictures)
+    if not done:
+        return
     has_pictures = any(section.has_picture() for section in done)
     content = "the findings with their pictures" if has_pictures else "the findings"
     sys.stdout.write(f"{folder / PAGE} has {content}\n")

@@ -144,6 +144,10 @@ def _growth_section(
         "d": "A product with weights grows with the square of the width. Attention itself has no "
         "weights and grows linearly, so attention is cheap in wide layers.",
     }[letter]
+    message = {
+        "n": "Self-attention grows with the square of the length n, all other kinds linearly",
+        "d": "Products with weights grow with the square of the width d, attention linearly",
+    }[letter]
     return Section(
         name=name,
         title=f"Complexity per layer, against the {word}",
@@ -166,6 +170,7 @@ def _growth_section(
         ),
         rows=rows,
         figure=_draw_growth(costs, sizes, letter),
+        message=f"{message} ({other})",
         numbers={
             "sizes": list(sizes),
             "costs": {kind: [cost._asdict() for cost in own] for kind, own in costs.items()},
@@ -244,6 +249,8 @@ def _memory_section(
         columns=[*columns, "peak MB"] if has_peak else columns,
         rows=rows,
         figure=_draw_memory(by_length, sizes.lengths),
+        message="Only equation (1) as written keeps memory that grows with the square of the "
+        f"length n (d = {sizes.width:,})",
     )
 
 
@@ -296,6 +303,8 @@ def _recurrence_section(costs: Mapping[str, Sequence[Cost]], sizes: Sizes) -> Se
         ),
         rows=rows,
         figure=_draw_recurrence(rows),
+        message="Self-attention needs fewer FLOPs than a recurrence if n is smaller than d "
+        f"(d = {sizes.width:,}; below 1, attention costs less)",
     )
 
 
@@ -340,6 +349,7 @@ def _chain_section(flags: argparse.Namespace) -> Section:
             {row[0]: row[2 : 2 + len(SHORT_LENGTHS)] for row in rows},
             "operations in the longest chain",
         ),
+        message="In a recurrence, each position adds operations that must wait for others",
     )
 
 
@@ -379,6 +389,8 @@ def _path_section(flags: argparse.Namespace) -> Section:
         columns=("layer", "the paper", "exact formula", *(f"n = {n}" for n in SHORT_LENGTHS)),
         rows=[[kind, formulas[kind], exact[kind], *measured[kind]] for kind in formulas],
         figure=_draw_against_length(measured, "path length from the first position to the last"),
+        message="Self-attention connects any two positions in one step "
+        f"(k = {flags.kernel}, r = {flags.neighbourhood})",
         numbers={"computed": computed},
     )
 

@@ -194,7 +194,7 @@ class ScoredRun(NamedTuple):
     """An evaluated run of this package.
 
     Attributes:
-        name: Name of the run folder.
+        name: Path of the run folder in the folder of results.
         corpus: Corpus of training and evaluation.
         split: Split of the corpus.
         direction: Languages, "en-de".
@@ -217,7 +217,7 @@ class ScoredRun(NamedTuple):
 
 
 def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
-    """Read the BLEU of every run folder in a folder.
+    """Read the BLEU of every run folder in a folder and its subfolders.
 
     Args:
         folder: Folder of run folders; it need not exist.
@@ -227,7 +227,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
         Runs with a BLEU score, sorted by name, one entry per split.
     """
     runs = []
-    for path in sorted(folder.glob(f"*/{SCORES_FILE}")):
+    for path in sorted(folder.rglob(SCORES_FILE)):
         run = path.parent
         if not (run / RECIPE_FILE).is_file():
             continue
@@ -241,7 +241,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
             flops = sum(training_flops(config, sentence_length).values())
         runs += [
             ScoredRun(
-                run.name,
+                run.relative_to(folder).as_posix(),
                 " ".join(filter(None, (scores["dataset"], scores["name"]))),
                 scores["split"] or "",
                 f"{scores['source_lang']}-{scores['target_lang']}",
@@ -319,14 +319,16 @@ def _draw_work(counted: dict[str, dict[str, float]]) -> "Figure":
     figure, plots = new_figure(9.0, 3.2, columns=2)
     for axes, training in zip(plots[0], TRAININGS, strict=True):
         name = training.system.name
-        bottom = 0.0
+        bottom, total = 0.0, sum(counted[name].values())
         for number, (part, flops) in enumerate(counted[name].items()):
-            axes.bar("counted", flops, bottom=bottom, label=part, color=f"C{number}", width=0.6)
+            # a part of one percent cannot be seen
+            label = f"{part}: {flops / total:.1%}"
+            axes.bar("counted", flops, bottom=bottom, label=label, color=f"C{number}", width=0.6)
             bottom += flops
         axes.bar("the paper's\nestimate", training.system.flops_de, color="0.75", width=0.6)
         axes.set_title(name)
         axes.set_ylabel("FLOPs of training")
-    plots[0][0].legend(loc="upper left", fontsize=9)
+        axes.legend(loc="upper left", fontsize=9)
     return figure
 
 

@@ -15,22 +15,35 @@ EVERYDAY = "runs/everyday-fp16"
 
 
 def add_model_flag(
-    parser: argparse.ArgumentParser | argparse._ArgumentGroup, default: str | None = DEMO
+    parser: argparse.ArgumentParser | argparse._ArgumentGroup,
+    default: str | None = DEMO,
+    without: str = "by default no trained model",
 ) -> None:
     """Add the flag `--model` to the flags of a study.
 
     Args:
         parser: Parser of the study, or a group of its flags.
         default: Model to use without the flag; None for no model.
+        without: Help text about the default if it is None.
     """
     parser.add_argument(
         "--model",
         metavar="RUN",
         default=default,
         help="run folder, model folder or Hub name"
-        + (" (%(default)s)" if default else "; by default no trained model"),
+        + (" (%(default)s)" if default else f"; {without}"),
     )
     add_trust_flag(parser)
+
+
+def add_optional_model_flag(parser: argparse.ArgumentParser) -> None:
+    """Add the flag `--model` to a study that takes the demo if it exists, or no trained model.
+
+    Args:
+        parser: Parser of the study.
+    """
+    default = DEMO if Path(DEMO).is_dir() else None
+    add_model_flag(parser, default, without=f"by default {DEMO} if it exists")
 
 
 def page_model() -> str:

@@ -119,7 +119,7 @@ def alignment_section(
         rows=[list(link) for link in links],
         figure=_draw_alignment(weights.by_word(), links, index),
         message="A word of the translation takes most from the source words that it translates "
-        "(with its number: the source word with the highest weight)",
+        "(with a number: the source word with the highest weight, </s> left out)",
         numbers={
             "count_aligned_to_themselves": total,
             "aligned_to_themselves": [right for right, _ in found],

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ... import sinusoidal_encoding
 from ..positional_encoding import PAPER_BASE, model_encoding
 from ..study import Section
-from ..trained import add_model_flag, load_trained
+from ..trained import add_optional_model_flag, load_trained
 from .combination import addition, concatenation, trained_addition
 from .comparison import candidates, desired_properties, more_pairs, property_rules
 from .offsets import direction, dot_products, offset_maps
@@ -37,7 +37,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--num_positions", type=int, default=64, help="number of positions (%(default)s)"
     )
-    add_model_flag(parser, default=None)
+    add_optional_model_flag(parser)
     parser.add_argument("--seed", type=int, default=0, help="random seed (%(default)s)")
     parser.add_argument(
         "--no_train", action="store_true", help="skip the sections that train small models"

@@ -117,13 +117,14 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
     axes.plot(offsets, both_sides(mean), label="mean over positions")
     axes.set_xlabel("distance k, in positions")
     axes.set_ylabel("PE(pos) · PE(pos + k)")
+    axes.set_ylim(bottom=min(0.0, float(lowest.min())))
     axes.grid(alpha=0.3)
     if is_thin:
         depends = "only on their distance"
     else:
         depends = "on their distance and on the position"
         axes.legend()
-    width = f"{exact.shape[1]} features"
+    width = f"d_model = {exact.shape[1]}"
     write_message(figure, f"The dot product of two positions depends {depends} ({width})")
     return figure
 
@@ -399,6 +400,7 @@ def draw_directions(
         f"position (dotted line: position {position} of the query; large dots: best match)"
     )
     axes.set_ylabel("dot product with the query")
+    axes.set_ylim(bottom=min(0.0, *(float(values.min()) for values in scores.values())))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left")
     width = "" if d_model is None else f" (d_model = {d_model})"

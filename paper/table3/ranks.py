@@ -9,7 +9,7 @@ import torch
 from ...drawing import new_figure
 from ..study import Section
 from .parameters import parameters_by_part
-from .rows import PAPER
+from .rows import PAPER, ROW_CODES
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -99,6 +99,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
         ),
         rows=rows,
         figure=_draw_ranks(results, correlations),
+        message=f"Rows on the grey line have the same rank here as in the paper ({ROW_CODES})",
         numbers={"rank_correlation": correlations, "signature": signature, "seed": flags.seed},
     )
 
@@ -106,7 +107,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
 def _draw_ranks(
     results: Mapping[str, "RowResult"], correlations: Mapping[str, float | None]
 ) -> "Figure":
-    figure, plots = new_figure(10.0, 5.4, columns=2)
+    figure, plots = new_figure(10.0, 6.0, columns=2)
     names = list(results)
     orders = {
         "PPL": (

@@ -42,6 +42,8 @@ PAPER = {
     "E": PaperRow(4.92, 25.7),
     "big": PaperRow(4.33, 26.4, 213),
 }
+# what the rows of each letter change
+ROW_CODES = "A: heads, B: d_k, C: sizes, D: dropout and smoothing, E: learned positions"
 MILLION = 1_000_000
 SIZE_COLUMNS = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "P_drop", "eps_ls")
 
@@ -102,7 +104,7 @@ def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Se
         rows=rows,
         figure=_draw_counts(counts),
         message="Parameters of Table 3's rows; the paper states them where a row changes them "
-        "(A: heads, B: d_k, C: sizes, D: dropout and smoothing, E: learned positions)",
+        f"({ROW_CODES})",
         numbers={"parameters": {row: dict(parts) for row, parts in counts.items()}},
     )
 

@@ -1,8 +1,10 @@
 """An example sentence: its tree as tokens, and the score of a second reading."""
 
+import textwrap
 from collections import Counter
 from dataclasses import asdict
 
+from ...drawing import LETTERS_PER_INCH
 from ..evalb import score_corpus, score_sentence
 from ..study import Section
 from ..trees import WORD, Tree, linearize, tree_from_tokens, trees_in, walk
@@ -39,6 +41,8 @@ def example(is_all: bool) -> Section:
         rows.append([number, token, f"{meaning} {what}", depth])
     figure, (axes,) = tree_figure([tree])
     draw_tree(axes, tree, [MATCHED] * len(tree.brackets))
+    width = int(LETTERS_PER_INCH * figure.get_figwidth())
+    figure.supxlabel("\n".join(textwrap.wrap(" ".join(tokens), width)), fontsize=10)
     says = (
         f"The tree over {len(tree.words)} words becomes {len(tokens)} tokens. Each bracket has an "
         f"opening and a closing token with its label. Every word is {WORD}: the source has the "
@@ -59,6 +63,8 @@ def example(is_all: bool) -> Section:
         columns=("step", "token", "meaning", "open brackets"),
         rows=rows,
         figure=figure,
+        message=f"A tree over {len(tree.words)} words becomes {len(tokens)} tokens "
+        f"({WORD}: a word)",
     )
 
 
@@ -87,6 +93,8 @@ def rules() -> Section:
         columns=("bracket", "words", "gold", "predicted"),
         rows=rows,
         figure=tree_pair(gold, other),
+        message=f"{score.matched} of {score.predicted} predicted brackets are correct "
+        "(red: no match)",
         numbers=asdict(score),
     )
 

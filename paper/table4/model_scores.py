@@ -214,6 +214,8 @@ def _tree_section(
             for title, shown in (("gold", tree), ("predicted", found))
         ],
         figure=tree_pair(tree, found),
+        message=f"{score.matched} of {score.predicted} predicted brackets are correct "
+        "(red: no match, grey: not scored)",
         numbers={"gold": str(tree), "predicted": str(found)},
     )
 
@@ -229,14 +231,27 @@ def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]
         if indices:
             f1 = [score_corpus(found[index] for index in indices).f1 for found in scores.values()]
             rows.append([f"{least}-{most}" if most else f"{least} and more", len(indices), *f1])
+    return length_section(rows, list(scores))
+
+
+def length_section(rows: Sequence[Sequence[Any]], searches: Sequence[str]) -> Section:
+    """Show F1 by the length of the sentence.
+
+    Args:
+        rows: Words, number of sentences, and F1 of each search.
+        searches: Names of the searches; the last one is among trees only.
+
+    Returns:
+        The section.
+    """
     figure, axes = new_figure(6.5, 3.6)
     for column, (name, color) in enumerate(
-        zip(scores, (NOT_SCORED, MATCHED), strict=True), start=2
+        zip(searches, (NOT_SCORED, MATCHED), strict=True), start=2
     ):
         axes.plot([row[column] for row in rows], marker="o", label=name, color=color)
     axes.set_xticks(range(len(rows)), [f"{row[0]}\n({row[1]})" for row in rows])
     axes.set_xlabel("words per sentence (number of sentences)")
-    axes.set_ylabel("F1")
+    axes.set_ylabel("F1 of the labeled brackets, in %")
     axes.grid(alpha=0.3)
     axes.legend()
     shortest, longest = rows[0], rows[-1]
@@ -247,7 +262,9 @@ def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]
         f"{shortest[3]:.1f}, and sentences of {longest[0]} words an F1 of {longest[3]:.1f}. A "
         "phrase can be attached in more ways in a longer sentence, and one early error shifts all "
         "brackets after it.",
-        columns=("words", "sentences", *(f"F1, {name}" for name in scores)),
+        columns=("words", "sentences", *(f"F1, {name}" for name in searches)),
         rows=rows,
         figure=figure,
+        message=f"With search among trees only, F1 is {shortest[3]:.1f} for sentences of "
+        f"{shortest[0]} words and {longest[3]:.1f} for sentences of {longest[0]} words",
     )

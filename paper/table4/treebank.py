@@ -39,4 +39,6 @@ def preparation(
         "CPU.",
         columns=("split", *names),
         rows=[[split, *(found[name] for name in names)] for split, found in counts.items()],
+        # the page of the study keeps its tables and scores
+        is_printed_only=True,
     )

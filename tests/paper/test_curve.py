@@ -49,7 +49,7 @@ def test_the_losses_of_a_run_are_drawn_alone_and_beside_others():
     _, axes = new_figure(3.0, 2.0)
     plot_losses(axes, LINES)
     assert curves(axes) == {
-        "training, smoothed": [[5, 6.0], [10, 4.0]],
+        "training, with label smoothing": [[5, 6.0], [10, 4.0]],
         "validation": [[5, 5.5], [10, 3.0], [15, 3.5]],
     }
     colors = [line.get_color() for line in axes.lines]
@@ -58,7 +58,9 @@ def test_the_losses_of_a_run_are_drawn_alone_and_beside_others():
     plot_losses(axes, LINES, "a")
     plot_losses(axes, LINES, "b")
     assert list(curves(axes)) == [
-        f"{run}, {what}" for run in "ab" for what in ("training, smoothed", "validation")
+        f"{run}, {what}"
+        for run in "ab"
+        for what in ("training, with label smoothing", "validation")
     ]
     colors = [line.get_color() for line in axes.lines]
     assert colors[0] == colors[1] != colors[2] == colors[3]

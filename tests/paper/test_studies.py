@@ -1,12 +1,13 @@
 """`vanilla-transformer paper`: output of every study, and the study of the schedule."""
 
+import argparse
 import json
 
 import equations
 import pytest
 
 from vanilla_transformer.cli import main
-from vanilla_transformer.paper import schedule
+from vanilla_transformer.paper import embeddings, positions, schedule, teacher_forcing
 from vanilla_transformer.paper.study import Section, markdown_table, text_table, write_study
 
 
@@ -72,6 +73,20 @@ def test_a_folder_for_pictures_is_checked_before_the_study(tmp_path, given, mess
     assert main(["paper", "schedule", *flags]) == 1
     assert message in capsys.readouterr().err
     assert not (tmp_path / "page").exists()
+
+
+@pytest.mark.parametrize("study", [embeddings, positions, teacher_forcing])
+def test_a_study_takes_the_demo_if_it_exists(study, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def default():
+        parser = argparse.ArgumentParser()
+        study.add_flags(parser)
+        return parser.parse_args([]).model
+
+    assert default() is None
+    (tmp_path / "runs" / "demo").mkdir(parents=True)
+    assert default() == "runs/demo"
 
 
 def test_sections_before_an_error_are_kept(tmp_path, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shutil
 
 import pytest
 import torch
@@ -87,6 +88,7 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_flops_of_its_steps(tmp_
         "trees": {**languages, "f1": 1.0},
     }
     (run / "scores.json").write_text(json.dumps(scores))
+    shutil.copytree(run, tmp_path / "results" / "group" / "seed-2")
     # without a recipe the FLOPs of a run are unknown
     (tmp_path / "results" / "no-run").mkdir()
     (tmp_path / "results" / "no-run" / "scores.json").write_text(json.dumps(scores))
@@ -94,6 +96,8 @@ def test_scores_of_a_run_stand_beside_its_corpus_and_the_flops_of_its_steps(tmp_
     assert [(run.name, run.corpus, run.bleu, run.is_papers) for run in found] == [
         ("a-run", "my corpus x", 12.5, False),
         ("a-run", "wmt/wmt14 de-en", 12.5, True),
+        ("group/seed-2", "my corpus x", 12.5, False),
+        ("group/seed-2", "wmt/wmt14 de-en", 12.5, True),
     ]
     whole = sum(training_flops(load_config("paper-base", settings), 30).values())
     assert found[0].flops == pytest.approx(whole * 10 / 40)

@@ -496,7 +496,12 @@ def test_a_parser_is_trained_and_scored_by_commands(tmp_path, capsys):
     gold = write_treebank(tmp_path / "gold.mrg", 8, 2)
     command = ["paper", "table4", "--output_dir", str(tmp_path / "page")]
     prepared = str(tmp_path / "data")
+    page = tmp_path / "page" / "README.md"
+    page.parent.mkdir()
+    page.write_text("scores of another run")
     assert main([*command, "--prepare", prepared, "--train", str(training)]) == 0
+    assert page.read_text() == "scores of another run"
+    assert "60 sentence pairs" in capsys.readouterr().out
     changes = {
         "target_lang": "tree",
         "symbol_lang": "tree",

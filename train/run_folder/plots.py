@@ -7,7 +7,7 @@ from typing import Any
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ...attention_maps import attention_weights
-from ...drawing import label_rows_and_columns, new_figure, save_figure
+from ...drawing import label_rows_and_columns, new_figure, save_figure, write_message
 from .files import read_metrics
 
 
@@ -34,7 +34,10 @@ def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None
         run: Name of the run in a plot of several runs; both of its curves then have one colour.
     """
     color = None
-    for name, label in (("loss", "training, smoothed"), ("validation_loss", "validation")):
+    for name, label in (
+        ("loss", "training, with label smoothing"),
+        ("validation_loss", "validation"),
+    ):
         steps, values = logged(metrics, name)
         if not steps:
             continue
@@ -49,7 +52,7 @@ def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None
         )
         color = line.get_color() if run is not None else None
     axes.set_xlabel("step")
-    axes.set_ylabel("loss per target token")
+    axes.set_ylabel("loss per target token (nats)")
     axes.grid(alpha=0.3)
 
 
@@ -60,9 +63,17 @@ def draw_loss_curve(folder: Path) -> None:
         folder: Run folder with metrics.
     """
     figure, axes = new_figure(6.0, 3.6)
-    plot_losses(axes, read_metrics(folder))
+    metrics = read_metrics(folder)
+    plot_losses(axes, metrics)
     if axes.lines:
         axes.legend()
+    steps, losses = logged(metrics, "loss")
+    if steps:
+        write_message(
+            figure,
+            f"The training loss is {losses[0]:.2f} at step {steps[0]:,} and {losses[-1]:.2f} at "
+            f"step {steps[-1]:,}",
+        )
     save_figure(figure, folder / "pictures" / "loss.png")
 
 
@@ -91,4 +102,5 @@ def draw_attention(
     label_rows_and_columns(axes, weights.target, weights.source)
     axes.set_xlabel("source")
     axes.set_ylabel("translation")
+    write_message(figure, "A token of the translation takes most from the bright source tokens")
     save_figure(figure, folder / "pictures" / "attention.png")
