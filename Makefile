@@ -30,7 +30,7 @@ model: $(READY)  ## train the model of everyday sentences from DATASET with the 
 	$(BIN)/vanilla-transformer train everyday
 	$(BIN)/vanilla-transformer evaluate runs/everyday
 	$(BIN)/python results/everyday/release.py runs/everyday runs/everyday-fp16 \
-		--near data/everyday en-de --far $(DATASET) $(NAME)
+		--near data/everyday en-de $(if $(FAR),--far $(FAR)) $(if $(SOURCES),--sources $(SOURCES))
 
 bench: $(READY)  ## measure this package and other toolkits (10 minutes or more)
 	$(BIN)/python -m vanilla_transformer.benchmarks

@@ -45,8 +45,17 @@ def write_message(figure: "Figure", message: str) -> None:
         figure: The picture.
         message: One sentence.
     """
-    width = int(LETTERS_PER_INCH * figure.get_figwidth())
-    figure.suptitle("\n".join(textwrap.wrap(message, width)), fontsize=11, parse_math=False)
+    figure.suptitle(wrapped(figure, message), fontsize=11, parse_math=False)
+
+
+def wrapped(figure: "Figure", text: str) -> str:
+    """Return a text in lines that are not wider than a picture.
+
+    Args:
+        figure: The picture.
+        text: Words.
+    """
+    return textwrap.fill(text, int(LETTERS_PER_INCH * figure.get_figwidth()))
 
 
 def label_rows_and_columns(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:

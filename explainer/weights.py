@@ -33,7 +33,8 @@ def share_weights(files: Sequence[Path]):
                 if array.dtype != np.float32 or array.size < SMALLEST:
                     kept.append(tensor)
                     continue
-                half = array.astype(np.float16)
+                with np.errstate(over="ignore"):
+                    half = array.astype(np.float16)
                 stored = half if np.array_equal(half, array) else array
                 kinds = ["Cast"]
                 if (stored.dtype, stored.T.tobytes()) in places:

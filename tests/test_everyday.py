@@ -91,8 +91,11 @@ def test_the_release_has_calibrated_weights_in_float16_in_one_file(
     names = script("release")
     names["main"].__globals__["SENTENCES"] = len(TEXTS)
     out = tmp_path / "release"
+    sources = tmp_path / "sources.md"
+    sources.write_text("Sentences of Tatoeba (CC BY 2.0 FR).\n", encoding="utf-8")
     flags = ["--near", corpora[0], "en-de", "--far", corpora[1], "en-de"]
-    monkeypatch.setattr(sys, "argv", ["release.py", str(run), str(out), *flags])
+    command = ["release.py", str(run), str(out), *flags, "--sources", str(sources)]
+    monkeypatch.setattr(sys, "argv", command)
     names["main"]()
     loaded = VanillaTransformerForConditionalGeneration.from_pretrained(out)
     assert loaded.dtype == torch.float16
@@ -108,3 +111,34 @@ def test_the_release_has_calibrated_weights_in_float16_in_one_file(
     with zipfile.ZipFile(f"{out}.zip") as packed:
         assert {"model.safetensors", "README.md", "tokenizer.json"} <= set(packed.namelist())
     assert "release.zip" in capsys.readouterr().out
+    # without another corpus, and without a text about corpora
+    monkeypatch.setattr(sys, "argv", ["release.py", str(run), str(out), *flags[:3]])
+    names["main"]()
+    found = VanillaTransformerForConditionalGeneration.from_pretrained(out).generation_config
+    assert found.calibration["sentences"] == len(TEXTS)
+    assert "far" not in found.calibration
+    card = (out / "README.md").read_text(encoding="utf-8")
+    assert "Tatoeba" not in card
+    assert "Name the corpora and their licences" in card
+    names["main"].__globals__["SENTENCES"] = 99
+    message = f"must have the split validation with at least 99 pairs, got .* with {len(TEXTS)}"
+    with pytest.raises(SystemExit, match=message):
+        names["main"]()
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"translation": {"en": "a", "fr": "b"}}, "translations of en and de, got en, fr."),
+        ({"en": "a", "de": "b"}, "translations of en and de, got none."),
+        ({"translation": {"en": "a", "de": "b"}}, "at least 4,000 everyday pairs .* got 0."),
+    ],
+)
+def test_a_corpus_without_everyday_sentences_is_refused(
+    record, message, script, tmp_path, monkeypatch
+):
+    (tmp_path / "train.jsonl").write_text(json.dumps(record) + "\n", encoding="utf-8")
+    out = str(tmp_path / "out")
+    monkeypatch.setattr(sys, "argv", ["select_pairs.py", str(tmp_path), "default", out])
+    with pytest.raises(SystemExit, match=message):
+        script("select_pairs")["main"]()

@@ -134,5 +134,6 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
             f"at {position + offset}",
         ),
         rows=rows,
-        figure=pictures.draw_directions(scores, position, d_model),
+        figure=pictures.draw_directions(scores, position),
+        message=f"M_k moves the best match of the query by k positions (d_model = {d_model})",
     )

@@ -3,6 +3,7 @@
 Shapes: N positions, d features of an encoding.
 """
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ...drawing import new_figure, write_message
 from ..positional_encoding import (
+    DECIDED_BY,
     LEAST_DISTANCE,
     PROPERTIES,
     Measured,
@@ -45,24 +47,13 @@ NOTES = {
     "sinusoidal": "geometric wavelengths, section 3.5",
     "learned": "initial values of a learned table",
 }
-# measured number of each property, and the limit of the number if there is one
-LIMITS = {
-    "bounded": "largest |value|, then\nat 4 times the length",
-    "deterministic": "difference between\ntwo seeds = 0",
-    "unique": "smallest distance /\nmedian step ≥ 0.1",
-    "same step": "first step in sentences\nof 2, 4 and 64 words",
-    "smooth": "largest step by 1 /\nsmallest step by 2 < 1",
-    "extends": "range of values at\n4 times the length",
-    "linear offset": "relative error of\none matrix < 0.001",
-}
 
 
-def draw_heatmap(encoding: Tensor, title: str = "") -> "Figure":
+def draw_heatmap(encoding: Tensor) -> "Figure":
     """Draw an encoding as a heatmap: a row for each position, a column for each feature.
 
     Args:
         encoding: Encoding of the positions, [N, d].
-        title: Title of the picture.
 
     Returns:
         The picture.
@@ -70,7 +61,6 @@ def draw_heatmap(encoding: Tensor, title: str = "") -> "Figure":
     figure, axes = new_figure(8.0, 4.4)
     image = _plot_heatmap(axes, encoding)
     figure.colorbar(image, ax=axes, label="value")
-    write_message(figure, title)
     return figure
 
 
@@ -232,14 +222,13 @@ def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
     return figure
 
 
-def draw_reach(curves: Mapping[float, Tensor], d_model: int) -> "Figure":
+def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
     """Draw the cosine similarity of two positions against their distance, for each base.
 
     A dot marks the first distance at which the similarity is not positive.
 
     Args:
         curves: Similarities at the distances 1, 2, ... for each base, [K].
-        d_model: Width of the encodings.
 
     Returns:
         The picture.
@@ -262,9 +251,6 @@ def draw_reach(curves: Mapping[float, Tensor], d_model: int) -> "Figure":
     axes.set_ylabel("cosine similarity")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=9)
-    write_message(
-        figure, f"With a larger base, similarity falls over a longer distance (d_model = {d_model})"
-    )
     return figure
 
 
@@ -295,7 +281,7 @@ def draw_candidates(
             image = _plot_heatmap(axes, encoding, bound)
         else:
             _plot_features(axes, encoding, shorter[name], repeats[name])
-        axes.set_title(f"{name}\n{NOTES[name.lstrip('0123456789 ')]}", fontsize=9)
+        axes.set_title(f"{name}\n{NOTES.get(name.lstrip('0123456789 '), '')}", fontsize=9)
     figure.colorbar(image, ax=plots, label="value, in the panels with colours", aspect=40)
     lines: dict[str, Any] = {}
     for axes in plots.flat:
@@ -333,8 +319,8 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
             axes.text(
                 column, row, f"{mark}: {found[name].text}", ha="center", va="center", fontsize=8
             )
-    heads = [f"{name}\n({LIMITS[name]})" for name in PROPERTIES]
-    axes.set_xticks(range(len(PROPERTIES)), heads, fontsize=9)
+    heads = [f"{name}\n{textwrap.fill(f'({DECIDED_BY[name]})', 22)}" for name in PROPERTIES]
+    axes.set_xticks(range(len(PROPERTIES)), heads, fontsize=8)
     axes.xaxis.tick_top()
     axes.set_yticks(range(len(measured)), measured)
     axes.set_xticks([column + 0.5 for column in range(len(PROPERTIES) - 1)], minor=True)
@@ -376,15 +362,12 @@ def draw_offset_maps(offsets: Sequence[int], d_model: int, base: float) -> "Figu
     return figure
 
 
-def draw_directions(
-    scores: Mapping[int, Tensor], position: int, d_model: int | None = None
-) -> "Figure":
+def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
     """Draw the scores of a query at one position with all positions, with and without M_k.
 
     Args:
         scores: Dot products of M_k PE(position) with every position by offset k, [N].
         position: Position of the query.
-        d_model: Width of the encoding, for the title.
 
     Returns:
         The picture.
@@ -403,8 +386,6 @@ def draw_directions(
     axes.set_ylim(bottom=min(0.0, *(float(values.min()) for values in scores.values())))
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8, loc="upper left")
-    width = "" if d_model is None else f" (d_model = {d_model})"
-    write_message(figure, f"M_k moves the best match of the query by k positions{width}")
     return figure
 
 

@@ -52,11 +52,9 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
         title="The table that is added to the embeddings",
         says="Each row is the encoding of one position. Each pair of columns is a sine and a "
         f"cosine of one wavelength. {speeds}",
-        figure=pictures.draw_heatmap(
-            encoding,
-            f"Sinusoidal encoding (d_model = {d_model}): {len(lengths) - slow} of the "
-            f"{len(lengths)} pairs complete a wave within {num_positions} positions",
-        ),
+        figure=pictures.draw_heatmap(encoding),
+        message=f"Sinusoidal encoding (d_model = {d_model}): {len(lengths) - slow} of the "
+        f"{len(lengths)} pairs complete a wave within {num_positions} positions",
     )
 
 
@@ -238,9 +236,10 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         rows=rows,
         figure=pictures.draw_reach(
             # beyond twice the distance of its zero a curve shows nothing new
-            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()},
-            d_model,
+            {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
         ),
+        message="With a larger base, similarity falls over a longer distance "
+        f"(d_model = {d_model})",
     )
 
 

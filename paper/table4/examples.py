@@ -1,10 +1,9 @@
 """An example sentence: its tree as tokens, and the score of a second reading."""
 
-import textwrap
 from collections import Counter
 from dataclasses import asdict
 
-from ...drawing import LETTERS_PER_INCH
+from ...drawing import wrapped
 from ..evalb import score_corpus, score_sentence
 from ..study import Section
 from ..trees import WORD, Tree, linearize, tree_from_tokens, trees_in, walk
@@ -41,8 +40,7 @@ def example(is_all: bool) -> Section:
         rows.append([number, token, f"{meaning} {what}", depth])
     figure, (axes,) = tree_figure([tree])
     draw_tree(axes, tree, [MATCHED] * len(tree.brackets))
-    width = int(LETTERS_PER_INCH * figure.get_figwidth())
-    figure.supxlabel("\n".join(textwrap.wrap(" ".join(tokens), width)), fontsize=10)
+    figure.supxlabel(wrapped(figure, " ".join(tokens)), fontsize=10)
     says = (
         f"The tree over {len(tree.words)} words becomes {len(tokens)} tokens. Each bracket has an "
         f"opening and a closing token with its label. Every word is {WORD}: the source has the "

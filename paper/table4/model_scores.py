@@ -231,22 +231,9 @@ def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]
         if indices:
             f1 = [score_corpus(found[index] for index in indices).f1 for found in scores.values()]
             rows.append([f"{least}-{most}" if most else f"{least} and more", len(indices), *f1])
-    return length_section(rows, list(scores))
-
-
-def length_section(rows: Sequence[Sequence[Any]], searches: Sequence[str]) -> Section:
-    """Show F1 by the length of the sentence.
-
-    Args:
-        rows: Words, number of sentences, and F1 of each search.
-        searches: Names of the searches; the last one is among trees only.
-
-    Returns:
-        The section.
-    """
     figure, axes = new_figure(6.5, 3.6)
     for column, (name, color) in enumerate(
-        zip(searches, (NOT_SCORED, MATCHED), strict=True), start=2
+        zip(scores, (NOT_SCORED, MATCHED), strict=True), start=2
     ):
         axes.plot([row[column] for row in rows], marker="o", label=name, color=color)
     axes.set_xticks(range(len(rows)), [f"{row[0]}\n({row[1]})" for row in rows])
@@ -262,7 +249,7 @@ def length_section(rows: Sequence[Sequence[Any]], searches: Sequence[str]) -> Se
         f"{shortest[3]:.1f}, and sentences of {longest[0]} words an F1 of {longest[3]:.1f}. A "
         "phrase can be attached in more ways in a longer sentence, and one early error shifts all "
         "brackets after it.",
-        columns=("words", "sentences", *(f"F1, {name}" for name in searches)),
+        columns=("words", "sentences", *(f"F1, {name}" for name in scores)),
         rows=rows,
         figure=figure,
         message=f"With search among trees only, F1 is {shortest[3]:.1f} for sentences of "

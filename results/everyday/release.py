@@ -1,12 +1,13 @@
 """Prepare the everyday model for the web page: calibrated scores, weights in float16, one file.
 
-    python results/everyday/release.py RUN FOLDER --near DATASET NAME --far DATASET NAME
+    python results/everyday/release.py RUN FOLDER --near DATASET NAME [--far DATASET NAME]
+        [--sources FILE]
 
 RUN is the run folder of the recipe everyday. FOLDER gets model, tokenizer and model card, and
 FOLDER.zip the same in one file. The score of a translation is calibrated with 1,000 sentences of
-the kind that the model learned, --near, and 1,000 others, --far: the threshold is chosen on the
-split validation, and measured on the split test. It goes into the model's generation config, where
-the page finds it.
+the kind that the model learned, --near, and 1,000 of another kind, --far: the threshold is chosen
+on the split validation, and measured on the split test. It goes into the model's generation config,
+where the page finds it. FILE is Markdown for the model card: the corpora and their licences.
 """
 
 import argparse
@@ -24,22 +25,18 @@ from vanilla_transformer.loading import load_run
 SENTENCES = 1000
 # a translation with a lower chrF, against one reference, counts as poor
 POOR = 40.0
-SOURCES = """
+NO_SOURCES = "Name the corpora and their licences here before you publish the model."
+CARD = """
 ## Training text
 
-158,648 short sentence pairs, English to German, selected by their form from a collection of
-corpora. Most of them are from [Tatoeba](https://tatoeba.org) (CC BY 2.0 FR). Sentences of Multi30k
-were left out. The collection does not label its sentences, so a small part is from the others:
-translations of KDE, GNOME, Debian, PHP and Mozilla (free software licences), XQuAD (CC BY-SA 4.0),
-BConTrasT, and test sets of WMT's news task. For weights under a single licence, train on Tatoeba
-alone.
+{sources}
 
 ## When the model is unsure
 
 The calibrated score is the mean log-probability of a token. The page marks a translation with less
-than {threshold:.2f}. Of {sentences:,} test translations, half of them of news, {poor_below:.0%} of
-the marked ones are poor, with a chrF below {chrf:.0f} against one reference, and {poor_above:.0%}
-of the others.
+than {threshold:.2f}. Of {sentences:,} test translations {poor_below:.0%} of the marked ones are
+poor, with a chrF below {chrf:.0f} against one reference, and {poor_above:.0%} of the others. The
+test sentences are from {corpora}, as many from each.
 """
 
 
@@ -56,8 +53,13 @@ def scored(pipeline: TranslationPipeline, corpora: list[list[str]], split: str) 
     """
     rows = []
     for dataset, name in corpora:
-        loaded = datasets.load_dataset(dataset, name, split=split)
-        pairs = loaded.shuffle(seed=1).select(range(SENTENCES))["translation"]
+        loaded = datasets.load_dataset(dataset, name)
+        if len(loaded.get(split, ())) < SENTENCES:
+            raise SystemExit(
+                f"{dataset} must have the split {split} with at least {SENTENCES:,} pairs, got "
+                f"{', '.join(f'{one} with {len(rows):,}' for one, rows in loaded.items())}."
+            )
+        pairs = loaded[split].shuffle(seed=1).select(range(SENTENCES))["translation"]
         found = pipeline([pair["en"] for pair in pairs], return_scores=True, batch_size=32)
         for pair, best in zip(pairs, found, strict=True):
             tokens = best["token_log_probabilities"]
@@ -90,13 +92,16 @@ def main() -> None:
     parser.add_argument("run", help="run folder")
     parser.add_argument("folder", type=Path, help="folder of the release")
     for flag in ("--near", "--far"):
-        parser.add_argument(flag, nargs=2, required=True, metavar=("DATASET", "NAME"))
+        parser.add_argument(flag, nargs=2, required=flag == "--near", metavar=("DATASET", "NAME"))
+    parser.add_argument("--sources", type=Path, metavar="FILE", help="corpora and licences")
     flags = parser.parse_args()
+    # read before the translations, which take minutes
+    sources = NO_SOURCES if flags.sources is None else flags.sources.read_text(encoding="utf-8")
     model, tokenizer = load_run(flags.run)
     # the weights of the release are those that are calibrated
     model = model.half().float()
     pipeline = TranslationPipeline(model, tokenizer, device="cpu")
-    corpora = [flags.near, flags.far]
+    corpora = [flags.near, *([flags.far] if flags.far else [])]
     values, chrf = scored(pipeline, corpora, "validation").unbind(1)
     threshold = best_threshold(values, chrf < POOR)
     values, chrf = scored(pipeline, corpora, "test").unbind(1)
@@ -109,16 +114,16 @@ def main() -> None:
         "poor_above": is_poor[~is_below].float().mean().item(),
         "chrf": POOR,
     }
-    for name, part in zip(
-        ("near", "far"), torch.stack((is_below, is_poor), 1).chunk(2), strict=True
-    ):
+    parts = torch.stack((is_below, is_poor), 1).split(SENTENCES)
+    for name, part in zip(("near", "far"), parts, strict=False):
         marked, poor = part.float().mean(0).tolist()
         found[name] = {"marked": marked, "poor": poor}
     model.generation_config.calibration = found
     model.half().save_pretrained(flags.folder)
     tokenizer.save_pretrained(flags.folder)
     card = Path(flags.run, "README.md").read_text(encoding="utf-8").rstrip("\n")
-    text = f"{card}\n{SOURCES.format(**found)}"
+    names = " and ".join(f"`{dataset}` `{name}`" for dataset, name in corpora)
+    text = f"{card}\n{CARD.format(**found, sources=sources.strip(), corpora=names)}"
     (flags.folder / "README.md").write_text(text, encoding="utf-8")
     packed = shutil.make_archive(str(flags.folder), "zip", flags.folder)
     print(json.dumps(found, indent=1))

@@ -75,6 +75,11 @@ def split(pairs: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
     """
     counts = [Counter(pair[side] for pair in pairs) for side in (0, 1)]
     single = [pair for pair in pairs if all(counts[side][pair[side]] == 1 for side in (0, 1))]
+    if len(single) < 2 * HELD_OUT:
+        raise SystemExit(
+            f"the corpus must have at least {2 * HELD_OUT:,} everyday pairs with a source and a "
+            f"target that occur once, got {len(single):,}."
+        )
     held_out = random.Random(1).sample(single, 2 * HELD_OUT)
     taken = set(held_out)
     return {
@@ -87,7 +92,13 @@ def split(pairs: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
 def read_pairs(dataset: str, name: str, split: str | None = None) -> list[tuple[str, str]]:
     """Read the English and German texts of a split, or of all splits, of a dataset."""
     splits = datasets.load_dataset(dataset, name)
-    chosen = splits.values() if split is None else [splits[split]]
+    chosen = list(splits.values()) if split is None else [splits[split]]
+    languages = getattr(chosen[0].features.get("translation"), "languages", None)
+    languages = languages or list(chosen[0][0].get("translation", ()))
+    if not {"en", "de"} <= set(languages):
+        raise SystemExit(
+            f"{dataset} must have translations of en and de, got {', '.join(languages) or 'none'}."
+        )
     pairs = (pair for rows in chosen for pair in rows["translation"])
     return [(pair["en"].strip(), pair["de"].strip()) for pair in pairs]
 

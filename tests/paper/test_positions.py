@@ -49,8 +49,8 @@ def test_every_picture_has_a_title():
     parser = argparse.ArgumentParser()
     positions.add_flags(parser)
     flags = parser.parse_args(["--no_train", "--num_positions", "20", "--d_model", "16"])
-    figures = [section.figure for section in positions.sections(flags)]
-    titles = [figure.get_suptitle() for figure in figures if figure is not None]
+    drawn = [one for one in positions.sections(flags) if one.figure is not None]
+    titles = [section.message or section.figure.get_suptitle() for section in drawn]
     assert len(titles) == 13
     assert all(titles)
     assert "All properties hold for 8 pairs and sinusoidal" in titles
