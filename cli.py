@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from .console import add_file_to_errors, add_trust_flag, log_to_stderr, run_command
+from .console import add_file_to_errors, add_trust_flag, log_to_stderr, refuse_unknown, run_command
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -24,8 +24,8 @@ def main(argv: list[str] | None = None) -> int:
 
 def _run_verb(argv: list[str]) -> int | None:
     arguments, rest = _parser().parse_known_args(argv)
-    if rest and not arguments.takes_more:
-        _parser().error(f"unknown arguments: {' '.join(rest)}")
+    if not arguments.takes_more:
+        refuse_unknown(arguments.parser, rest)
     log_to_stderr()
     return arguments.run(arguments, rest)
 
@@ -43,7 +43,7 @@ def _parser() -> argparse.ArgumentParser:
         added = verbs.add_parser(
             name, help=help_text, description=help_text, add_help=not takes_more, allow_abbrev=False
         )
-        added.set_defaults(run=run, takes_more=takes_more)
+        added.set_defaults(run=run, parser=added, takes_more=takes_more)
         return added
 
     demo = verb("demo", _demo, "train, evaluate and translate on the embedded corpus")

@@ -188,6 +188,47 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
     )
 
 
+def parse_flags(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
+    """Parse the arguments of a command; flags may stand between its positional arguments.
+
+    Args:
+        parser: Parser of the command.
+        argv: Command-line arguments.
+
+    Returns:
+        The parsed arguments.
+
+    Raises:
+        ValueError: If an argument is unknown; names the closest flag.
+    """
+    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    refuse_unknown(parser, unknown)
+    return arguments
+
+
+def refuse_unknown(parser: argparse.ArgumentParser, arguments: list[str]):
+    """Refuse arguments that a parser does not know.
+
+    Args:
+        parser: Parser of the command.
+        arguments: Arguments that it left.
+
+    Raises:
+        ValueError: If there are any; names the closest flag.
+    """
+    if not arguments:
+        return
+    # imports transformers, which the help does without
+    from .configuration_vanilla_transformer import closest_name
+
+    name = arguments[0].split("=")[0]
+    raise ValueError(
+        f"{name} is {'not a flag' if name.startswith('-') else 'one argument too many'}."
+        f"{closest_name(name, list(parser._option_string_actions))} "
+        f"`{parser.prog} --help` lists all."
+    )
+
+
 def refuse_code(file: str | Path, code: str, remedy: str = TRUST) -> NoReturn:
     """Refuse to run the code that a file refers to.
 

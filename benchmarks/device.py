@@ -21,7 +21,6 @@ from unittest.mock import patch
 
 import torch
 import torch.nn.functional as F
-from accelerate.state import AcceleratorState
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -310,8 +309,6 @@ def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
 
 
 def _step_of_largest_batch(flags: argparse.Namespace, precision: str) -> int:
-    # a process has one accelerator, with one precision
-    AcceleratorState._reset_state(reset_partial_state=True)
     settings = TrainConfig(precision=precision, tokens_per_step=10**6)
     accelerator = distribution.open_accelerator(settings)
     config = model_config(flags.sizes[-1], flags.model_vocab_size)

@@ -11,7 +11,7 @@ from transformers import (
 )
 
 from ..atomic_files import atomic_folder
-from ..console import require_empty_folder
+from ..console import parse_flags, require_empty_folder
 from ..loading import WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import check_tokenizer
@@ -49,7 +49,7 @@ def run(argv: list[str], prog: str) -> str:
             not empty.
         OSError: If a file cannot be read.
     """
-    arguments = _parser(prog).parse_args(argv)
+    arguments = parse_flags(_parser(prog), argv)
     folder = require_empty_folder(arguments.out)
     source = arguments.source
     if arguments.kind in TRANSFORMERS_KINDS:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..atomic_files import atomic_folder
-from ..console import add_trust_flag, require_empty_folder
+from ..console import add_trust_flag, parse_flags, require_empty_folder
 from ..paper.trained import page_model
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
             page cannot explain the model.
         OSError: If the port is in use.
     """
-    flags = _parser(prog).parse_args(argv)
+    flags = parse_flags(_parser(prog), argv)
     if not 0 < flags.port < 65536:
         raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")
     folder = None if flags.output_dir is None else require_empty_folder(flags.output_dir)

@@ -3,7 +3,7 @@
 import argparse
 from importlib import import_module
 
-from ..console import add_trust_flag, require_empty_folder
+from ..console import add_trust_flag, parse_flags, require_empty_folder
 from ..loading import load_run
 
 # packages that an export needs
@@ -29,7 +29,7 @@ def run(argv: list[str], prog: str) -> str:
         ValueError: If the run cannot be loaded, the folder is not empty, the engine's package is
             not installed, or the engine does not support the model.
     """
-    options = vars(_parser(prog).parse_args(argv))
+    options = vars(parse_flags(_parser(prog), argv))
     kind, source, folder, trust = map(options.pop, ("kind", "run", "out", "trust_remote_code"))
     folder = require_empty_folder(folder)
     try:

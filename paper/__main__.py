@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..configuration_vanilla_transformer import closest_name
-from ..console import checked_folder, run_command
+from ..console import checked_folder, parse_flags, run_command
 
 
 class Study(NamedTuple):
@@ -83,7 +83,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         parser.add_argument("name", nargs="?", metavar="NAME", help="one of the studies below")
-        parser.parse_args(argv)
+        parse_flags(parser, argv)
         sys.stdout.write(listing() + "\n")
         return
     name = argv[0]
@@ -109,7 +109,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     )
     parser.add_argument("--pictures_dir", help="folder for the pictures (that of the page)")
     module.add_flags(parser)
-    flags = parser.parse_args(argv[1:])
+    flags = parse_flags(parser, argv[1:])
     flags.output_dir = checked_folder(flags.output_dir, "output_dir")
     pictures = flags.pictures_dir
     if pictures is not None:

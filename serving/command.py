@@ -7,7 +7,7 @@ import os
 import signal
 import socket
 
-from ..console import add_trust_flag
+from ..console import add_trust_flag, parse_flags
 
 HOST, PORT = "127.0.0.1", 5000
 MAX_CHARACTERS, MAX_WAITING, TIMEOUT = 5000, 500, 60.0
@@ -29,7 +29,7 @@ def run(argv: list[str], prog: str) -> None:
         ValueError: If a flag has an invalid value, the port is in use, a model cannot be loaded,
             or its languages are not known.
     """
-    flags = parser(prog).parse_args(argv)
+    flags = parse_flags(parser(prog), argv)
     key = os.environ.get(KEY_VARIABLE) if flags.api_key is None else flags.api_key
     if key == "":
         raise ValueError("api_key must not be empty.")

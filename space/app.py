@@ -29,7 +29,7 @@ from transformers import (
 
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer.attention_maps import AttentionWeights, attention_weights, words_of
-from vanilla_transformer.console import run_command, sentence_of, shown
+from vanilla_transformer.console import parse_flags, run_command, sentence_of, shown
 from vanilla_transformer.drawing import DOTS_PER_INCH, label_rows_and_columns, new_figure
 from vanilla_transformer.paper.attention.kinds import KINDS
 from vanilla_transformer.paper.attention.pictures import draw_matrix
@@ -759,7 +759,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.space.app") -> None:
     )
     parser.add_argument("--host", help="address to listen on (default: only this machine)")
     parser.add_argument("--port", type=int, help="port (default: the first free one from 7860)")
-    flags = parser.parse_args(argv)
+    flags = parse_flags(parser, argv)
     if flags.port is not None and not 0 < flags.port < 65536:
         raise ValueError(f"port must be from 1 to 65535, got {flags.port}.")
     serve(flags.model, flags.host, flags.port)

@@ -215,12 +215,35 @@ def test_a_line_that_is_not_utf_8_is_named(run, capsys, tmp_path):
     assert "latin.txt line 2 must be UTF-8" in capsys.readouterr().err
 
 
-def test_an_unknown_verb_or_flag_shows_the_usage(capsys):
-    for arguments in (["tranlate", "x"], ["translate", "x", "--beam", "3"], []):
+def test_an_unknown_verb_shows_the_usage(capsys):
+    for arguments in (["tranlate", "x"], []):
         with pytest.raises(SystemExit) as end:
             main(arguments)
         assert end.value.code == 2
         assert "usage: vanilla-transformer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("translate x --beams=3", "--beams is not a flag. Did you mean '--num_beams'?"),
+        ("evaluate x --sorce f", "--sorce is not a flag. Did you mean '--source'?"),
+        (
+            "score x --source s --target t --jsonlines",
+            "--jsonlines is not a flag. Did you mean '--jsonl'?",
+        ),
+        ("average x --minute 3", "--minute is not a flag. Did you mean '--minutes'?"),
+        ("paper table1 --output o", "--output is not a flag. Did you mean '--output_dir'?"),
+        ("serve x --prot 8000", "--prot is not a flag. Did you mean '--port'?"),
+        ("push x y z", "z is one argument too many."),
+    ],
+)
+def test_an_unknown_flag_names_the_closest_one(arguments, message, capsys):
+    words = arguments.split()
+    assert main(words) == 1
+    verb = " ".join(words[: 2 if words[0] == "paper" else 1])
+    error = f"error: {message} `vanilla-transformer {verb} --help` lists all.\n"
+    assert capsys.readouterr().err == error
 
 
 def test_the_page_names_gradio_if_it_is_not_installed(capsys, monkeypatch):

@@ -88,6 +88,7 @@ PRIVATE_NAMES = {
     "tqdm.std.tqdm": ("_instances",),
     # of Accelerator.prepare, which wraps the forward of a model
     "accelerate.accelerator": ("_original_forward",),
+    "accelerate.state.AcceleratorState": ("_reset_state",),
     "transformers.tokenization_utils_base": ("_extra_special_tokens", "_special_tokens_map"),
     "transformers.tokenization_utils_base.PreTrainedTokenizerBase": (
         "_add_tokens",
@@ -119,7 +120,14 @@ PRIVATE_NAMES = {
     "deepspeed.runtime.bf16_optimizer": ("_lazy_init_hp_params_optimizer_state",),
 }
 # of Python's own library
-OF_PYTHON = {"_ArgumentGroup", "_abc_impl", "_asdict", "_exit", "_replace"}
+OF_PYTHON = {
+    "_ArgumentGroup",
+    "_abc_impl",
+    "_asdict",
+    "_exit",
+    "_option_string_actions",
+    "_replace",
+}
 # what torch adds to each class of an autograd function
 ADDED_BY_TORCH = {"_backward_cls"}
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..alignment_vanilla_transformer import HEADS_FIELD, choose_heads
 from ..atomic_files import refuse_links, write_atomically
+from ..console import parse_flags
 from ..loading import GENERATION_FILE
 from ..pipeline_vanilla_transformer import evaluating
 from .score import load_with_pairs, pairs_parser
@@ -40,7 +41,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         help=f"choose the attention heads that align these pairs best, with the first {MOST_PAIRS} "
         f"of them, and save them in the {GENERATION_FILE} of RUN, a folder; give validation data",
     )
-    settings = vars(parser.parse_args(argv))
+    settings = vars(parse_flags(parser, argv))
     folder, chooses = Path(settings["run"]), settings.pop("choose_heads")
     if chooses and not folder.is_dir():
         raise ValueError(f"run must be a folder with choose_heads, got {settings['run']!r}.")

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
-from ..console import add_trust_flag, checked_folder, run_command
+from ..console import add_trust_flag, checked_folder, parse_flags, run_command
 from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local, load
 from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
@@ -753,7 +753,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
     if not joined_processes().is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    scores = evaluate(**vars(parser.parse_args(argv)))
+    scores = evaluate(**vars(parse_flags(parser, argv)))
     leave_processes()
     return None if scores is None else score_table(scores)
 

@@ -11,7 +11,7 @@ from typing import Any
 from tqdm import tqdm
 
 from .. import TranslationPipeline
-from ..console import add_trust_flag
+from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
 from .data.text_files import lines_of, opened, read_lines
@@ -50,7 +50,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         default=argparse.SUPPRESS,
         help="length penalty, section 6.1 (default: the model's own)",
     )
-    settings = vars(parser.parse_args(argv))
+    settings = vars(parse_flags(parser, argv))
     jsonl = settings.pop("jsonl")
     pipeline, pairs = load_with_pairs(settings, "scoring")
     for sources, targets in pairs:

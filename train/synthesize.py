@@ -23,7 +23,7 @@ from accelerate import PartialState
 from tqdm import tqdm
 
 from ..atomic_files import held, make_folder, remove, unfinished_path, write_atomically
-from ..console import Interrupted, add_trust_flag, checked_folder, run_command
+from ..console import Interrupted, add_trust_flag, checked_folder, parse_flags, run_command
 from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
 from ..records import TEXT, mapping, read_json, whole
@@ -469,7 +469,7 @@ def run(command: str, argv: list[str], prog: str) -> str | None:
     Raises:
         ValueError: As in `synthesize`, or if flags contradict each other.
     """
-    flags = vars(_parser(command, prog).parse_args(argv))
+    flags = vars(parse_flags(_parser(command, prog), argv))
     trust = flags.pop("trust_remote_code")
     state = joined_processes()
     if not state.is_main_process:

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from .. import TranslationPipeline
 from ..checks_vanilla_transformer import ENGINES
-from ..console import add_trust_flag
+from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW, max_source_tokens
 from .data.lines import column_reader, read_column, read_subtitles, with_translation
@@ -342,7 +342,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             long for the model, or flags contradict each other.
     """
     # the file can follow flags
-    search = vars(_parser(prog).parse_intermixed_args(argv))
+    search = vars(parse_flags(_parser(prog), argv))
     trust, column, scores, jsonl, runs, terms = (
         search.pop(name)
         for name in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")

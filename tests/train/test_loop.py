@@ -889,6 +889,12 @@ def test_a_score_that_cannot_be_counted_is_refused_before_the_training(corpus, t
     assert not (tmp_path / "run").exists()
 
 
+def test_runs_of_one_process_may_differ_in_precision(corpus, whole_run, tmp_path):
+    train(train_toys.toy_config(corpus, tmp_path / "half", precision="bf16"))
+    train(train_toys.toy_config(corpus, tmp_path / "run"))
+    train_toys.assert_same_bits(tmp_path / "run", whole_run)
+
+
 def test_half_precision_is_used_where_asked_for(corpus, whole_run, tmp_path):
     train(train_toys.toy_config(corpus, tmp_path / "run", precision="bf16"))
     loss, expected = (

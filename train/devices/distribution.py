@@ -13,6 +13,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 from accelerate import Accelerator, DistributedType, PartialState
 from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.state import AcceleratorState
 from accelerate.utils import (
     GradientAccumulationPlugin,
     InitProcessGroupKwargs,
@@ -65,6 +66,8 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         _refuse_layout("MEGATRON_LM")
     if "DEEPSPEED" in asked and not is_deepspeed_available():
         raise ValueError("DeepSpeed must be installed, as pip install deepspeed does.")
+    # the precision of an earlier run of this process, as in a notebook
+    AcceleratorState._reset_state()
     accelerator = Accelerator(
         # the mixed precision of DeepSpeed would also round the weights
         mixed_precision="no"
