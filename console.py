@@ -188,12 +188,15 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
     )
 
 
-def parse_flags(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Namespace:
-    """Parse the arguments of a command; flags may stand between its positional arguments.
+def parse_flags(
+    parser: argparse.ArgumentParser, argv: list[str], is_intermixed: bool = False
+) -> argparse.Namespace:
+    """Parse the arguments of a command.
 
     Args:
         parser: Parser of the command.
         argv: Command-line arguments.
+        is_intermixed: Whether flags may stand between the positional arguments.
 
     Returns:
         The parsed arguments.
@@ -201,7 +204,8 @@ def parse_flags(parser: argparse.ArgumentParser, argv: list[str]) -> argparse.Na
     Raises:
         ValueError: If an argument is unknown; names the closest flag.
     """
-    arguments, unknown = parser.parse_known_intermixed_args(argv)
+    parse = parser.parse_known_intermixed_args if is_intermixed else parser.parse_known_args
+    arguments, unknown = parse(argv)
     refuse_unknown(parser, unknown)
     return arguments
 
@@ -211,21 +215,25 @@ def refuse_unknown(parser: argparse.ArgumentParser, arguments: list[str]):
 
     Args:
         parser: Parser of the command.
-        arguments: Arguments that it left.
+        arguments: Arguments that the parser did not recognize.
 
     Raises:
         ValueError: If there are any; names the closest flag.
     """
     if not arguments:
         return
-    # imports transformers, which the help does without
+    # imported here, because it imports transformers, which `--help` does without
     from .configuration_vanilla_transformer import closest_name
 
+    parsers = [parser]
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            parsers += action.choices.values()
+    flags = [flag for each in parsers for flag in each._option_string_actions]
     name = arguments[0].split("=")[0]
     raise ValueError(
         f"{name} is {'not a flag' if name.startswith('-') else 'one argument too many'}."
-        f"{closest_name(name, list(parser._option_string_actions))} "
-        f"`{parser.prog} --help` lists all."
+        f"{closest_name(name, flags)} `{parser.prog} --help` shows the usage."
     )
 
 

@@ -153,7 +153,7 @@ def draw_steps() -> str:
             parts.append(_arrow([(center, state_y - 20), (center, top_y + 6)]))
             if column and not is_training:
                 ends = [(columns[column - 1] + 26, top_y), (center - 28, bottom_y - 10)]
-                parts.append(_line(ends, "#b03a2e", is_dashed=True))
+                parts.append(_arrow(ends, "#b03a2e", is_dashed=True))
             parts.append(
                 f'<circle cx="{center}" cy="{state_y}" r="19" fill="#d9eef7" stroke="{LINE_INK}"/>'
             )
@@ -257,20 +257,26 @@ def _number(value: float, matrix: Matrix) -> str:
     return f"{value:z.{1 if matrix.is_weight else 2}f}".replace("-", MINUS)
 
 
-def _arrow(points: Sequence[tuple[float, float]]) -> str:
+def _arrow(
+    points: Sequence[tuple[float, float]], color: str = LINE_INK, is_dashed: bool = False
+) -> str:
     path = " L".join(f"{x} {y}" for x, y in points)
-    (x0, _), (x, y) = points[-2:]
-    if x == x0:
-        head = f"M{x - 4} {y + 6} L{x} {y} L{x + 4} {y + 6}"
-    else:
-        head = f"M{x - 6} {y - 4} L{x} {y} L{x - 6} {y + 4}"
-    return f'<path d="M{path} {head}" fill="none" stroke="{LINE_INK}" stroke-width="1.5"/>'
-
-
-def _line(points: Sequence[tuple[float, float]], color: str, is_dashed: bool = False) -> str:
-    (x0, y0), (x, y) = points
     dashes = ' stroke-dasharray="4 3"' if is_dashed else ""
-    return f'<path d="M{x0} {y0} L{x} {y}" fill="none" stroke="{color}"{dashes}/>'
+    (x0, y0), (x, y) = points[-2:]
+    length = math.dist((x0, y0), (x, y))
+    # the head ends 6 behind the point, 4 on each side of the line
+    back, side = (6 * (x0 - x) / length, 6 * (y0 - y) / length), 4 / 6
+    ends = [
+        f"{x + back[0] - sign * side * back[1]:g} {y + back[1] + sign * side * back[0]:g}"
+        for sign in (1, -1)
+    ]
+    style = f'fill="none" stroke="{color}" stroke-width="1.5"'
+    return f'<path d="M{path}" {style}{dashes}/><path d="M{ends[0]} L{x} {y} L{ends[1]}" {style}/>'
+
+
+def _line(points: Sequence[tuple[float, float]], color: str) -> str:
+    (x0, y0), (x, y) = points
+    return f'<path d="M{x0} {y0} L{x} {y}" fill="none" stroke="{color}"/>'
 
 
 def _text(

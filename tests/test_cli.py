@@ -235,6 +235,10 @@ def test_an_unknown_verb_shows_the_usage(capsys):
         ("average x --minute 3", "--minute is not a flag. Did you mean '--minutes'?"),
         ("paper table1 --output o", "--output is not a flag. Did you mean '--output_dir'?"),
         ("serve x --prot 8000", "--prot is not a flag. Did you mean '--port'?"),
+        (
+            "export marian r o --quantisation int8",
+            "--quantisation is not a flag. Did you mean '--quantization'?",
+        ),
         ("push x y z", "z is one argument too many."),
     ],
 )
@@ -242,7 +246,7 @@ def test_an_unknown_flag_names_the_closest_one(arguments, message, capsys):
     words = arguments.split()
     assert main(words) == 1
     verb = " ".join(words[: 2 if words[0] == "paper" else 1])
-    error = f"error: {message} `vanilla-transformer {verb} --help` lists all.\n"
+    error = f"error: {message} `vanilla-transformer {verb} --help` shows the usage.\n"
     assert capsys.readouterr().err == error
 
 

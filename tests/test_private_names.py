@@ -122,7 +122,9 @@ PRIVATE_NAMES = {
 # of Python's own library
 OF_PYTHON = {
     "_ArgumentGroup",
+    "_SubParsersAction",
     "_abc_impl",
+    "_actions",
     "_asdict",
     "_exit",
     "_option_string_actions",

@@ -342,7 +342,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
             long for the model, or flags contradict each other.
     """
     # the file can follow flags
-    search = vars(parse_flags(_parser(prog), argv))
+    search = vars(parse_flags(_parser(prog), argv, is_intermixed=True))
     trust, column, scores, jsonl, runs, terms = (
         search.pop(name)
         for name in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")

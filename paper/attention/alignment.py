@@ -98,7 +98,9 @@ def alignment_section(
     by_position, _ = count_aligned_to_themselves(maps, None)
     best = max(range(len(found)), key=lambda index: (found[index][0], index))
     index = best if layer is None else layer - 1
-    links = align(weights, index)
+    links, words = align(weights, index), weights.by_word()
+    strongest = words.cross[index].mean(dim=0)[: len(links), :-1].argmax(dim=-1)
+    num_back = int((strongest.diff() < 0).sum())
     says = (
         "The table has the words of the translation. Each is aligned to the source word with the "
         f"highest weight in decoder layer {index + 1}, by the mean over the heads. The model was "
@@ -117,9 +119,9 @@ def alignment_section(
         says=says,
         columns=("translation", "source", "weight"),
         rows=[list(link) for link in links],
-        figure=_draw_alignment(weights.by_word(), links, index),
-        message="A word of the translation takes most from the source words that it translates "
-        "(with a number: the source word with the highest weight, </s> left out)",
+        figure=_draw_alignment(words, links, index),
+        message="Attention of the translation to the source: the highest weight of a row (with its "
+        f"number, </s> left out) moves back in the source {num_back} of {len(links) - 1} times",
         numbers={
             "count_aligned_to_themselves": total,
             "aligned_to_themselves": [right for right, _ in found],

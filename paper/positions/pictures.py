@@ -322,7 +322,8 @@ def draw_properties(measured: Mapping[str, Mapping[str, Measured]]) -> "Figure":
     heads = [f"{name}\n{textwrap.fill(f'({DECIDED_BY[name]})', 22)}" for name in PROPERTIES]
     axes.set_xticks(range(len(PROPERTIES)), heads, fontsize=8)
     axes.xaxis.tick_top()
-    axes.set_yticks(range(len(measured)), measured)
+    names = ["learned\n(initial values)" if name == "learned" else name for name in measured]
+    axes.set_yticks(range(len(measured)), names)
     axes.set_xticks([column + 0.5 for column in range(len(PROPERTIES) - 1)], minor=True)
     axes.set_yticks([row + 0.5 for row in range(len(measured) - 1)], minor=True)
     axes.grid(which="minor", color="white", linewidth=2)
