@@ -21,8 +21,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-# for each row of Table 3, the fields that differ from base. D3 and D4 are empty, because they differ
-# in label smoothing only, which is a training setting
+# for each row of Table 3, the fields that differ from base. D3 and D4 are empty, because these rows
+# differ in label smoothing only, which is a training setting
 PAPER_ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "A1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
@@ -64,7 +64,7 @@ LAYER_FIELDS = (
 )
 # upper bound of integer sizes, far above the size of any model
 LARGEST_SIZE = 2**31 - 1
-# upper bounds of all positive fields; 1e30 is still finite in float32
+# upper bounds of the fields that must be positive; 1e30 is still finite in float32
 LARGEST = {
     **dict.fromkeys(
         ("vocab_size", "hidden_size", *LAYER_FIELDS, "d_k", "d_v", "max_position_embeddings"),
@@ -256,7 +256,8 @@ class VanillaTransformerConfig(PreTrainedConfig):
     def qk_head_dim(self) -> int | None:
         """Width of a head's keys if its values have another width, otherwise None.
 
-        If this is not None, transformers allocates a static cache only when it has seen both.
+        If this is not None, transformers allocates a static cache at its first update, with the
+        widths of the keys and values in that update.
         """
         d_v = self.d_v or self.hidden_size // self.num_attention_heads
         return None if d_v == self.head_dim else self.head_dim
