@@ -1,8 +1,8 @@
 """Beam search of section 6.1 and greedy search, with any decoder.
 
-A search accesses the model only through the interface `Decoding`. It has two implementations:
-`generation_vanilla_transformer.ModuleDecoding` runs the model's own modules, and
-`engine_vanilla_transformer.EngineDecoding` the inference engine.
+A search accesses the model only through the methods of `Decoding`. `ModuleDecoding` in
+`generation_vanilla_transformer` implements them with the model's own modules, and `EngineDecoding`
+in `engine_vanilla_transformer` with the inference engine.
 
 Shapes: B sentences that are still searched, K beams, R hypotheses of a sentence (1 or K), C
 candidates, V tokens in the vocabulary, T target tokens so far, L length of the longest allowed
@@ -238,7 +238,7 @@ class PaperBeamSearch:
         self.decoding = decoding
         self.config = config
         self.logits_processor = logits_processor
-        # without rules, every token is scored: for other processors, and for an output of scores
+        # without rules, every token is scored, as other processors and an output of scores need it
         self.rules = None
         if not (config.output_scores or config.output_logits):
             self.rules = TokenRules.of(logits_processor)
@@ -301,7 +301,7 @@ class PaperBeamSearch:
     def _next_scores(self, step: int) -> tuple[Tensor, Tensor | None]:
         """Return log-probabilities of C next tokens of each open hypothesis, and these tokens.
 
-        The shape of both is [B, R, C]. If all tokens are scored, C is V, and None stands for them.
+        Both have the shape [B, R, C]. If all tokens are scored, C = V, the tokens are None.
         """
         length = self.prompt_length + step - 1
         ids = self.open.ids[:, :, :length]
@@ -408,7 +408,7 @@ class PaperBeamSearch:
         return ends
 
     def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
-        """Add cut hypotheses, best first, where a sentence at its limit has too few complete."""
+        """Fill the missing complete hypotheses of sentences at their limit with the best cut ones."""
         missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
         cut = cut.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
         wide = missing[:, :, None]
@@ -419,7 +419,7 @@ class PaperBeamSearch:
         )
 
     def _leave(self, done: list[bool], is_finished: bool):
-        """Store results of finished sentences, remove them if worthwhile, reorder the decoder."""
+        """Store results of finished sentences, shrink the batch if worthwhile, reorder the beams."""
         newly_done = [
             row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
         ]
