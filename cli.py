@@ -149,7 +149,7 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
     from .train.vocabulary import prepare_tokenizer
 
     refuse_small_vocabulary(config.vocab_size)
-    # refuse early what `train` would refuse
+    # refuse model sizes here that `train` would refuse only later
     config.model_config(config.vocab_size)
     with hold_run(config.folder):
         tokenizer = prepare_tokenizer(config)

@@ -408,7 +408,7 @@ class PaperBeamSearch:
         return ends
 
     def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
-        """Fill the missing complete hypotheses of sentences at their limit with the best cut ones."""
+        """Fill missing complete hypotheses of sentences at their limit with the best cut ones."""
         missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
         cut = cut.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
         wide = missing[:, :, None]
@@ -419,7 +419,7 @@ class PaperBeamSearch:
         )
 
     def _leave(self, done: list[bool], is_finished: bool):
-        """Store results of finished sentences, shrink the batch if worthwhile, reorder the beams."""
+        """Store results of finished sentences, shrink the batch if worthwhile, reorder beams."""
         newly_done = [
             row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
         ]
