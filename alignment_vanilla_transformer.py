@@ -153,7 +153,7 @@ def word_numbers(
     numbers: list[int | None] = []
     for prefix in prefixes:
         count = len(prefix.split())
-        # a space belongs to the word after it, if there is one
+        # a space at the end of a prefix belongs to the next word, if there is one
         number = count if not prefix or prefix[-1].isspace() else count - 1
         numbers.append(min(number, num_words - 1) if num_words else None)
     of_ordinary = iter(numbers)
@@ -197,8 +197,8 @@ def choose_heads(
     """Choose the heads that align best, without manual alignments.
 
     The reference for a target token is the source token whose removal makes the target token least
-    probable. Heads are sorted by their agreement with the references. The result is the first 1, 2,
-    ... or `MOST_HEADS` of these heads: the number whose mean weights agree best.
+    probable. Heads are sorted by their agreement with the references. The result is the best n
+    heads, n at most `MOST_HEADS`, for the n at which their mean weights agree best.
 
     Args:
         model: Any encoder-decoder with encoder-decoder attention, in evaluation mode.

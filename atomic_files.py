@@ -260,7 +260,7 @@ def free_space(folder: Path) -> str:
         folder: Folder to write to; it need not exist yet.
 
     Returns:
-        Number of kB, with unit and "free".
+        Text such as "1,234 kB free".
     """
     while not folder.exists():
         folder = folder.parent

@@ -37,7 +37,7 @@ LEAST = {
 }
 # settings of a generation configuration that may be any finite number
 NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
-# tokens that the decoder reads, or that the search forces
+# settings for tokens that the decoder reads or that the search forces
 READ_TOKENS = (
     "decoder_start_token_id",
     "bos_token_id",

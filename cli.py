@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        The exit status: 0, or 1 after an error, with one sentence on stderr.
+        The exit status, as `run_command` returns it.
     """
     # without logging, which imports transformers, `--help` answers at once
     return run_command(_run_verb, argv, logs=False)

@@ -1,4 +1,4 @@
-"""Inference engine: the arithmetic of the released model, packed for search.
+"""Inference engine: the computations of the released model, with weights packed for search.
 
 The engine computes the same logits as the model's modules, up to rounding, but faster: weights are
 packed once, padding is left out, and beams are reordered without a copy of the KV cache.
@@ -307,7 +307,7 @@ class EngineDecoding(Decoding):
             Logits in float32, [B, R, V]; in the first call one row for each sentence, [B, 1, V].
         """
         shared_cores.check()
-        # the rows of a sentence are equal in the first call
+        # in the first call all rows of a sentence are equal, so only one of them is read
         rows = ids if self.length else ids[:, :1]
         for position in range(self.length, ids.shape[2]):
             states = self._read(rows[:, :, position])  # [B * R, d_model]
@@ -397,14 +397,14 @@ class EngineDecoding(Decoding):
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
                 self.memory_bias = bias.index_select(0, stays).flatten(0, 1)
             self.is_visible = self.is_visible.index_select(0, stays)
-        # the first step has one row per sentence, and a hypothesis with a score of -inf may have a
-        # parent with a higher index
+        # a hypothesis with a score of -inf may have a parent that does not exist, because the first
+        # step has one row per sentence
         parents = parents.clamp(max=self.is_visible.shape[1] - 1)
         wide = parents[:, :, None].expand(-1, -1, self.is_visible.shape[2])
         self.is_visible = self.is_visible.gather(1, wide)
 
     def _self_attention_bias(self) -> Tensor | None:
-        # every hypothesis attends to `length` slots: if no more are in use, to all of them
+        # each hypothesis attends to `length` slots, so without further slots nothing is masked
         if self.num_used == self.length:
             return None
         return self._bias_of(self.is_visible[:, :, : self.num_used])
@@ -789,11 +789,11 @@ def deviations(
     """Return the deviations of logits from the expected logits, in units of standard deviations.
 
     If `is_exact`, each token has a unit of its own: the standard deviation of its logits over all
-    positions, which a bias does not change. A unit is at least the median of these standard
-    deviations over the tokens whose logits vary. Rounding errors grow with the size of the numbers,
-    so a unit is also at least 1/300 of the median absolute value of the logits of these tokens. If
-    not `is_exact`, all tokens have the same unit: the standard deviation of all logits together. In
-    both cases the unit is at least 1/1000 of the expected number.
+    positions, which a bias of the token does not change. A unit is at least the median of these
+    standard deviations over the tokens whose logits vary. Rounding errors grow with the size of the
+    numbers, so a unit is also at least 1/300 of the median size of the logits of these tokens. If
+    not `is_exact`, all tokens have the same unit: the standard deviation of the logits of these
+    tokens together. In both cases, the unit is at least 1/1000 of the expected number.
 
     Args:
         found: Logits or log-probabilities of the model to check, [..., V].

@@ -117,20 +117,25 @@ class SearchMixin(_Base):
             stopping_criteria: Additional criteria that end a translation.
             prefix_allowed_tokens_fn: Function that returns the allowed next tokens.
             synced_gpus: Whether every process runs as many steps as the longest search among all
-                processes, as sharded weights need it.
+                processes, as models with sharded weights need it (ZeRO-3, FSDP).
             assistant_model: Model that proposes tokens in assisted decoding.
             streamer: Object that receives each token as soon as it is generated.
-            kwargs: Settings of the search and inputs of the model, as in transformers, and settings
-                of this package. `length_penalty_alpha` and `max_extra_tokens` are those of section
-                6.1. `int8` quantizes the linear layers to int8. `engine` is "auto" to use the
-                inference engine if its logits agree with those of the model's modules, "off" to use
-                the modules, or "required" to refuse a search that the engine cannot run; with
-                "required", an output object contains no KV cache. `ensemble` is a list of further
-                models of this class and vocabulary: each step averages the probabilities of all
-                models. `required_tokens` contains for each sentence a list of terms that its
-                translation must contain, and each term is a list of token ids; the search has
-                `num_beams` beams for each number of term tokens that a hypothesis can contain, from
-                0 to the number of tokens in all terms of a sentence.
+            kwargs: Settings of the search and inputs of the model, as in transformers, and these
+                settings of this package:
+
+                - `length_penalty_alpha`: Alpha of the length penalty, which selects the paper's
+                  beam search. Section 6.1.
+                - `max_extra_tokens`: Maximum number of tokens by which a translation is longer than
+                  its source. Section 6.1.
+                - `int8`: Whether to quantize the linear layers to int8.
+                - `engine`: "auto" uses the inference engine if its logits agree with those of the
+                  model's modules, "off" uses the modules, and "required" refuses a search that the
+                  engine cannot run. With "required", an output object contains no KV cache.
+                - `ensemble`: List of further models of this class and vocabulary. Each step
+                  averages the probabilities of all models.
+                - `required_tokens`: For each sentence, a list of terms that its translation must
+                  contain, each a list of token ids. The search has `num_beams` beams for each
+                  possible number of term tokens in a hypothesis, from 0 on.
 
         Returns:
             Prompts and translations, [B * num_return_sequences, T], or an output object of
@@ -161,7 +166,7 @@ class SearchMixin(_Base):
             raise ValueError("encoder_outputs must not be given with ensemble: each model encodes.")
         required_tokens = kwargs.pop("required_tokens", None)
         if inputs is not None:
-            # `input_ids` is the name of the source in `kwargs`
+            # transformers accepts the source under two names, `inputs` and `input_ids`
             if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
             kwargs["input_ids"] = inputs
@@ -264,7 +269,7 @@ class SearchMixin(_Base):
     def _default_max_length(
         self, config: GenerationConfig, source_length: int, prompt_length: int, is_bounded: bool
     ) -> int | None:
-        """Return the maximum target length for the longest source, or None to keep the set one."""
+        """Return the maximum length by the longest source, or None to keep the configured one."""
         learned = self.config.position_encoding == "learned"
         # the decoder never reads the last token of a target, so this token needs no position
         most = self.config.max_position_embeddings + 1 if learned else math.inf
@@ -634,7 +639,7 @@ def warn_of_cache(model: str, reason: str):
 
     Args:
         model: Name of the model's class.
-        reason: A clause from `cache_obstacle`.
+        reason: Clause that says why no cache can be used.
     """
     logger.warning(
         "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... to use "
@@ -745,7 +750,7 @@ class ModuleDecoding(Decoding):
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
 
     def finish(self):
-        """Repeat the last step until all processes have finished, as collectives need it."""
+        """Repeat the last step until all processes have finished: they wait for one another."""
         if not self.synced_gpus:
             return
         device = self.model.device
@@ -753,7 +758,7 @@ class ModuleDecoding(Decoding):
             self._forward()
 
     def outputs(self) -> dict[str, Any]:
-        """Return the model's part of the library's output: attentions, states and cache."""
+        """Return the model's part of an output object: attentions, hidden states and KV cache."""
         encoder_outputs = self.model_kwargs["encoder_outputs"]
         found = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
         kinds = {

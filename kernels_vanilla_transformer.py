@@ -1,6 +1,6 @@
 """Numerical kernels of the inference engine: matrix products, top-k and CUDA graphs.
 
-The functions here read tensors and linear layers, and do not depend on the Transformer.
+The functions here depend only on tensors and linear layers, not on the Transformer.
 """
 
 import functools
@@ -390,7 +390,7 @@ def exp_(exponents: Tensor) -> Tensor:
     Returns:
         The same tensor.
     """
-    # on a CPU, torch takes exp from MKL, which is slow on CPUs that are not Intel's, but not exp2
+    # on a CPU, torch's exp is MKL's, which is slow on CPUs that are not Intel's; exp2 is fast on all
     if exponents.device.type == "cpu":
         return exponents.mul_(math.log2(math.e)).exp2_()
     return exponents.exp_()

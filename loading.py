@@ -422,7 +422,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     if path.is_dir() and name.strip():
         return
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    # does not hold for datasets: a local folder may have the name of a user on the Hub
+    # not for datasets, because a local folder may have the name of a user on the Hub
     is_beside = kind == "model" and path.parent != Path() and path.parent.is_dir()
     if is_name:
         try:

@@ -111,7 +111,8 @@ class MultiHeadAttention(nn.Module):
 
     Args:
         num_heads: Number of heads, h; `config.encoder_attention_heads` if None.
-        layer_idx: Index of the decoder layer in the KV cache; None in the encoder, which has none.
+        layer_idx: Index of the decoder layer in the KV cache; None in the encoder, which has no
+            cache.
         is_causal: Whether later positions are hidden, section 3.2.3. Attention functions read this
             attribute if the causal mask is not passed to them.
     """
@@ -335,8 +336,8 @@ def sinusoidal_encoding(
     Args:
         num_positions: Number of positions.
         d_model: Width of the encoding, even.
-        base: Base of the wavelengths, 2 pi base^(2i / d_model) for the pair of features i; the
-            default is the paper's.
+        base: Base of the wavelengths, 2 pi base^(2i / d_model) for feature pair i; the default is
+            the paper's.
         layout: "interleaved", sines and cosines in alternating features as in the paper, or
             "halves", all sines before all cosines.
 
@@ -494,7 +495,7 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
 
 class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
-    """Embedding, positions and N encoder layers: source tokens to memory. Section 3.1."""
+    """Embedding, positions and N encoder layers, from source tokens to memory. Section 3.1."""
 
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
     _tp_plan = {
@@ -542,7 +543,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
-    """Embedding, positions and N decoder layers: target, memory to hidden states. Section 3.1."""
+    """Embedding, positions and N decoder layers, from target to hidden states. Section 3.1."""
 
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
@@ -616,7 +617,10 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
-    """Encoder and decoder with one embedding matrix, without the output projection. Figure 1."""
+    """Encoder and decoder of figure 1, without the output projection.
+
+    Source and target share one embedding matrix if `tie_word_embeddings` is set, as by default.
+    """
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 

@@ -1,7 +1,7 @@
-"""Translation pipeline: text in, text out. transformers 5 has removed its own.
+"""Translation pipeline: text in, text out. In transformers there is none since version 5.
 
-This file turns texts into batches of token ids, calls the model's `generate`, and turns its token
-ids into texts. The file is copied to the Hub with the model, and `custom_pipelines` of the model's
+This file turns texts into batches of token ids, calls the model's `generate`, and turns the result
+into texts. The file is copied to the Hub with the model, and `custom_pipelines` of the model's
 configuration refers to the copy.
 """
 
@@ -1112,7 +1112,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
 
 
 class _NoDefaultModel:
-    """Default model of a task without one: an error as soon as transformers looks it up."""
+    """Stand-in for a default model: raises an error when transformers looks for a model in it."""
 
     def __contains__(self, key: Any) -> bool:
         raise ValueError(

@@ -56,8 +56,8 @@ class Decoding:
                 are equal.
 
         Returns:
-            Logits in float32, [B, R, V]. The caller may overwrite them, and the next call may
-            overwrite them. The first call may return one row for each sentence, [B, 1, V].
+            Logits in float32, [B, R, V], a tensor that the caller and the next call may overwrite.
+            The first call may return one row for each sentence, [B, 1, V].
         """
         raise NotImplementedError
 
@@ -75,7 +75,7 @@ class Decoding:
         """Take part in the steps that all processes run together until all have finished."""
 
     def outputs(self) -> dict[str, Any]:
-        """Return the model's part of the library's output: attentions, states and cache."""
+        """Return the model's part of an output object: attentions, hidden states and KV cache."""
         return {}
 
 
@@ -223,7 +223,7 @@ class PaperBeamSearch:
         logits_processor: Processors of the log-probabilities of each step.
         stopping_criteria: Criteria that end a hypothesis.
         config: Generation configuration, as `generate` has prepared it.
-        alpha: Alpha of the length penalty; None for the library's length penalty.
+        alpha: Alpha of the length penalty; None for the length penalty of transformers.
     """
 
     def __init__(
@@ -283,7 +283,7 @@ class PaperBeamSearch:
 
         Returns:
             The best hypotheses in the order of the batch, [sentences * num_return_sequences, T], or
-            the library's output if `return_dict_in_generate` is set.
+            an output object of transformers if `return_dict_in_generate` is set.
 
         Raises:
             ValueError: If a sentence has fewer allowed hypotheses than are to be returned.
@@ -676,7 +676,7 @@ def new_token_limits(
         num_sentences: Number of sentences.
 
     Returns:
-        Maxima, at least 1, [B].
+        Maximum of each sentence, at least 1, [B].
     """
     longest = longest_target(stopping_criteria, config) - input_ids.shape[1]
     limits = input_ids.new_full((num_sentences,), longest)
