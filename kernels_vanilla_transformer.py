@@ -390,7 +390,7 @@ def exp_(exponents: Tensor) -> Tensor:
     Returns:
         The same tensor.
     """
-    # on a CPU, torch's exp is MKL's, which is slow on CPUs that are not Intel's; exp2 is fast on all
+    # on a CPU, torch's exp is MKL's, which is slow on CPUs that are not Intel's; exp2 is not MKL's
     if exponents.device.type == "cpu":
         return exponents.mul_(math.log2(math.e)).exp2_()
     return exponents.exp_()
