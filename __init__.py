@@ -20,8 +20,8 @@ __all__ = [
     "sinusoidal_encoding",
 ]
 
-# importing torch takes seconds: the console script imports it only after the arguments are parsed,
-# with the first use of a public name
+# importing torch takes seconds, so the console script imports it only after parsing its arguments,
+# at the first use of a public name
 _is_console_script = PurePath(getattr(sys, "argv", [""])[0]).stem == "vanilla-transformer"
 
 if TYPE_CHECKING or not _is_console_script:

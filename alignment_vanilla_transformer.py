@@ -1,11 +1,12 @@
 """Word alignment from encoder-decoder attention.
 
-A word of the translation is aligned with the word of the source that the decoder attends to most
-when it predicts the word. Heads differ much in how well they align. `choose_heads` finds those that
-agree best with the tokens of the source without which a token of the translation becomes least
-probable (Li et al. 2019).
+A word of the translation is aligned with the source word that the decoder attends to most when it
+predicts the word of the translation. Heads differ much in how well they align. `choose_heads`
+compares them with a reference that needs no manual alignments: the source token whose removal
+makes the target token least probable (Li et al. 2019).
 
-Shapes: S source tokens, T target tokens, N layers, h heads of a layer.
+Shapes: B sources, M translations of these sources, S source tokens, T target tokens, h heads of a
+layer.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,24 +20,24 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
 
-# name in a generation configuration, as in that of Whisper
+# field of a generation configuration; Whisper's has the same name
 HEADS_FIELD = "alignment_heads"
-# modules whose attention functions compute equation (1) but may not return its weights
+# prefixes of modules whose attention functions compute equation (1) but may not return its weights
 KNOWN_ATTENTION = ("transformers.", "vanilla_transformer.")
-# most heads that are averaged
+# maximum number of heads whose weights are averaged
 MOST_HEADS = 16
 
 
 @contextmanager
 def returning_weights(model: PreTrainedModel) -> Iterator[None]:
-    """Let the attention of a model return its weights until the block ends.
+    """Make the attention of a model return its weights within a `with` block.
 
     Args:
-        model: Any model. An attention function of a user stays, because it may compute something
-            else.
+        model: Any model. A user's own attention function is not replaced, because it may compute
+            something other than equation (1).
     """
     before = model.config._attn_implementation
-    # "eager" is no function of the registry
+    # None for "eager", which is not in the registry
     function = ALL_ATTENTION_FUNCTIONS.get(before)
     try:
         if function is not None and function.__module__.startswith(KNOWN_ATTENTION):
@@ -47,7 +48,7 @@ def returning_weights(model: PreTrainedModel) -> Iterator[None]:
 
 
 def weights_of(output: Any, model: PreTrainedModel) -> tuple[Tensor, ...]:
-    """Return the weights of encoder-decoder attention in an output, N times [B, h, T, S].
+    """Return the encoder-decoder attention weights of a model output, [B, h, T, S] per layer.
 
     Args:
         output: Output of the model with `output_attentions`.
@@ -70,20 +71,21 @@ def head_weights(
     targets: Sequence[Sequence[int]],
     heads: Sequence[Sequence[int]] | None = None,
 ) -> list[Tensor]:
-    """Return the weights with which the decoder reads the source when it predicts a target token.
+    """Return the encoder-decoder attention weights for each predicted target token.
 
     Args:
         model: Any encoder-decoder with encoder-decoder attention, in evaluation mode.
         inputs: `input_ids` and `attention_mask` of the sources, [B, S], on the model's device.
-        targets: Token ids of N translations, without start token; N is a multiple of B, and the
-            translations of a source follow one another.
-        heads: Pairs of layer and head, from 0, whose weights are returned; all if not given.
+        targets: Token ids of M translations, without start token; M is a multiple of B, and the
+            translations of one source are consecutive.
+        heads: Pairs of layer and head, counted from 0, whose weights are returned; all heads if
+            None.
 
     Returns:
         For each translation, weights in float32 on the CPU, [heads, T, S].
 
     Raises:
-        ValueError: If the model has no such head, or returns no weights.
+        ValueError: If the model does not have one of the heads, or returns no weights.
     """
     ids = decoder_rows(model, targets)[:, :-1].to(inputs["input_ids"].device)
     times = len(targets) // len(inputs["input_ids"])
@@ -104,9 +106,10 @@ def head_weights(
 
 
 def default_heads(model: PreTrainedModel) -> list[list[int]]:
-    """Return the heads that align if none were chosen: all of the last layer but one.
+    """Return the default heads for alignment: all heads of the second-to-last layer.
 
-    Garg et al. 2019 found that of six layers this one aligns best; of two, the last one does.
+    Garg et al. 2019 found that of six layers, this layer aligns best. A decoder of one or two
+    layers aligns best with its last layer, whose heads are then returned.
 
     Args:
         model: Any encoder-decoder.
@@ -121,18 +124,18 @@ def default_heads(model: PreTrainedModel) -> list[list[int]]:
 def word_numbers(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], has_unknown: bool = True
 ) -> list[int | None]:
-    """Return the number of the word that each token belongs to.
+    """Return the index of the word that each token belongs to.
 
     Args:
         tokenizer: Tokenizer of the ids.
         ids: Token ids of a text.
-        has_unknown: The text has words in the place of unknown tokens, as a text that was read
-            does; a translation that was written does not.
+        has_unknown: Whether an unknown token stands for a word of the text. It does in a text that
+            was tokenized, but not in a generated translation, whose text omits unknown tokens.
 
     Returns:
-        Numbers of words between spaces, from 0; None for a special token.
+        For each token, the index of a word between spaces, from 0; None for a special token.
     """
-    # not `all_special_ids`: some tokenizers have languages that are not among them
+    # not by `all_special_ids`, which lacks the language tokens of some tokenizers
     shown, written = (
         tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=skips)
         for skips in (False, True)
@@ -150,7 +153,7 @@ def word_numbers(
     numbers: list[int | None] = []
     for prefix in prefixes:
         count = len(prefix.split())
-        # a space belongs to the word after it, if there is one
+        # a space at the end of a prefix belongs to the next word, if there is one
         number = count if not prefix or prefix[-1].isspace() else count - 1
         numbers.append(min(number, num_words - 1) if num_words else None)
     of_ordinary = iter(numbers)
@@ -164,11 +167,12 @@ def aligned_words(
 
     Args:
         weights: Weights of tokens, [T, S].
-        source: Word of each source token, from `word_numbers`; None or a negative number for none.
-        target: Word of each target token.
+        source: Word index of each source token, from `word_numbers`; None or negative if the token
+            belongs to no word.
+        target: Word index of each target token, or None.
 
     Returns:
-        Pairs of a source word and a target word, in the order of the target words.
+        Pairs of source word index and target word index, in the order of the target words.
     """
     columns = {place: it for place, it in enumerate(source) if it is not None and it >= 0}
     rows = {place: it for place, it in enumerate(target) if it is not None}
@@ -190,23 +194,25 @@ def choose_heads(
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
 ) -> tuple[list[list[int]], float]:
-    """Choose the heads that align best, without alignments made by people.
+    """Choose the heads that align best, without manual alignments.
 
-    The source token that belongs to a target token is taken to be the one without which the target
-    token is least probable. Heads are added, best first, as long as the mean of their weights
-    agrees with more of these tokens.
+    The reference for a target token is the source token whose removal makes the target token least
+    probable. Heads are sorted by their agreement with the references. The result is the best n
+    heads, n at most `MOST_HEADS`, for the n at which their mean weights agree best.
 
     Args:
         model: Any encoder-decoder with encoder-decoder attention, in evaluation mode.
         tokenizer: Tokenizer of the model.
-        sources: Token ids of sentences, of validation data for example.
-        targets: Token ids of their translations, without start token.
+        sources: Token ids of sentences, for example of the validation set.
+        targets: Token ids of the translations of `sources`, without start token.
 
     Returns:
-        Pairs of layer and head, and the share of target tokens for which they find the token.
+        Pairs of layer and head, and the share of target tokens whose reference the mean weights of
+        these heads find.
 
     Raises:
-        ValueError: If no pair has a word on both sides, or the model returns no weights.
+        ValueError: If no sentence pair has two source tokens and a target token that are not
+            special, or the model returns no weights.
     """
     special = set(tokenizer.all_special_ids)
     weights, needed = [], []
@@ -239,7 +245,7 @@ def _most_needed(
     target: Sequence[int],
     columns: Sequence[int],
 ) -> Tensor:
-    """Return, for each target token, the index in `columns` of the token it needs most, [T]."""
+    """Return, for each target token, the index in `columns` of its reference source token, [T]."""
     count = len(columns)
     mask = inputs["attention_mask"].repeat(count, 1)
     mask[torch.arange(count), torch.tensor(columns)] = 0
@@ -248,7 +254,7 @@ def _most_needed(
 
 
 def _agreement(found: Sequence[Tensor], expected: Tensor) -> Tensor:
-    """Return the share of tokens, [...], for which [T, ...] has the expected one, [T]."""
+    """Return the share of tokens, [...], for which `found`, [T, ...], is as expected, [T]."""
     tokens = torch.cat(tuple(found))
     return (tokens == expected.view(-1, *[1] * (tokens.dim() - 1))).float().mean(dim=0)
 

@@ -12,22 +12,22 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 LOCK_FILE = ".lock"
-# disk full, quota exceeded, file larger than the file system allows
+# error numbers: disk full, quota exceeded, file larger than the file system allows
 DISK_FULL = (errno.ENOSPC, getattr(errno, "EDQUOT", None), errno.EFBIG)
-# errors of network file systems that have no locks
+# error numbers of network file systems that do not support locks
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
 def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
-    """Lock a folder against the other commands of this package until the block ends.
+    """Lock a folder against other commands of this package within a `with` block.
 
-    The lock ends with the process, even if the process is killed. On a file system without locks,
-    nothing is locked.
+    The operating system releases the lock when the process ends, even if the process is killed. On
+    a file system without locks, nothing is locked.
 
     Args:
         folder: Folder to write to; created with its parents if it does not exist. Created folders
-            that are empty at the end are removed.
+            that are still empty at the end are removed.
         seconds: Time to wait for another command that holds the lock.
 
     Yields:
@@ -60,7 +60,7 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     try:
         yield lock.is_locked
     finally:
-        # unlink before the release: afterwards the file may be the lock of another command
+        # unlink before the release: after the release, the file may be the lock of another command
         with contextlib.suppress(OSError):
             path.unlink()
         lock.release()
@@ -70,14 +70,15 @@ def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
 
 
 def refuse_links(folder: Path, names: Collection[str]):
-    """Refuse links where a command writes, since they may lead out of the folder.
+    """Refuse symbolic links among the files that a command writes: they may leave the folder.
 
     Args:
         folder: Folder that a command writes to.
-        names: Names of the files and folders in it that the command may write.
+        names: Names of the files and folders in `folder` that the command may write.
 
     Raises:
-        ValueError: If one of them, or a file inside one of them, is a link; names it.
+        ValueError: If one of these files and folders, or anything inside, is a symbolic link; names
+            the link.
     """
     for name in names:
         path = folder / name
@@ -93,10 +94,10 @@ def refuse_links(folder: Path, names: Collection[str]):
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Create a folder with its parents, durably: they survive a power loss.
+    """Create a folder and its parents durably, so that they survive a power loss.
 
     Args:
-        folder: Folder; nothing happens if it exists.
+        folder: Folder to create; nothing happens if it exists.
 
     Returns:
         The folders that were created, each before its parent.
@@ -115,17 +116,17 @@ def unfinished_path(path: Path) -> Path:
         path: Final path of the file or folder.
 
     Returns:
-        The temporary path. A killed command leaves such files; `hold_run` and the next save remove
-        them.
+        The temporary path. A killed command leaves such files behind; `hold_run` and the next save
+        remove them.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file atomically: after a kill or a power loss it has its old or its new content.
+    """Write a file atomically: a kill or a power loss leaves either its old or its new content.
 
     Args:
-        path: File in an existing folder. A link is replaced, not followed.
+        path: File in an existing folder. A symbolic link is replaced, not followed.
         content: Whole content of the file; text is written in UTF-8.
     """
     unfinished = unfinished_path(path)
@@ -145,8 +146,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 def atomic_folder(folder: str | Path) -> Iterator[Path]:
     """Collect files in a temporary folder, and move all of them to `folder` at the end.
 
-    After an error, none is moved. A new or empty folder gets all files in one step. In any other
-    folder, each file replaces the one of its name, the weights last.
+    After an error, no file is moved. If `folder` is new or empty, all files appear in one step,
+    because the temporary folder is renamed. Otherwise each file replaces the file of the same name,
+    the weights last.
 
     Args:
         folder: Final folder; created if it does not exist.
@@ -156,7 +158,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
 
     Raises:
         ValueError: If another command writes to the new or empty folder in the meantime.
-        OSError: If the disk is full; names the free space.
+        OSError: If the disk is full; states the free space.
     """
     folder = Path(folder).resolve()
     is_one_step = not folder.exists() or not (any(folder.iterdir()) or os.path.ismount(folder))
@@ -172,7 +174,7 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
         else:
             _move_files(unfinished, folder)
     except Exception as error:
-        # some libraries raise errors of their own for a full disk
+        # for a full disk, some libraries raise errors of their own without an error number
         is_full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
         if not is_full:
             raise
@@ -200,13 +202,13 @@ def _rename_folder(unfinished: Path, folder: Path):
 
 
 def _move_files(unfinished: Path, folder: Path):
-    # weights last: a folder without them does not load, so no half-written model loads
+    # weights last: a folder without weights does not load, so no half-written model loads
     files = [path for path in unfinished.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: path.suffix == ".safetensors"):
         target = folder / path.relative_to(unfinished)
         make_folder(target.parent)
         path.replace(target)
-        # keeps this order on the disk
+        # flush after each file, so that the disk keeps this order after a power loss
         to_disk(target.parent)
     shutil.rmtree(unfinished)
 
@@ -230,7 +232,7 @@ def to_disk(path: Path):
     Args:
         path: File or folder.
     """
-    # Windows has no descriptors of folders, and flushes only files that are open for writing
+    # Windows cannot open a folder, and flushes only files that are open for writing
     is_windows = os.name == "nt"
     if is_windows and path.is_dir():
         return
@@ -245,7 +247,7 @@ def all_to_disk(folder: Path):
     """Flush a folder, with all files and folders in it, to the disk.
 
     Args:
-        folder: Folder.
+        folder: Folder to flush.
     """
     with ThreadPoolExecutor() as threads:
         list(threads.map(to_disk, (*folder.rglob("*"), folder)))
@@ -258,7 +260,7 @@ def free_space(folder: Path) -> str:
         folder: Folder to write to; it need not exist yet.
 
     Returns:
-        Number of kB, with unit and "free".
+        Text such as "1,234 kB free".
     """
     while not folder.exists():
         folder = folder.parent

@@ -17,12 +17,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from .alignment_vanilla_transformer import returning_weights, weights_of
 from .pipeline_vanilla_transformer import TranslationPipeline, evaluating
 
-# the text of a token that consists of spaces
+# symbol that is shown for a token that consists of spaces
 SPACE = "\u2423"
 
 
 class Word(NamedTuple):
-    """A word or a mark between words, and the indices of its tokens."""
+    """Word, punctuation mark or special token, with the indices of its tokens."""
 
     text: str
     tokens: list[int]
@@ -32,7 +32,7 @@ class Word(NamedTuple):
 class AttentionWeights:
     """Weights of the three kinds of attention, with the tokens of their rows and columns.
 
-    Row t of the decoder reads `inputs[t]` and predicts `target[t]`, the token after it.
+    In row t, the decoder reads `inputs[t]` and predicts `target[t]`, the next token.
 
     Attributes:
         source: Tokens of the source, the end token last, [S].
@@ -57,10 +57,10 @@ class AttentionWeights:
     cross: Tensor
 
     def hidden(self) -> Tensor:
-        """Return which inputs (columns) the mask hides from which (rows). Section 3.2.3.
+        """Return which inputs (columns) the causal mask hides in which rows. Section 3.2.3.
 
         Returns:
-            True for an input that comes later, [T, T].
+            True where the column comes after the row, [T, T].
         """
         length = len(self.inputs)
         return torch.ones(length, length, dtype=torch.bool).triu(diagonal=1)
@@ -68,8 +68,8 @@ class AttentionWeights:
     def by_word(self) -> "AttentionWeights":
         """Return the weights between words.
 
-        The weights of a query word are the mean over its tokens, those of a key word the sum over
-        its tokens. So the weights of a query still sum to 1.
+        Weights are averaged over the tokens of a query word and summed over the tokens of a key
+        word. So the weights of a query word still sum to 1.
 
         Returns:
             Weights with words in place of tokens.
@@ -109,12 +109,12 @@ def attention_weights(
     """Return the attention weights of a model for a sentence and a translation.
 
     Args:
-        model: Trained model, which does not change.
+        model: Trained model; its mode and its attention function are restored at the end.
         tokenizer: Tokenizer of the model.
         source: Sentence.
-        target: Translation, as a text or as token ids with the end token, [T]; by default that of
-            the model.
-        search: Settings of `generate` for the translation, such as `num_beams`.
+        target: Translation, as a text or as token ids with the end token, [T]; by default the
+            model's own translation.
+        search: Settings of `generate` for the model's own translation, such as `num_beams`.
 
     Returns:
         The weights on the CPU, in float32.
@@ -131,7 +131,7 @@ def attention_weights(
     source_ids = torch.tensor(read, device=model.device)  # [1, S]
     if target is None:
         found = pipeline.forward({"input_ids": source_ids}, **search)["ids"][0, 1:]
-        # tokens after the end token are padding up to the length of another translation
+        # tokens after the end token are padding up to the length of a longer translation
         ends = (found == tokenizer.eos_token_id).nonzero()[:1, 0] + 1
         target_ids = found[: int(ends) if len(ends) else None][None].to(model.device)  # [1, T]
     elif isinstance(target, Tensor):
@@ -171,20 +171,20 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     names = []
     for token_id in ids:
         text = tokenizer.decode([token_id]).strip() or SPACE
-        # a token of one byte of a character has no text
+        # a token that is only a part of a character has no text, so its name is shown
         names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
     return names
 
 
 def words_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Word]:
-    """Join tokens to words: text between spaces, without the punctuation around it.
+    """Group tokens into words at spaces; the punctuation around a word is a word of its own.
 
     Args:
         tokenizer: Tokenizer of the ids.
         ids: Token ids of a sentence.
 
     Returns:
-        The words in order. Every token belongs to one word; each special token is a word.
+        The words in order. Every token belongs to exactly one word; each special token is a word.
     """
     words = []
     special = set(tokenizer.all_special_ids)
@@ -211,11 +211,11 @@ def _ordinary_words(
         return [Word(text.strip(), [index for index, _ in indexed])]
     words = [Word(text[start:end], []) for start, end in spans]
     for (index, _), prefix in zip(indexed, prefixes, strict=False):
-        # a token inside a character belongs to the word of the character
+        # a token that begins inside a character belongs to the word of this character
         begin = len(prefix.rstrip("\ufffd"))
         owner = next((i for i, (_, end) in enumerate(spans) if end > begin), len(spans) - 1)
         words[owner].tokens.append(index)
-    # a token of several words belongs to the first of them
+    # a token that spans several words belongs to the first; words without tokens are left out
     return [word for word in words if word.tokens]
 
 

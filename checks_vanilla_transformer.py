@@ -13,7 +13,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from .configuration_vanilla_transformer import closest_name
 
-# arguments that the library passes to every `forward`: for its decorators, the loss and the head
+# arguments that transformers passes to every `forward`, for its decorators, the loss or the head
 LIBRARY_ARGUMENTS = (
     "logits_to_keep",
     "num_items_in_batch",
@@ -22,7 +22,7 @@ LIBRARY_ARGUMENTS = (
     "use_cache",
 )
 ENGINES = ("auto", "off", "required")
-# minimum of each count in a generation configuration
+# minimum of each integer setting in a generation configuration
 LEAST = {
     "num_beams": 1,
     "num_return_sequences": 1,
@@ -35,8 +35,9 @@ LEAST = {
     "encoder_no_repeat_ngram_size": 0,
     "top_k": 0,
 }
+# settings of a generation configuration that may be any finite number
 NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
-# tokens that the decoder reads, or that the search forces
+# settings for tokens that the decoder reads or that the search forces
 READ_TOKENS = (
     "decoder_start_token_id",
     "bos_token_id",
@@ -52,12 +53,12 @@ def check_arguments(
     """Refuse arguments that neither `forward` nor the attention function reads.
 
     Args:
-        model: Model whose `forward` got the arguments.
-        arguments: Values by name; None means not given.
+        model: Model whose `forward` received the arguments.
+        arguments: Values by name; None means that the argument was not given.
         eager_attention: The model's own attention function.
 
     Raises:
-        TypeError: If an argument is unknown; names the closest one that is known.
+        TypeError: If an argument is unknown; names the closest known argument.
     """
     given = [name for name, it in arguments.items() if it is not None]
     unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
@@ -68,7 +69,8 @@ def check_arguments(
     )
     parameters = inspect.signature(attention).parameters
     names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
-    # these two accept any name and ignore it; other functions may read what they accept
+    # these two functions ignore further keyword arguments; other functions may read those that they
+    # accept
     ignores_others = attention in (eager_attention, sdpa_attention_forward)
     if len(names) < len(parameters) and not ignores_others:
         return
@@ -82,13 +84,14 @@ def check_arguments(
 
 
 def check_search_settings(config: GenerationConfig):
-    """Refuse settings that contradict each other.
+    """Refuse invalid search settings, and settings that contradict each other.
 
     Args:
-        config: A generation configuration with `SEARCH_FIELDS`.
+        config: Generation configuration with all fields of `SEARCH_FIELDS`.
 
     Raises:
-        ValueError: If two length penalties are given, or a value is out of range.
+        ValueError: If a value is invalid or out of range, two length penalties are given, or the
+            paper's beam search is combined with a setting that it does not support.
     """
     alpha = config.length_penalty_alpha
     if config.int8 not in (None, True, False):
@@ -115,13 +118,13 @@ def check_search_settings(config: GenerationConfig):
 
 
 def check_numbers(settings: Mapping[str, Any]):
-    """Refuse settings that are not the numbers that a search needs.
+    """Refuse numeric search settings of a wrong type or out of range.
 
     Args:
-        settings: Settings of a search by name, some of them.
+        settings: Search settings by name; settings that are missing or None are not checked.
 
     Raises:
-        ValueError: If one is of another type or out of range.
+        ValueError: If a setting is of another type or out of range.
     """
     for name, least in LEAST.items():
         value = settings.get(name)
@@ -134,7 +137,7 @@ def check_numbers(settings: Mapping[str, Any]):
         value = settings.get(name)
         if value is None:
             continue
-        # false for NaN too
+        # the comparison is false for NaN too, so NaN is refused
         if type(value) not in (int, float) or not abs(value) <= sys.float_info.max:
             raise ValueError(f"{name} must be a number, got {value!r}.")
 
@@ -143,12 +146,12 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
     """Refuse special tokens that are not in the vocabulary.
 
     Args:
-        config: A generation configuration.
+        config: Generation configuration.
         vocab_size: V.
 
     Raises:
-        ValueError: If a token is not in the vocabulary. A negative `eos_token_id` is allowed: like
-            in the library, it ends nothing.
+        ValueError: If a token is not in the vocabulary. A negative `eos_token_id` is allowed: as in
+            transformers, it ends no sequence.
     """
     for name in (*READ_TOKENS, "eos_token_id"):
         given = getattr(config, name, None)
@@ -174,14 +177,14 @@ def check_terms(
     """Refuse terms that a translation cannot contain.
 
     Args:
-        terms: Token ids of the terms of each sentence.
+        terms: For each sentence, its terms as lists of token ids.
         config: Settings of the search.
         num_sentences: B.
         vocab_size: V.
 
     Raises:
-        ValueError: If there are not as many lists as sentences, a term has no token or one outside
-            the vocabulary, or the search is no beam search.
+        ValueError: If there are not as many lists as sentences, a term has no token or a token
+            outside the vocabulary, or the search samples or has no end token.
     """
     if len(terms) != num_sentences:
         raise ValueError(
@@ -208,10 +211,11 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
         inputs: Inputs of the model.
 
     Raises:
-        ValueError: If the batch is empty, or an id is not in the vocabulary.
+        ValueError: If the batch is empty, an input is not of the shape [B, T], or an id is not in
+            the vocabulary.
     """
     encoded = inputs.get("encoder_outputs") is not None
-    # the ids beside encoder outputs are not read
+    # with encoder outputs, `input_ids` are not read
     names = ("decoder_input_ids",) if encoded else ("input_ids", "decoder_input_ids")
     for name in names:
         if inputs.get(name) is not None:
@@ -246,7 +250,8 @@ def check_ids(name: str, ids: Any, vocab_size: int):
         vocab_size: V.
 
     Raises:
-        ValueError: If there are no ids, or one is not in the vocabulary.
+        ValueError: If the ids are no tensor of integers, there are none, or an id is not in the
+            vocabulary.
     """
     if not isinstance(ids, Tensor) or ids.is_floating_point() or ids.is_complex():
         raise ValueError(

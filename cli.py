@@ -16,7 +16,7 @@ def main(argv: list[str] | None = None) -> int:
         argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        The exit status: 0, or 1 after an error, with one sentence on stderr.
+        The exit status, as `run_command` returns it.
     """
     # without logging, which imports transformers, `--help` answers at once
     return run_command(_run_verb, argv, logs=False)
@@ -149,7 +149,7 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
     from .train.vocabulary import prepare_tokenizer
 
     refuse_small_vocabulary(config.vocab_size)
-    # refuse early what `train` would refuse
+    # refuse model sizes here that `train` would refuse only later
     config.model_config(config.vocab_size)
     with hold_run(config.folder):
         tokenizer = prepare_tokenizer(config)

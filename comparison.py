@@ -1,4 +1,4 @@
-"""Comparison of two models that must compute the same: a model and its export, or its origin."""
+"""Comparison of a converted or exported model with its original: both must compute the same."""
 
 import copy
 from collections.abc import Sequence
@@ -11,23 +11,23 @@ from transformers import PreTrainedModel
 from .engine_vanilla_transformer import deviations
 from .pipeline_vanilla_transformer import evaluating
 
-# numbers of tokens of the sources and of the targets to compare
+# number of tokens of each source and of all targets
 SOURCE_LENGTHS, TARGET_LENGTH = (9, 5, 2), 6
-# allowed difference of logits or log-probabilities, in standard deviations of the logits, by the
-# type in which the weights are stored
+# allowed deviation of logits or log-probabilities, in standard deviations of the logits, by the
+# dtype in which the weights are stored
 TOLERANCES = {"float32": 1e-3, "float16": 0.05, "int8": 0.5}
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 class Batch(NamedTuple):
-    """Sentences to compare two models on.
+    """Sentence pairs on which two models are compared.
 
     Args:
         source: Source tokens, [B, S].
         mask: 1 for a source token, 0 for padding, [B, S].
         target: Target tokens with the start token, [B, T].
-        logits: Logits of the model, in float32, [B, T, V].
+        logits: Logits of the first model, in float32, [B, T, V].
     """
 
     source: Tensor
@@ -36,7 +36,7 @@ class Batch(NamedTuple):
     logits: Tensor
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return the sentences by the names that models of transformers have for them."""
+        """Return the sentences as keyword arguments for a model of transformers."""
         return {
             "input_ids": self.source,
             "attention_mask": self.mask,
@@ -54,8 +54,8 @@ def batch_to_compare(
 
     Args:
         model: A `VanillaTransformerForConditionalGeneration`.
-        most_tokens: Maximum number of tokens of a sentence, if there is one.
-        source_lengths: Numbers of tokens of the sources.
+        most_tokens: Maximum number of tokens of a sentence; None for no maximum.
+        source_lengths: Number of tokens of each source.
 
     Returns:
         The sentences and their logits.
@@ -70,8 +70,8 @@ def batch_to_compare(
     source, target = (torch.randint(config.vocab_size, it, generator=generator) for it in sizes)
     mask = (torch.arange(longest) < lengths).long()
     pad, ends = config.pad_token_id, config.eos_token_id
-    # some models count positions by the padding tokens that they find, and no token follows an end
-    # token
+    # no random token is padding or an end token: some models derive positions from padding tokens,
+    # and in real text no token follows an end token
     special = {pad, *(ends if isinstance(ends, list) else [ends])} - {None}
     ordinary = next(index for index in range(len(special) + 1) if index not in special)
     source, target = (
@@ -87,7 +87,7 @@ def batch_to_compare(
 
 
 def in_float32(model: Module) -> Module:
-    """Return a model in float32 on the CPU, a copy if it is elsewhere.
+    """Return a model in float32 on the CPU: the model itself if it already is, else a copy.
 
     Args:
         model: A model with weights.
@@ -106,18 +106,18 @@ def refuse_difference(
     stored: str = "float32",
     tokens: Tensor | None = None,
 ):
-    """Refuse a model that computes something else than the one it was made from.
+    """Refuse a converted or exported model whose outputs differ from those of its original.
 
     Args:
         found: Logits or log-probabilities of the new model.
-        expected: The same of the model that it was made from.
-        logits: Logits whose standard deviation is the unit.
+        expected: Logits or log-probabilities of the original model.
+        logits: Logits whose standard deviation is the unit of the deviation.
         what: Beginning of the error message.
-        stored: Type in which the new model's weights are stored.
-        tokens: Token of each number, if the numbers are not of all tokens.
+        stored: Dtype in which the new model's weights are stored, a key of `TOLERANCES`.
+        tokens: Token of each number; None if the last dimension is the whole vocabulary.
 
     Raises:
-        ValueError: If the largest difference is beyond the tolerance of the type.
+        ValueError: If the largest deviation is above the tolerance of the dtype.
     """
     is_exact = stored == "float32"
     difference = float(deviations(found, expected, logits, tokens, is_exact).max())

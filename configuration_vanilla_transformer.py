@@ -21,8 +21,8 @@ from huggingface_hub.dataclasses import strict
 from transformers import GenerationConfig, PreTrainedConfig
 from transformers.activations import ACT2FN
 
-# fields that differ from base in each row of Table 3; D3 and D4 differ in label smoothing only,
-# which is a training setting
+# for each row of Table 3, the fields that differ from base. D3 and D4 are empty, because these rows
+# differ in label smoothing only, which is a training setting
 PAPER_ROWS: dict[str, dict[str, Any]] = {
     "base": {},
     "A1": {"encoder_attention_heads": 1, "decoder_attention_heads": 1},
@@ -53,7 +53,7 @@ PAPER_ROWS: dict[str, dict[str, Any]] = {
     },
 }
 
-# fields with the same name and meaning as in Marian, BART and others
+# sizes of the layers; these fields have the same names in Marian, BART and other models
 LAYER_FIELDS = (
     "encoder_layers",
     "encoder_attention_heads",
@@ -62,8 +62,9 @@ LAYER_FIELDS = (
     "decoder_attention_heads",
     "decoder_ffn_dim",
 )
-# no size of a model is near the first bound; float32 holds values near the second
+# upper bound of integer sizes, far above the size of any model
 LARGEST_SIZE = 2**31 - 1
+# upper bounds of the fields that must be positive; 1e30 is still finite in float32
 LARGEST = {
     **dict.fromkeys(
         ("vocab_size", "hidden_size", *LAYER_FIELDS, "d_k", "d_v", "max_position_embeddings"),
@@ -73,7 +74,7 @@ LARGEST = {
 }
 TOKEN_ID_FIELDS = ("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id")
 
-# keys that the library writes into config.json or accepts, and that are not fields
+# keys that transformers writes into config.json or accepts, but that are no fields of the class
 LIBRARY_KEYS = {
     "attn_implementation",
     "auto_map",
@@ -91,6 +92,7 @@ LIBRARY_KEYS = {
     "use_bfloat16",
 }
 
+# keys of other models, whose source and target may have separate vocabularies
 SEPARATE_VOCABULARY_KEYS = {
     "decoder_vocab_size",
     "share_encoder_decoder_embeddings",
@@ -102,7 +104,7 @@ SEPARATE_VOCABULARY_KEYS = {
 
 
 def closest_name(name: str, known: list[str]) -> str:
-    """Return the closest valid name as the end of an error message.
+    """Return a hint at the closest valid name, to be appended to an error message.
 
     Args:
         name: Given name.
@@ -119,48 +121,54 @@ def closest_name(name: str, known: list[str]) -> str:
 class VanillaTransformerConfig(PreTrainedConfig):
     """Sizes and options of a `VanillaTransformerModel`; the defaults are the paper's base model.
 
-    `d_model` is an alias of `hidden_size`, also in the constructor.
+    `d_model` is an alias of `hidden_size`, as an attribute and as a constructor argument.
 
     Args:
         vocab_size: Number of tokens in the vocabulary that source and target share. Section 5.1.
         hidden_size: d_model, the width of every sub-layer's output. Section 3.1.
-        encoder_layers: N of the encoder. Section 3.1.
-        encoder_attention_heads: h of the encoder. Section 3.2.2.
-        encoder_ffn_dim: d_ff of the encoder. Section 3.3.
-        decoder_layers: N of the decoder.
-        decoder_attention_heads: h of the decoder.
-        decoder_ffn_dim: d_ff of the decoder.
+        encoder_layers: Number of encoder layers, N. Section 3.1.
+        encoder_attention_heads: Number of attention heads in the encoder, h. Section 3.2.2.
+        encoder_ffn_dim: Inner width of feed-forward networks in the encoder, d_ff. Section 3.3.
+        decoder_layers: Number of decoder layers, N.
+        decoder_attention_heads: Number of attention heads in the decoder, h.
+        decoder_ffn_dim: Inner width of feed-forward networks in the decoder, d_ff.
         d_k: Width of a head's queries and keys; `hidden_size / heads` if None. Table 3, rows B.
         d_v: Width of a head's values; `hidden_size / heads` if None.
         position_encoding: "sinusoidal" (section 3.5), "learned" (Table 3, row E) or "none".
-        position_base: The 10000 of section 3.5; wavelengths are 2 pi position_base^(2i / d_model).
-        position_layout: "interleaved" sines and cosines as in the paper, or all sines in the first
-            of two "halves", as in many ports.
-        position_offset: Position of the first token.
+        position_base: Base of the sinusoids' wavelengths, 2 pi position_base^(2i / d_model); the
+            10000 of section 3.5.
+        position_layout: "interleaved", sines and cosines in alternating features as in the paper,
+            or "halves", all sines before all cosines as in many other implementations.
+        position_offset: Position index of the first token.
         max_position_embeddings: Number of learned positions; sinusoids have no limit.
-        norm_first: Normalize the input of each sub-layer and the output of each stack. The paper
-            normalizes the sum of input and output of each sub-layer.
+        norm_first: Pre-norm: normalize the input of each sub-layer, and the output of each stack.
+            The paper has post-norm: it normalizes the sum of each sub-layer's input and output.
         attention_bias: Biases in the four attention projections. The paper has none.
-        output_bias: Bias of the logits. The paper has none.
+        output_bias: Bias of the output projection. The paper has none.
         activation_function: Activation of the feed-forward networks; section 3.3 has ReLU.
-        dropout: Dropout of each sub-layer's output and of embedding plus position. Section 5.4.
-        attention_dropout: Dropout of the attention weights. The paper has none.
-        activation_dropout: Dropout after the activation. The paper has none.
+        dropout: Dropout probability of each sub-layer's output, and of the sum of embedding and
+            positional encoding. Section 5.4.
+        attention_dropout: Dropout probability of the attention weights. The paper has no such
+            dropout.
+        activation_dropout: Dropout probability after the activation of the feed-forward networks.
+            The paper has no such dropout.
         layer_norm_eps: Number added to the variance in layer normalization. The paper does not
             state it.
         initializer_gain: Factor of the initial weights of all matrices. The paper does not state
-            its initialization; a factor of 1 gives that of its authors' code.
+            its initialization; with a factor of 1, it is that of the authors' code.
         pad_token_id: Token that pads the sentences of a batch to one length.
         bos_token_id: Token that begins a sentence.
         eos_token_id: Token that ends a sentence, or a list of them.
         decoder_start_token_id: Token that the decoder reads first.
-        is_encoder_decoder: Always true; the library reads it.
-        use_cache: Return keys and values for the next decoding step.
-        tie_word_embeddings: One matrix for source, target and output. Section 3.4.
+        is_encoder_decoder: Always true; transformers reads it.
+        use_cache: Whether the model returns a KV cache for the next decoding step.
+        tie_word_embeddings: Whether source embedding, target embedding and output projection share
+            one matrix. Section 3.4.
 
     Raises:
         ValueError: If a field is unknown, or dtype is not a floating-point dtype of torch.
-        StrictDataclassError: If a field has the wrong type or is out of range, or sizes do not fit.
+        StrictDataclassError: If a field has the wrong type or is out of range, or two fields
+            contradict each other, such as a number of heads that does not divide `hidden_size`.
     """
 
     model_type = "vanilla_transformer"
@@ -241,24 +249,28 @@ class VanillaTransformerConfig(PreTrainedConfig):
 
     @property
     def head_dim(self) -> int:
-        """Width of a head's keys, for the library's static cache."""
+        """Width of a head's keys, by which transformers allocates a static cache."""
         return self.d_k or self.hidden_size // self.num_attention_heads
 
     @property
     def qk_head_dim(self) -> int | None:
-        """Width of a head's keys if that of values differs: no cache is allocated early then."""
+        """Width of a head's keys if its values have another width, otherwise None.
+
+        If this is not None, transformers allocates a static cache at its first update, with the
+        widths of the keys and values in that update.
+        """
         d_v = self.d_v or self.hidden_size // self.num_attention_heads
         return None if d_v == self.head_dim else self.head_dim
 
     def validate_architecture(self):
-        """Check the sizes. The library calls this on construction and saving.
+        """Validate the fields; transformers calls this on construction and saving.
 
         Raises:
-            ValueError: If a size is out of range, or two sizes do not fit together.
+            ValueError: If a field is out of range, or two fields contradict each other.
         """
         for name, largest in LARGEST.items():
             value = getattr(self, name)
-            # false for NaN too
+            # the comparison is false for NaN too, so NaN is refused
             if value is not None and not 0 < value <= largest:
                 rule = f"at most {largest:,}" if value > largest else "positive"
                 raise ValueError(f"{name} must be {rule}, got {value}.")
@@ -312,8 +324,9 @@ class VanillaTransformerConfig(PreTrainedConfig):
                     )
 
     def _refuse_unknown(self, given: dict):
-        """Refuse misspelt fields, which the base class would keep as attributes."""
-        # a saved configuration may hold attributes of a user, or keys of a newer library
+        """Refuse misspelt fields, which the base class would silently keep as attributes."""
+        # a saved configuration may have a user's own attributes, or keys of a newer transformers
+        # version, so unknown names are allowed
         is_saved = self.transformers_version is not None
         fields = list(self.__dataclass_fields__) + list(self.attribute_map)
         for name in given:

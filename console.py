@@ -12,13 +12,13 @@ from typing import Any, NoReturn
 
 # advice for code that is not trusted
 TRUST = "Read this code, then set trust_remote_code=True (--trust_remote_code) to run it."
-# a shell adds this to the number of the signal that ended a command
+# exit status of a command that a signal ended, as in a shell: this plus the number of the signal
 EXIT_SIGNAL = 128
-# flag that every command has
+# flag of every command: print the traceback of an error
 TRACEBACK = "--traceback"
-# limits in characters: an error on stderr, and a value in an error
+# maximum number of characters of an error on stderr, and of a value in an error
 LONGEST_ERROR, LONGEST_VALUE = 2000, 100
-# extra of setup.cfg that installs each package
+# for each optional package, the extra of setup.cfg that installs the package
 EXTRA_OF_PACKAGE = {
     **dict.fromkeys(("datasets", "pyarrow", "sacrebleu", "sacremoses", "matplotlib"), "train"),
     **dict.fromkeys(("babel", "num2words"), "demo"),
@@ -49,7 +49,8 @@ def run_command(
         command: Function that takes the arguments without `--traceback`, and returns its exit
             status or None.
         argv: Command-line arguments; those of the process if not given.
-        logs: Whether to set up logging here, which imports transformers.
+        logs: Whether to set up logging before the command, which takes the time to import
+            transformers.
 
     Returns:
         The exit status: the command's own, 1 after an error, 128 plus the number of the signal
@@ -67,7 +68,7 @@ def run_command(
     except KeyboardInterrupt as error:
         return EXIT_SIGNAL + getattr(error, "number", signal.SIGINT)
     except BrokenPipeError:
-        # the reader of the output closed it, as `head` does: no error
+        # the reader of the output has closed the pipe, as `head` does, which is no error
         return 0
     except (SystemExit, GeneratorExit):
         raise
@@ -82,7 +83,7 @@ def run_command(
 
 
 def _end_bars():
-    """Close the open progress bars, which ends their lines."""
+    """Close the open progress bars, so that the error begins on a new line."""
     tqdm = sys.modules.get("tqdm")
     for bar in list(tqdm.tqdm._instances) if tqdm else ():
         bar.close()
@@ -98,14 +99,14 @@ def _unexpected(error: BaseException) -> str:
 
 
 def _flush_output():
-    """Flush stdout, so that an error of writing is raised here and not at the end of Python."""
+    """Flush stdout, so that a write error is raised here and not when the interpreter exits."""
     # Python sets stdout to None if the process was started without it
     if sys.stdout is None:
         return
     try:
         sys.stdout.flush()
     except OSError:
-        # otherwise Python flushes stdout again at its end, and fails
+        # otherwise the interpreter flushes stdout again when it exits, and fails
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
         os.close(nowhere)
@@ -118,7 +119,8 @@ def _is_reported_by_another() -> bool:
         return False
     from torch import distributed
 
-    # processes that are not connected yet run the same checks; later ones may fail on their own
+    # before the processes are connected, all of them run the same checks and fail with the same
+    # error; afterwards one process may fail alone
     return not (distributed.is_available() and distributed.is_initialized())
 
 
@@ -126,7 +128,8 @@ def log_to_stderr():
     """Log the messages of the package to stderr, and hide transformers' progress bars."""
     from transformers.utils import logging as library_logging
 
-    # a bar for each file that is loaded or saved would break the lines of the commands' own bars
+    # transformers shows a bar for each file that it loads or saves, which would break the lines of
+    # the commands' own bars
     library_logging.disable_progress_bar()
     logger = logging.getLogger("vanilla_transformer")
     logger.setLevel(logging.INFO)
@@ -147,7 +150,7 @@ def checked_folder(path: str | Path, name: str) -> Path:
         The path.
 
     Raises:
-        ValueError: If the path is empty, or has a NUL.
+        ValueError: If the path is empty, or contains a NUL character.
     """
     # Path("") is "."
     if not str(path).strip() or "\0" in str(path):
@@ -182,7 +185,7 @@ def add_trust_flag(parser: argparse.ArgumentParser | argparse._ArgumentGroup):
     parser.add_argument(
         "--trust_remote_code",
         action="store_true",
-        # also for a parser that suppresses flags that are not given
+        # explicit, because some parsers suppress the default of flags that are not given
         default=False,
         help="run the Python code that is saved with the model; read it first",
     )
@@ -202,7 +205,7 @@ def parse_flags(
         The parsed arguments.
 
     Raises:
-        ValueError: If an argument is unknown; names the closest flag.
+        ValueError: If an argument is unknown; names the closest known flag.
     """
     parse = parser.parse_known_intermixed_args if is_intermixed else parser.parse_known_args
     arguments, unknown = parse(argv)
@@ -211,18 +214,18 @@ def parse_flags(
 
 
 def refuse_unknown(parser: argparse.ArgumentParser, arguments: list[str]):
-    """Refuse arguments that a parser does not know.
+    """Refuse arguments that a parser did not recognize.
 
     Args:
         parser: Parser of the command.
-        arguments: Arguments that the parser did not recognize.
+        arguments: Arguments that the parser did not recognize, possibly none.
 
     Raises:
-        ValueError: If there are any; names the closest flag.
+        ValueError: If there are such arguments; names the closest known flag.
     """
     if not arguments:
         return
-    # imported here, because it imports transformers, which `--help` does without
+    # imported here, because this imports transformers, which `--help` does not need
     from .configuration_vanilla_transformer import closest_name
 
     parsers = [parser]
@@ -242,8 +245,8 @@ def refuse_code(file: str | Path, code: str, remedy: str = TRUST) -> NoReturn:
 
     Args:
         file: File that refers to the code.
-        code: Code that the file refers to.
-        remedy: Advice, a sentence.
+        code: Description of the code.
+        remedy: Sentence that says what the user can do.
 
     Raises:
         ValueError: Always.
@@ -256,7 +259,7 @@ def add_file_to_errors(file: str | Path) -> Iterator[None]:
     """Add the name of a file to an exception that is raised while the file is read.
 
     Args:
-        file: File or folder. An exception that names it, or that has a note, is not changed.
+        file: File or folder. An exception that already names it or has a note is not changed.
     """
     try:
         yield
@@ -267,19 +270,19 @@ def add_file_to_errors(file: str | Path) -> Iterator[None]:
 
 
 def shown(value: Any) -> str:
-    """Return a value in the form for errors.
+    """Return a value as text for an error message.
 
     Args:
         value: Value of a setting or of a file.
 
     Returns:
-        Its `repr`, shortened.
+        The `repr` of the value, shortened.
     """
     return shortened(repr(value), LONGEST_VALUE)
 
 
 def shortened(text: str, length: int) -> str:
-    """Leave out the middle of a long text.
+    """Shorten a long text in its middle.
 
     Args:
         text: Any text.
@@ -293,14 +296,14 @@ def shortened(text: str, length: int) -> str:
 
 
 def sentence_of(error: BaseException) -> str | None:
-    """Return the sentence that an error shows to the user.
+    """Return the sentence that reports an error to the user.
 
     Args:
         error: Exception that was raised.
 
     Returns:
-        One sentence, with the file that caused it; None for an error that is a defect of the
-        program.
+        One sentence, with the file that caused the error; None for an unexpected error, which is a
+        defect of the program.
     """
     from huggingface_hub.errors import HfHubHTTPError, StrictDataclassError
     from safetensors import SafetensorError
@@ -312,8 +315,8 @@ def sentence_of(error: BaseException) -> str | None:
             f"this command needs the package {package}, which is not installed: pip install "
             f"'vanilla_transformer[{extra}]', or in a clone '.[{extra}]'."
         )
-    # huggingface_hub wraps the ValueError of a validator: report the cause. Its messages about a
-    # wrong type are readable as they are
+    # huggingface_hub wraps the ValueError of a validator, so the cause is reported. Its own
+    # messages about a wrong type are clear enough
     if isinstance(error, StrictDataclassError) and isinstance(error.__cause__, ValueError):
         error = error.__cause__
     # HfHubHTTPError derives from an error of requests or of httpx, depending on the version of

@@ -1,12 +1,12 @@
 """Shorter busy-waiting of OpenMP's threads while other programs use the CPU cores.
 
-The threads of torch wait for one another after every operator. GNU's OpenMP lets a waiting thread
-spin for milliseconds, which saves the time to wake the thread on free cores. If another program
-needs the core, a spinning thread delays the thread that it waits for, and a search becomes many
-times as slow. OpenMP reads the spin count once, when torch is imported: 300,000 by default. But it
-uses 100 while it has more threads than there are cores (oversubscription; GNU libgomp manual,
-GOMP_SPINCOUNT). So this module starts idle OpenMP threads while the cores are shared, and ends
-them afterwards.
+The threads of torch wait for one another after every operator. In GNU's OpenMP, a waiting thread
+busy-waits (spins) for milliseconds, which on free cores saves the time to wake the thread. If
+another program needs the core, a spinning thread delays the thread that it waits for, and a search
+becomes many times as slow. OpenMP reads the spin count once, when torch is imported: 300,000 by
+default. But OpenMP uses a count of 100 while it has more threads than there are cores
+(oversubscription; GNU libgomp manual, GOMP_SPINCOUNT). So this module starts idle OpenMP threads
+while the cores are shared, and ends these threads afterwards.
 """
 
 import math
@@ -17,27 +17,27 @@ from pathlib import Path
 
 import torch
 
-# kernel statistics of each thread; the second number is its run delay: the time that it was ready
-# and waited for a core, in ns
+# kernel statistics of each thread. The second number in `schedstat` is the run delay of the thread:
+# the time for which it was ready and waited for a core, in ns
 TASKS = Path("/proc/self/task")
-# settings of a user, which are left as they are
+# environment variables of the user: if one is set, this module does nothing
 OWN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # length of one measurement, in seconds
 MEASURING_SECONDS = 0.1
 # seconds for which the cores must be free before threads spin again
 CALM_SECONDS = 1.0
 # thresholds of the run delay of all threads together, in seconds per second of wall time. On free
-# cores it is below the first one. If another program takes one of two cores, it is above the
-# second one, whether our threads spin or sleep
+# cores the run delay is below the first threshold. If another program takes one of two cores, the
+# run delay is above the second threshold, whether our threads spin or sleep
 FREE_BELOW, SHARED_ABOVE = 0.1, 0.15
-# a process that computes uses at least this share of a core
+# smallest CPU time, in seconds per second, at which this process counts as computing
 COMPUTING = 0.5
-# elements of a tensor that torch divides among its threads
+# number of elements of a tensor that is large enough for torch to use all of its threads
 ELEMENTS_FOR_ALL_THREADS = 2**20
 
 
 class SharedCores:
-    """Makes waiting threads of OpenMP sleep while other programs need the cores.
+    """Monitor that makes waiting OpenMP threads sleep while other programs need the cores.
 
     Attributes:
         is_shared: Whether another program needs the cores.
@@ -46,7 +46,7 @@ class SharedCores:
     def __init__(self):
         self.is_shared = False
         self._lock = threading.Lock()
-        # so that the share of the first measurement, over all time before, is 0
+        # the time since -inf is infinite, so that the first measurement finds a run delay of 0
         self._time = -math.inf
         self._waited = self._computed = self._calm = 0.0
         self._end = threading.Event()
@@ -57,7 +57,7 @@ class SharedCores:
         """Measure whether the cores are shared. Call this often while torch computes on a CPU."""
         if self._is_off or time.perf_counter() - self._time < MEASURING_SECONDS:
             return
-        # only one thread needs to measure
+        # another thread measures at the moment, which is enough
         if not self._lock.acquire(blocking=False):
             return
         try:
@@ -92,7 +92,8 @@ class SharedCores:
 def num_teams() -> int:
     """Return the smallest number of idle teams with which OpenMP has more threads than cores.
 
-    A team adds one thread less than torch has, because the thread that starts it takes part.
+    A team adds one thread less than torch has, because the thread that starts a team is a part of
+    it.
 
     Returns:
         Number of teams, at least one; 0 if torch has one thread only.
@@ -104,7 +105,7 @@ def num_teams() -> int:
 
 
 def _hold_team(end: threading.Event):
-    """Start a team of OpenMP's threads, which ends with this thread."""
+    """Start a team of OpenMP threads, which lives as long as this thread, and wait for `end`."""
     torch.zeros(ELEMENTS_FOR_ALL_THREADS, device="cpu").add_(1)
     end.wait()
 

@@ -1,4 +1,4 @@
-"""Figures without a window system."""
+"""Figures that are drawn and saved without a window system."""
 
 import io
 import textwrap
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DOTS_PER_INCH = 120
-# of a message above a picture
+# number of characters per inch in the message above a picture
 LETTERS_PER_INCH = 12
 
 
@@ -26,9 +26,9 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
         columns: Number of columns of plots.
 
     Returns:
-        The figure, and its axes: one, or an array of them, [rows, columns].
+        The figure and its axes: a single object, or an array of them, [rows, columns].
     """
-    # without pyplot there is no window system to find, and nothing global
+    # not with pyplot, which looks for a window system and keeps figures in a global list
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -39,32 +39,32 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1) -> 
 
 
 def write_message(figure: "Figure", message: str) -> None:
-    """Write what a picture shows above it.
+    """Write a message above a picture.
 
     Args:
         figure: The picture.
-        message: One sentence.
+        message: Sentence that states what the picture shows.
     """
     figure.suptitle(wrapped(figure, message), fontsize=11, parse_math=False)
 
 
 def wrapped(figure: "Figure", text: str) -> str:
-    """Return a text in lines that are not wider than a picture.
+    """Return a text, wrapped to lines that are not wider than a picture.
 
     Args:
         figure: The picture.
-        text: Words.
+        text: Text to wrap.
     """
     return textwrap.fill(text, int(LETTERS_PER_INCH * figure.get_figwidth()))
 
 
 def label_rows_and_columns(axes: Any, rows: Sequence[str], columns: Sequence[str]) -> None:
-    """Write words, or tokens, along both sides of a matrix.
+    """Label the rows and columns of a matrix with words or tokens.
 
     Args:
         axes: Axes that show the matrix.
-        rows: A text for each row.
-        columns: A text for each column.
+        rows: Label of each row.
+        columns: Label of each column.
     """
     # a dollar sign in a token must not start a formula
     plain = {"parse_math": False}
@@ -74,7 +74,7 @@ def label_rows_and_columns(axes: Any, rows: Sequence[str], columns: Sequence[str
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a picture; make its folder if needed.
+    """Save a picture; create its folder if needed.
 
     Args:
         figure: The picture.

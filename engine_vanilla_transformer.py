@@ -1,9 +1,10 @@
-"""Inference engine: the arithmetic of the released model, packed for search.
+"""Inference engine: the computations of the released model, with weights packed for search.
 
-The engine computes the same numbers as the model's modules, and faster: weights are packed once,
-padding is left out, and beams are reordered without a copy of the cache. `engine_for` returns an
-engine only if the model runs the released code (`identity_vanilla_transformer`) and a probe of the
-engine gives the logits of the modules. Otherwise it returns the reason, and the modules run.
+The engine computes the same logits as the model's modules, up to rounding, but faster: weights are
+packed once, padding is left out, and beams are reordered without a copy of the KV cache.
+`engine_for` returns an engine only if the model runs the released code
+(`identity_vanilla_transformer`), and if the engine's logits for a small batch, the probe, agree
+with those of the modules. Otherwise it returns the reason, and the search runs the modules.
 
 Shapes: B sentences, R hypotheses of a sentence (1 or the number of beams), S source positions, N
 source tokens without padding, W slots of the self-attention cache, h heads, V tokens in the
@@ -37,39 +38,42 @@ from .kernels_vanilla_transformer import (
 )
 from .search_vanilla_transformer import Decoding
 
-# number of scores of attention in memory at a time
+# maximum number of attention scores in memory at a time
 MOST_SCORES = 2**25
-# first number of slots of the self-attention cache. A captured step reads all slots, and a larger
-# cache needs a new capture
+# initial number of slots of the self-attention cache, for plain and for captured steps. A captured
+# step reads all slots, but must be captured again when the cache grows
 FIRST_SLOTS, FIRST_CAPTURED_SLOTS = 64, 256
-# devices on which a step is captured once and replayed, because launches take longer than the work
+# devices on which a step is captured once as a graph and then replayed, because launching its
+# kernels takes longer than their work
 CAPTURING_DEVICES = ("cuda",)
 
-# packed products on a CPU exist in float32 only
+# dtypes of the weights on a CPU: packed products exist in float32 only
 CPU_DTYPES = (torch.float32,)
+# dtypes of the weights on other devices
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 # attributes of the released modules that the engine reads
 SETTINGS = ("norm_first", "scaling", "d_k", "d_v")
-# matrix-vector products read memory fastest with rows of this length
+# number of weights in a checksum: matrix-vector products read memory fastest with rows of this
+# length
 NUMBERS_PER_SUM = 4096
-# lengths of the sources of the probe
+# number of tokens of each source sentence in the probe
 PROBE_LENGTHS = (7, 4, 2)
-# allowed difference between the logits of engine and modules, in standard deviations of the logits:
-# the largest one in float32, the root mean square with rounding of half precision and of int8
+# allowed deviation of the engine's logits from those of the modules, in standard deviations of the
+# logits: the largest deviation in float32, the root mean square in half precision and in int8
 FLOAT32_TOLERANCE, HALF_TOLERANCE, INT8_TOLERANCE = 1e-3, 0.05, 0.5
 
 logger = logging.getLogger(__name__)
 
 
 class PackedAttention:
-    """Packed projections and sizes of one attention.
+    """Packed projections and sizes of a `MultiHeadAttention`.
 
     Args:
         attention: A `MultiHeadAttention`.
         product: Class that computes the linear layers, such as `FloatProduct`.
-        is_cross: The attention is encoder-decoder attention, whose keys and values are computed for
-            all layers at once.
+        is_cross: Whether this is encoder-decoder attention, for which `SearchEngine` computes keys
+            and values, in one product for all layers.
     """
 
     def __init__(self, attention: Any, product: type, is_cross: bool = False):
@@ -86,15 +90,15 @@ class PackedAttention:
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         """Compute equation (1) for all queries of each sentence together.
 
-        In the encoder, R and W are the number of source positions; in encoder-decoder attention,
-        only W is.
+        In the encoder, R and W are both S, the number of source positions; in encoder-decoder
+        attention, W is S.
 
         Args:
             query: Queries, [B * R, h * d_k].
             keys: Keys, [B, h, d_k, W].
             values: Values, [B, h, W, d_v].
             bias: 0 where attention is allowed, -inf where not, [B * h, 1 or R, W], of the query's
-                dtype; None if all is allowed.
+                dtype; None if attention to every position is allowed.
 
         Returns:
             Weighted values, [B * R, h * d_v].
@@ -103,7 +107,7 @@ class PackedAttention:
         query = query.view(sentences, -1, heads, self.d_k).transpose(1, 2)  # [B, h, R, d_k]
         query = query.reshape(sentences * heads, -1, self.d_k)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
-        # the scores of long texts would not fit into memory at once
+        # in long texts, the scores of all queries together may not fit into memory
         rows = max(1, MOST_SCORES // (sentences * heads * slots))
         parts = []
         for start in range(0, query.shape[1], rows):
@@ -120,12 +124,12 @@ class PackedAttention:
 
 
 class PackedLayer:
-    """An encoder or decoder layer; norms and activation are the model's own modules.
+    """Encoder or decoder layer with packed weights; norms and activation are the model's modules.
 
     Args:
         layer: An `EncoderLayer` or a `DecoderLayer`.
         product: Class that computes the linear layers, such as `FloatProduct`.
-        is_decoder: The layer is a `DecoderLayer`.
+        is_decoder: Whether the layer is a `DecoderLayer`.
     """
 
     def __init__(self, layer: Any, product: type, is_decoder: bool):
@@ -162,7 +166,7 @@ class PackedLayer:
         Args:
             x: Residual stream, [rows, d_model].
             sublayer: Function that returns a new tensor of the same shape.
-            norm: Normalization that belongs to the sub-layer.
+            norm: Layer normalization that belongs to the sub-layer.
 
         Returns:
             Residual stream, [rows, d_model].
@@ -173,11 +177,12 @@ class PackedLayer:
 
 
 class SearchEngine:
-    """Packed weights of a model, and the computations with them.
+    """Inference engine of one model: its packed weights, and encoder and decoder that use them.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration` of which `obstacle` is None.
-        product: `FloatProduct`, `PlainProduct` or `Int8Product`.
+        model: A `VanillaTransformerForConditionalGeneration` for which `obstacle` returns None.
+        product: Class that computes the linear layers: `FloatProduct`, `PlainProduct` or
+            `Int8Product`.
     """
 
     def __init__(self, model: PreTrainedModel, product: type = FloatProduct):
@@ -255,9 +260,9 @@ class SearchEngine:
 class EngineDecoding(Decoding):
     """Decoder of the engine during one search.
 
-    Each step writes its keys and values into new slots of the cache. A mask, `is_visible`, says
-    which slots belong to each hypothesis; reordering the beams changes only this mask. When the
-    cache is full, it is copied without the slots that no hypothesis uses.
+    Each step writes its keys and values into new slots of the KV cache. A mask, `is_visible`, marks
+    the slots that each hypothesis may attend to; reordering the beams changes only this mask. When
+    the cache is full, it is copied without the slots that no hypothesis uses.
 
     Args:
         engine: Packed model.
@@ -299,10 +304,10 @@ class EngineDecoding(Decoding):
             ids: All tokens of each hypothesis, [B, R, T].
 
         Returns:
-            Logits in float32, [B, R, V]; in the first call of one row of each sentence, [B, 1, V].
+            Logits in float32, [B, R, V]; in the first call one row for each sentence, [B, 1, V].
         """
         shared_cores.check()
-        # the rows of a sentence are equal in the first call
+        # in the first call all rows of a sentence are equal, so only one of them is read
         rows = ids if self.length else ids[:, :1]
         for position in range(self.length, ids.shape[2]):
             states = self._read(rows[:, :, position])  # [B * R, d_model]
@@ -345,9 +350,9 @@ class EngineDecoding(Decoding):
             tokens: Tokens, [B, R].
             position: Positional encoding of the tokens, [d_model], or None.
             new: Slots to write the keys and values to, [R].
-            used: Slots that attention reads, W of them.
+            used: The W slots that attention reads.
             bias: 0 for a slot that a row may attend to, -inf otherwise, [B * h, R, W]; None if
-                every row may attend to all of them.
+                every row may attend to all W slots.
 
         Returns:
             States, [B * R, d_model].
@@ -380,7 +385,7 @@ class EngineDecoding(Decoding):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Index of the hypothesis that each new one continues, among those of its
+            parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
             stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
@@ -392,13 +397,14 @@ class EngineDecoding(Decoding):
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
                 self.memory_bias = bias.index_select(0, stays).flatten(0, 1)
             self.is_visible = self.is_visible.index_select(0, stays)
-        # the parent of a hypothesis with a score of -inf may be one that the first step had not
+        # a hypothesis with a score of -inf may have a parent that does not exist, because the first
+        # step has one row per sentence
         parents = parents.clamp(max=self.is_visible.shape[1] - 1)
         wide = parents[:, :, None].expand(-1, -1, self.is_visible.shape[2])
         self.is_visible = self.is_visible.gather(1, wide)
 
     def _self_attention_bias(self) -> Tensor | None:
-        # with one hypothesis per sentence, it may attend to all used slots
+        # each hypothesis attends to `length` slots, so without further slots nothing is masked
         if self.num_used == self.length:
             return None
         return self._bias_of(self.is_visible[:, :, : self.num_used])
@@ -433,8 +439,8 @@ class CapturedDecoding(EngineDecoding):
     """Decoder of the engine whose step is captured as a CUDA graph, and replayed.
 
     A graph stores the addresses of its tensors, so every replay reads and writes the same tensors.
-    The step is captured again when their sizes change: when the cache is full, or when sentences
-    leave the batch.
+    The step is captured again when the sizes of these tensors change: when the KV cache is full, or
+    when sentences leave the batch.
 
     Args:
         engine: Packed model.
@@ -444,7 +450,7 @@ class CapturedDecoding(EngineDecoding):
     """
 
     first_slots = FIRST_CAPTURED_SLOTS
-    # a batch of half the size is worth another capture
+    # a new capture pays off when half of the sentences leave the batch
     share_to_remove = 0.5
     _replay: Callable[[], None] | None = None
 
@@ -455,9 +461,11 @@ class CapturedDecoding(EngineDecoding):
             ids: All tokens of each hypothesis, [B, R, T].
 
         Returns:
-            Logits in float32, [B, R, V], which the next call overwrites; [B, 1, V] in the first.
+            Logits in float32, [B, R, V], which the next call overwrites; in the first call one row
+            for each sentence, [B, 1, V].
         """
-        # the first step has one hypothesis per sentence, and may read a prompt of several tokens
+        # not captured: the first step has one hypothesis per sentence, and may read a prompt of
+        # several tokens
         if not self.length:
             return super().step(ids)
         num_rows = ids.shape[1]
@@ -475,7 +483,7 @@ class CapturedDecoding(EngineDecoding):
         if positions is not None:
             self.position.copy_(positions[-1])
         if replay is None:
-            # this computes the step too
+            # `captured` also computes the step once
             self._replay = captured(self._read_into_buffers, self.is_visible.device)
         else:
             replay()
@@ -502,7 +510,7 @@ class CapturedDecoding(EngineDecoding):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Index of the hypothesis that each new one continues, among those of its
+            parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
             stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
@@ -534,7 +542,7 @@ class _Stack:
             return None
         if config.position_encoding == "learned":
             return self.encoding.table.weight[config.position_offset :][:length]
-        # another thread may assign its own table in between
+        # read `self.table` once, because another thread may replace it meanwhile
         table = self.table
         if table is None or len(table) < length:
             nothing = self.embedding.weight.new_zeros(1, 2 * length, config.d_model)
@@ -543,7 +551,7 @@ class _Stack:
 
 
 class _Tokens:
-    """Indices of the tokens in a padded batch."""
+    """Indices of the non-padding tokens in a padded batch."""
 
     def __init__(self, attention_mask: Tensor | None, sentences: int, length: int):
         self.num_positions = sentences * length
@@ -561,11 +569,11 @@ class _Tokens:
         return bias.repeat_interleave(num_heads, dim=0)[:, None]
 
     def packed(self, positions: Tensor) -> Tensor:
-        """Leave out the padding, from [B * S, ...] to [N, ...]."""
+        """Remove the padding, from [B * S, ...] to [N, ...]."""
         return positions if self.index is None else positions.index_select(0, self.index)
 
     def padded(self, tokens: Tensor) -> Tensor:
-        """Put zeros where padding was left out, from [N, ...] to [B * S, ...]."""
+        """Insert zeros in place of the padding, from [N, ...] to [B * S, ...]."""
         if self.index is None:
             return tokens
         positions = tokens.new_zeros(self.num_positions, *tokens.shape[1:])
@@ -576,8 +584,8 @@ def obstacle(model: PreTrainedModel, int8: bool = False) -> str | None:
     """Return the reason why the engine cannot run a model, or None.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration`, also if it was modified.
-        int8: Quantize the linear layers to int8.
+        model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
+        int8: Whether the engine quantizes the linear layers to int8.
 
     Returns:
         A clause that names the first obstacle, or None if there is none.
@@ -599,7 +607,7 @@ def _obstacle(
             module.in_features,
         ):
             return f"{name} has a weight of another shape than its features"
-        # the other modules compute the same in both modes
+        # all other modules compute the same in training mode and in evaluation mode
         if module.training and (name == "" or isinstance(module, nn.Dropout) or _is_ours(module)):
             return f"{name or 'the model'} is in training mode"
     for stack in ("encoder", "decoder"):
@@ -637,13 +645,13 @@ def _obstacle(
 
 
 def cache_obstacle(layers: Iterable[nn.Module]) -> str | None:
-    """Return why a cache would mix the keys and values of the layers of a decoder.
+    """Return the reason why a KV cache would mix up the layers of a decoder, or None.
 
     Args:
-        layers: Layers in order; attentions without a `layer_idx` are not checked.
+        layers: Layers of the decoder in order; attentions without a `layer_idx` are not checked.
 
     Returns:
-        A clause that names the indices, or None if each layer has its own.
+        A clause that names the cache indices, or None if each layer has its own index.
     """
     for kind in ("self_attention", "cross_attention"):
         indices = [getattr(getattr(it, kind, None), "layer_idx", None) for it in layers]
@@ -663,31 +671,33 @@ def _weights(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Tensor]
                 yield f"{name}.{part}", weight
 
 
-# for each model: the state that its engine was built from, and the engine or the reason against it
+# for each model: the state that its engine was built from, the engine or None, and the reason if it
+# is None
 Known = tuple[tuple[Any, ...], SearchEngine | None, str | None]
 _engines: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
-# every thread that searches asks for an engine, and torch packs for one kernel at a time
+# several threads may ask for an engine, and packing changes a global setting of torch: the kernel
+# library of int8 products
 _engines_lock = threading.Lock()
 
 
 def engine_for(
     model: PreTrainedModel, int8: bool = False
 ) -> tuple[SearchEngine | None, str | None]:
-    """Return a model's engine; it is built if the model has changed since the last call.
+    """Return the engine of a model; build it if the model is new or has changed.
 
-    One engine is kept for each model: a call that switches int8 on or off builds it again.
+    Only one engine is kept for each model, so a call that switches int8 on or off builds a new one.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration`, also if it was modified.
-        int8: Quantize the linear layers to int8.
+        model: A `VanillaTransformerForConditionalGeneration`, possibly modified.
+        int8: Whether the engine quantizes the linear layers to int8.
 
     Returns:
-        The engine, or None and the reason why the modules must be used.
+        The engine and None, or None and the reason why the modules must be used.
     """
     modules = computing_modules(model)
     reason = _obstacle(model, modules, int8)
     if reason is not None:
-        # packed weights of a model that was moved or changed would stay in memory
+        # otherwise the packed weights of a model that was moved or changed would stay in memory
         forget_engine(model)
         return None, reason
     state = (int8, *_state(modules, int8))
@@ -716,17 +726,17 @@ def forget_engine(model: nn.Module):
 def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> str | None:
     """Compare the logits of engine and modules on a small batch.
 
-    The batch has padding, a second beam, beams that are swapped, and a sentence that is removed. An
-    engine in int8 is compared twice: with the model's own linear layers, to float32 precision, and
-    with the quantized ones.
+    The probe has padding and two beams per sentence; it swaps the beams and removes a sentence. For
+    an int8 engine, two engines are compared with the modules: one with the model's own linear
+    layers, within the tolerance of unquantized weights, and the int8 engine within that of int8.
 
     Args:
         engine: Engine of the model.
         model: A `VanillaTransformerForConditionalGeneration`.
-        int8: The engine's linear layers are quantized to int8.
+        int8: Whether the engine's linear layers are quantized to int8.
 
     Returns:
-        A clause that says how far they are apart, or None if they agree.
+        A clause that states the deviation, or None if the logits agree.
     """
     config, num_steps = model.config, 4
     longest = max(PROBE_LENGTHS)
@@ -740,11 +750,11 @@ def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> s
     source = torch.randint(vocab_size, (len(lengths), longest), generator=generator)
     mask = (torch.arange(longest) < lengths[:, None]).long()
     target = torch.randint(vocab_size, (len(lengths), 2, num_steps), generator=generator)
-    # both beams begin alike
+    # both beams of a sentence begin with the same token, as the prompt of a search
     target[:, 1, 0] = target[:, 0, 0]
     batch = [tensor.to(model.device) for tensor in (source, mask, target)]
     expected = _logits_of_modules(model, *batch)
-    # float32 products may be in bfloat16 or TF32
+    # below the precision "highest", torch may compute float32 products in bfloat16 or TF32
     is_exact = model.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     comparisons = [(engine, "", FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE, is_exact)]
     if int8:
@@ -761,7 +771,7 @@ def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> s
 
 
 def _difference(found: Tensor, expected: Tensor, is_exact: bool) -> float:
-    """Return the largest deviation, or the root mean square."""
+    """Return the largest deviation if `is_exact`, else the root mean square of the deviations."""
     is_finite = expected.isfinite()
     if not is_finite.any() or not torch.equal(is_finite, found.isfinite()):
         return math.inf
@@ -776,19 +786,22 @@ def deviations(
     tokens: Tensor | None = None,
     is_exact: bool = True,
 ) -> Tensor:
-    """Return how far numbers are from the expected ones, in standard deviations of the logits.
+    """Return the deviations of logits from the expected logits, in units of standard deviations.
 
-    The unit of a token is the standard deviation of its logits over all positions, which a bias
-    does not change. The unit is at least the median of these deviations over the tokens whose
-    logits vary. Rounding errors grow with the size of the numbers, so the unit is also at least
-    1/300 of the median size of those logits, and 1/1000 of the number that is compared.
+    If `is_exact`, each token has a unit of its own: the standard deviation of its logits over all
+    positions, which a bias of the token does not change. A unit is at least the median of these
+    standard deviations over the tokens whose logits vary. Rounding errors grow with the size of the
+    numbers, so a unit is also at least 1/300 of the median size of the logits of these tokens. If
+    not `is_exact`, all tokens have the same unit: the standard deviation of the logits of these
+    tokens together. In both cases, the unit is at least 1/1000 of the expected number.
 
     Args:
-        found: Logits or log-probabilities, [..., V].
-        expected: The same, of the model to compare with, [..., V].
-        logits: Logits of that model, [..., V].
-        tokens: Token of each number, if `found` and `expected` are not of all tokens.
-        is_exact: Take the deviation of all logits together if false, as rounded weights need it.
+        found: Logits or log-probabilities of the model to check, [..., V].
+        expected: Logits or log-probabilities of the model to compare with, [..., V].
+        logits: Logits of the model to compare with, [..., V].
+        tokens: Token of each number; None if the last dimension is the whole vocabulary.
+        is_exact: Whether only rounding in float32 may separate the two models; false for products
+            in lower precision and for quantized weights.
 
     Returns:
         Deviations, in the shape of `found`.
@@ -800,7 +813,7 @@ def deviations(
         units = rows[rows.isfinite()].std().expand_as(spread)
     elif is_exact:
         unit = torch.maximum(spread[is_ordinary].median(), size[is_ordinary].median() / 300)
-        # scores of minus infinity have no deviation
+        # the standard deviation of logits that are -inf is NaN
         units = torch.maximum(unit, spread.nan_to_num(0.0))
     else:
         units = rows[:, is_ordinary].std().expand_as(spread)
@@ -810,11 +823,11 @@ def deviations(
 
 
 def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
-    """Score the beams of the probe [B, 2, 4] as a search does: [rows, V] of all steps."""
+    """Score the tokens of the probe, [B, 2, 4], step by step as a search does; [rows, V]."""
     decoding = engine.begin(engine.encode(source, mask), mask)
     first = decoding.step(target[:, :, :1])  # [B, 1, V]
     decoding.follow(torch.zeros_like(target[:, :, 0]))
-    # the next step may overwrite the logits
+    # a copy, because the next step may overwrite the logits
     second = decoding.step(target[:, :, :2]).clone()  # [B, 2, V]
     # swap the beams, continue each with the tokens of the other, and remove the last sentence
     stays = torch.arange(len(target) - 1, device=target.device)
@@ -829,7 +842,7 @@ def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target
 def _logits_of_modules(
     model: PreTrainedModel, source: Tensor, mask: Tensor, target: Tensor
 ) -> Tensor:
-    """Score the same tokens by two forward passes of the model."""
+    """Score the same tokens with two forward passes of the model's modules; [rows, V]."""
     memory = model.get_encoder()(source, mask).last_hidden_state.repeat_interleave(2, dim=0)
     steps = []
     for ids in (target[:, :, :2], _changed(target)):
@@ -850,17 +863,19 @@ def _changed(target: Tensor) -> Tensor:
 
 
 def _state(modules: list[tuple[str, Any, Any]], int8: bool) -> tuple[list[Any], list[Any], Tensor]:
-    """Return modules and settings of a model, addresses, versions and checksums of its weights.
+    """Return all that an engine depends on: modules, settings, and the state of the weights.
 
-    Checksums show writes through `.data` or NumPy, which do not change the version of a tensor.
-    Embeddings, norms and large weights are left out: the engine reads the model's own.
+    The state of a weight is its address, its version and its checksum. Checksums detect writes
+    through `.data` or NumPy, which do not change the version of a tensor. Embeddings and norms are
+    left out, and large weights have no checksum, because the engine reads them from the model.
     """
     objects: list[Any] = []
     addresses: list[Any] = []
     sums = []
     for name, module, _ in modules:
         own = vars(module)
-        # the dictionary of engines would keep its own key alive
+        # without the model itself, whose name is "": a value of the weak dictionary would keep its
+        # own key alive
         objects += [module] if name else []
         objects += [own[setting] for setting in SETTINGS if setting in own]
         if type(module).__name__ == "PositionalEncoding":
@@ -872,13 +887,13 @@ def _state(modules: list[tuple[str, Any, Any]], int8: bool) -> tuple[list[Any], 
         for weight in own["_parameters"].values() if is_linear else ():
             if weight is None:
                 continue
-            # tensors that are made for inference only have no version
+            # tensors that were created in inference mode have no version
             version = None if weight.is_inference() else weight._version
             addresses.append((weight.data_ptr(), weight.shape, weight.stride(), version))
             addresses.append((weight.device, weight.dtype))
             if is_in_place:
                 continue
-            # a sum in half precision would not show small changes
+            # a sum in half precision would round small changes away
             numbers = weight.detach().flatten().float()
             rest = len(numbers) % NUMBERS_PER_SUM
             rows = numbers[rest:].view(-1, NUMBERS_PER_SUM)

@@ -1,4 +1,4 @@
-"""Search with several models: each step takes the mean of their probabilities.
+"""Search with an ensemble of models: each step averages their next-token probabilities.
 
 Shapes: as in `search_vanilla_transformer`.
 """
@@ -16,11 +16,11 @@ from .search_vanilla_transformer import Decoding
 
 
 class EnsembleEngine:
-    """Engines of several models, with the interface of one.
+    """Inference engines of several models, with the interface of a single `SearchEngine`.
 
     Args:
-        engines: Engines of models with one vocabulary.
-        widths: d_model of each.
+        engines: Engines of models with the same vocabulary.
+        widths: d_model of each model.
     """
 
     def __init__(self, engines: Sequence[SearchEngine], widths: Sequence[int]):
@@ -34,7 +34,7 @@ class EnsembleEngine:
             attention_mask: 1 for a token, 0 for padding, [B, S]; all are tokens if None.
 
         Returns:
-            Memories side by side, [B, S, sum of d_model].
+            Memories of all models, concatenated, [B, S, sum of d_model].
         """
         return torch.cat([it.encode(input_ids, attention_mask) for it in self.engines], dim=-1)
 
@@ -78,7 +78,7 @@ class EnsembleDecoding(Decoding):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Index of the hypothesis that each new one continues, among those of its
+            parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
             stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
@@ -87,7 +87,7 @@ class EnsembleDecoding(Decoding):
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
-    """Return the logarithm of the mean of probabilities, from their logarithms, of any shape."""
+    """Return the logarithm of the mean probability, from log-probabilities of one shape."""
     if len(log_probs) == 1:
         return log_probs[0]
     return torch.stack(tuple(log_probs)).logsumexp(dim=0) - math.log(len(log_probs))
@@ -99,17 +99,17 @@ def ensemble_engine(
     """Return the engine of an ensemble.
 
     Args:
-        model: Model whose `generate` searches.
-        engine: Its engine.
-        others: The other models.
+        model: Model whose `generate` is called.
+        engine: Engine of this model.
+        others: The other models of the ensemble.
         int8: Quantize the linear layers to int8.
 
     Returns:
         Engine of all models.
 
     Raises:
-        ValueError: If a model is of another package, vocabulary, device or type, has fewer
-            positions, or cannot run on the inference engine.
+        ValueError: If another model differs from the first in class, vocabulary size, end token,
+            device or dtype, has fewer positions, or cannot run on the inference engine.
     """
     engines = [engine]
     for place, other in enumerate(others, start=2):

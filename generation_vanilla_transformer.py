@@ -1,13 +1,13 @@
-"""The search of section 6.1 behind the library's own `generate`.
+"""The beam search of section 6.1, as a part of `generate` of transformers ("the library").
 
 In a generation configuration, `length_penalty_alpha` selects the paper's beam search instead of the
-library's, and `max_extra_tokens` bounds every search by the length of each source sentence. Without
-these settings `generate` is the library's.
+library's, and `max_extra_tokens` limits the length of each translation to the length of its source
+plus this number. Without these settings, `generate` runs the library's searches.
 
-`SearchMixin.generate` reads the settings, checks the input and chooses what computes: the search
-engine if the model runs the released code, otherwise the model's own modules. The rest is the
-library's `generate`, which finally calls `_beam_search` or `_sample`. The library's own searches
-run on the engine too: `EngineModel` stands in for the model.
+`SearchMixin.generate` reads the settings, validates the input and decides which code computes the
+logits: the inference engine if the model runs the released code, otherwise the model's own modules.
+Then it calls the library's `generate`, which calls `_beam_search` or `_sample` of this mixin. The
+library's own searches use the engine too: `EngineModel` takes the place of the model.
 """
 
 import copy
@@ -55,12 +55,12 @@ from .search_vanilla_transformer import (
 )
 from .terms_vanilla_transformer import TermBeamSearch, num_banks
 
-# name of the cache in outputs and among the arguments that `generate` passes: `past_key_values` in
-# transformers before 5.24
+# name of the KV cache in model outputs and in the arguments that `generate` passes to the model:
+# `past_key_values` in transformers before 5.24
 CACHE_NAME = "cache" if "cache" in Seq2SeqLMOutput.__dataclass_fields__ else "past_key_values"
-# settings of this package in a generation configuration
+# settings that this package adds to a generation configuration
 SEARCH_FIELDS = ("length_penalty_alpha", "max_extra_tokens", "int8", "engine")
-# arguments of the model that the engine reads, and those that change no result
+# arguments of the model that the engine reads
 ENGINE_ARGUMENTS = (
     "input_ids",
     "encoder_outputs",
@@ -68,19 +68,20 @@ ENGINE_ARGUMENTS = (
     "decoder_input_ids",
     CACHE_NAME,
 )
-# searches whose logits the engine can compute
+# searches of the library whose logits the engine can compute
 ENGINE_MODES = (
     GenerationMode.GREEDY_SEARCH,
     GenerationMode.SAMPLE,
     GenerationMode.BEAM_SEARCH,
     GenerationMode.BEAM_SAMPLE,
 )
+# arguments of the model that the engine ignores, because they change no result
 SILENT_ARGUMENTS = ("use_cache", "logits_to_keep")
 
 logger = logging.getLogger(__name__)
 
 
-# a type checker finds here the attributes of the model that the mixin becomes a part of
+# for type checkers, the mixin derives from the model class whose attributes its methods use
 if TYPE_CHECKING:
     from transformers import PreTrainedModel as _Base
 else:
@@ -88,7 +89,10 @@ else:
 
 
 class SearchMixin(_Base):
-    """The paper's search and the inference engine for a model; precedes `GenerationMixin`."""
+    """Mixin that adds the paper's search and the inference engine to a model.
+
+    It precedes `GenerationMixin` among the base classes, whose methods it overrides.
+    """
 
     @torch.no_grad()
     def generate(
@@ -103,34 +107,44 @@ class SearchMixin(_Base):
         streamer: Any = None,
         **kwargs: Any,
     ) -> Any:
-        """Translate like the library's `generate`, with further settings of this package.
+        """Translate like `generate` of transformers, with further settings of this package.
 
         Args:
             inputs: Source tokens, [B, S].
-            generation_config: Settings of the search; missing ones are those of the model.
-            logits_processor: Further processors of the scores.
-            stopping_criteria: Further criteria that end a translation.
-            prefix_allowed_tokens_fn: Function that restricts the next token.
-            synced_gpus: Whether to take as many steps as the longest search of all processes.
+            generation_config: Settings of the search; a setting that is None is read from the
+                model's own generation configuration.
+            logits_processor: Additional logits processors.
+            stopping_criteria: Additional criteria that end a translation.
+            prefix_allowed_tokens_fn: Function that returns the allowed next tokens.
+            synced_gpus: Whether every process runs as many steps as the longest search among all
+                processes, as models with sharded weights need it (ZeRO-3, FSDP).
             assistant_model: Model that proposes tokens in assisted decoding.
-            streamer: Receives tokens as they are written.
-            kwargs: Settings of the search and inputs of the model, as in the library. Settings of
-                this package: `length_penalty_alpha` and `max_extra_tokens` (section 6.1); `int8`
-                quantizes the linear layers; `engine` is "auto" to use the inference engine if it
-                computes the same as the model's modules, "off" to use the modules, or "required" to
-                refuse a search that the engine cannot do. With "required", the library's output has
-                no cache. `ensemble` is a list of further models of this class and vocabulary: each
-                step takes the mean of the probabilities of all models. `required_tokens` has for
-                each sentence the terms that its translation must contain, each a list of token ids;
-                there are `num_beams` beams for each number of these tokens, from 0 on.
+            streamer: Object that receives each token as soon as it is generated.
+            kwargs: Settings of the search and inputs of the model, as in transformers, and these
+                settings of this package:
+
+                - `length_penalty_alpha`: Alpha of the length penalty, which selects the paper's
+                  beam search. Section 6.1.
+                - `max_extra_tokens`: Maximum number of tokens by which a translation is longer than
+                  its source. Section 6.1.
+                - `int8`: Whether to quantize the linear layers to int8.
+                - `engine`: "auto" uses the inference engine if its logits agree with those of the
+                  model's modules, "off" uses the modules, and "required" refuses a search that the
+                  engine cannot run. With "required", an output object contains no KV cache.
+                - `ensemble`: List of further models of this class and vocabulary. Each step
+                  averages the probabilities of all models.
+                - `required_tokens`: For each sentence, a list of terms that its translation must
+                  contain, each a list of token ids. The search has `num_beams` beams for each
+                  possible number of term tokens in a hypothesis, from 0 on.
 
         Returns:
-            Prompts and translations, [B * num_return_sequences, T], or the library's output if
-            `return_dict_in_generate` is set.
+            Prompts and translations, [B * num_return_sequences, T], or an output object of
+            transformers if `return_dict_in_generate` is set.
 
         Raises:
-            ValueError: If settings contradict each other, an input cannot be read by the model, or
-                `engine` or `int8` require an engine that cannot do this search.
+            TypeError: If `generation_config` is of another class.
+            ValueError: If settings contradict each other, an input is invalid, or `engine`, `int8`
+                or `ensemble` needs the inference engine, and it cannot run this search.
         """
         if not isinstance(generation_config, GenerationConfig | None):
             raise TypeError(
@@ -152,14 +166,14 @@ class SearchMixin(_Base):
             raise ValueError("encoder_outputs must not be given with ensemble: each model encodes.")
         required_tokens = kwargs.pop("required_tokens", None)
         if inputs is not None:
-            # the library also finds the source under this name
+            # transformers accepts the source under two names, `inputs` and `input_ids`
             if kwargs.get("input_ids") is not None:
                 raise ValueError("inputs and input_ids are two names of one argument: give one.")
             kwargs["input_ids"] = inputs
         self._name_cache(kwargs)
-        # Seq2SeqTrainer passes labels, which the library removes before it calls the model
+        # Seq2SeqTrainer passes labels, which no search reads
         kwargs.pop("labels", None)
-        # the library compares these numbers before it checks their types
+        # validate early: the library compares these numbers before it checks their types
         check_numbers(kwargs)
         config, model_inputs = self._resolve_settings(generation_config, kwargs)
         check_search_settings(config)
@@ -180,7 +194,7 @@ class SearchMixin(_Base):
             config.num_beams = kwargs["num_beams"] = (config.num_beams or 1) * num_banks(terms)
         mode = config.get_generation_mode(assistant_model)
         if mode == GenerationMode.ASSISTED_GENERATION and num_sentences > 1:
-            # the library refuses a batch only after the assistant has read it
+            # refuse early: the library refuses a batch only after the assistant has encoded it
             raise ValueError(
                 f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
             )
@@ -215,7 +229,7 @@ class SearchMixin(_Base):
 
     @staticmethod
     def _name_cache(kwargs: dict[str, Any]):
-        """Give the cache the name that the library passes on."""
+        """Pass the cache under the name that this version of the library reads."""
         cache = one_cache(kwargs.pop("cache", None), kwargs.pop("past_key_values", None))
         if cache is not None:
             kwargs[CACHE_NAME] = cache
@@ -223,7 +237,7 @@ class SearchMixin(_Base):
     def _resolve_settings(
         self, given: GenerationConfig | None, kwargs: dict[str, Any]
     ) -> tuple[GenerationConfig, dict[str, Any]]:
-        """Return the settings of the search and the inputs of the model, as the library does."""
+        """Separate the settings of the search from the inputs of the model, as the library does."""
         config = GenerationConfig() if given is None else copy.deepcopy(given)
         defaults = self.generation_config.to_dict()
         config.update(**defaults, defaults_only=True, allow_custom_entries=True)
@@ -237,12 +251,13 @@ class SearchMixin(_Base):
         wished = [kwargs.get("max_length"), kwargs.get("max_new_tokens"), own.max_new_tokens]
         if given is not None:
             wished += [given.max_length, given.max_new_tokens]
-        # Seq2SeqTrainer writes the library's default into the model's own configuration
+        # Seq2SeqTrainer writes the library's default into the model's own configuration, so the
+        # default does not count as a maximum that the user has set
         default = own._get_default_generation_params()["max_length"]
         return any(it is not None for it in wished) or own.max_length not in (None, default)
 
     def _prompt_length(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> int:
-        """Return the number of tokens that the decoder is given, with its start token."""
+        """Return the number of tokens in the decoder's prompt, including its start token."""
         prompt = inputs.get("decoder_input_ids")
         if prompt is None:
             return 1
@@ -254,9 +269,9 @@ class SearchMixin(_Base):
     def _default_max_length(
         self, config: GenerationConfig, source_length: int, prompt_length: int, is_bounded: bool
     ) -> int | None:
-        """Return the maximum length that follows from the longest source, or None if one is set."""
+        """Return the maximum length by the longest source, or None to keep the configured one."""
         learned = self.config.position_encoding == "learned"
-        # the decoder does not read the last token, which needs no position
+        # the decoder never reads the last token of a target, so this token needs no position
         most = self.config.max_position_embeddings + 1 if learned else math.inf
         if config.max_extra_tokens is not None and not is_bounded:
             return min(prompt_length + source_length + config.max_extra_tokens, most)
@@ -274,7 +289,7 @@ class SearchMixin(_Base):
     def _engine(
         self, config: GenerationConfig, modules_reason: str | None, is_ensemble: bool
     ) -> SearchEngine | None:
-        """Return the engine that computes this search, or None if the modules do."""
+        """Return the engine that runs this search, or None if the model's modules run it."""
         needed = {"ensemble": is_ensemble, "int8": config.int8}
         if config.engine == "off":
             for name, is_set in needed.items():
@@ -333,7 +348,7 @@ class SearchMixin(_Base):
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
             decoding = begin(chosen.engine, kwargs, config.num_beams)
-            # the output has scores of all sentences in every step
+            # the output contains the scores of all sentences in every step, so none may leave
             decoding.is_fixed = bool(config.return_dict_in_generate)
         given = (decoding, input_ids, logits_processor, criteria, config, alpha)
         if terms is not None:
@@ -341,20 +356,21 @@ class SearchMixin(_Base):
         return PaperBeamSearch(*given).run()
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
-        """Save the model like the library, with search settings that were made on a new model.
+        """Save the model as transformers does, with the search settings of this package.
 
         Args:
-            args: Folder.
-            kwargs: Arguments of the library's `save_pretrained`.
+            args: Output folder.
+            kwargs: Arguments of `save_pretrained` of transformers.
         """
         config = self.generation_config
         if any(getattr(config, name, None) is not None for name in SEARCH_FIELDS):
-            # without this, loading would derive the settings from the model's configuration
+            # otherwise the library would rebuild the generation configuration of a new model from
+            # the model's configuration, without these settings
             config._from_model_config = False
         super().save_pretrained(*args, **kwargs)
 
     def train(self, mode: bool = True):
-        """Switch to training mode and free the packed weights of the inference engine.
+        """Set training or evaluation mode; training mode frees the engine's packed weights.
 
         Args:
             mode: Training mode if true, evaluation mode if false.
@@ -368,11 +384,11 @@ class SearchMixin(_Base):
 
 
 def one_cache(cache: Cache | None, past_key_values: Cache | None) -> Cache | None:
-    """Return the cache that is given under one of its two names.
+    """Return the cache that is given under one of its two names, or None.
 
     Args:
-        cache: Name in transformers from 5.24 on.
-        past_key_values: Name before.
+        cache: The cache under its name from transformers 5.24 on.
+        past_key_values: The cache under its name before transformers 5.24.
 
     Raises:
         ValueError: If both are given.
@@ -390,16 +406,16 @@ def decoder_cache(
     past_key_values: Cache | None,
     use_cache: bool | None,
 ) -> EncoderDecoderCache | None:
-    """Return the cache that a decoder reads and extends: the given one, or a new one.
+    """Return the cache that a decoder reads and extends: the given one, a new one, or None.
 
     Args:
         decoder: Decoder with `layers` and a configuration.
-        cache: Cache that is given; its name in transformers from 5.24 on.
-        past_key_values: The same under its name before.
-        use_cache: Make a cache if none is given and the layers allow it.
+        cache: Given cache, under its name from transformers 5.24 on.
+        past_key_values: Given cache, under its name before transformers 5.24.
+        use_cache: Whether to create a cache if none is given and each layer has its own index.
 
     Raises:
-        ValueError: If a cache is given under both names, or the layers share an index of the cache.
+        ValueError: If a cache is given under both names, or two layers use the same cache index.
     """
     cache = one_cache(cache, past_key_values)
     is_deprecated = past_key_values is not None and CACHE_NAME == "cache"
@@ -417,20 +433,22 @@ def decoder_cache(
         )
     if isinstance(cache, EncoderDecoderCache):
         return cache
-    # in a cache of the target only, keys and values of the memory are computed again
+    # a given cache of another class contains the target's keys and values only, so those of the
+    # memory are computed again
     own = DynamicCache(config=decoder.config) if cache is None else cache
     return EncoderDecoderCache(own, DynamicCache(config=decoder.config))
 
 
 class ChosenSearch(StoppingCriteria):
-    """Choice of search and engine, in the form of a stopping criterion that stops nothing.
+    """Choice of search and engine, in the form of a stopping criterion that never stops a search.
 
-    `SearchMixin.generate` passes it through the library's `generate` to the search.
+    The library's `generate` hands stopping criteria on to the search. So `SearchMixin.generate` can
+    pass its choice to `_beam_search` and `_sample` as a criterion.
 
     Args:
         length_penalty_alpha: Alpha of the paper's beam search; None for the library's search.
-        engine: Inference engine, or None if the modules compute.
-        terms: Token ids of the terms that the translation of each sentence must contain.
+        engine: Inference engine, or None to run the model's modules.
+        terms: For each sentence, the terms that its translation must contain, as token ids.
     """
 
     def __init__(
@@ -444,7 +462,7 @@ class ChosenSearch(StoppingCriteria):
         self.terms = terms
 
     def __call__(self, input_ids: Tensor, scores: Any, **kwargs: Any) -> Tensor:
-        """Stop nothing.
+        """Return False for each row.
 
         Args:
             input_ids: Target tokens so far, [rows, T].
@@ -460,14 +478,15 @@ class ChosenSearch(StoppingCriteria):
 def chosen_search(
     stopping_criteria: StoppingCriteriaList, config: GenerationConfig
 ) -> tuple[ChosenSearch, StoppingCriteriaList]:
-    """Return the choice of `SearchMixin.generate`, and the other criteria.
+    """Separate the choice of `SearchMixin.generate` from the other stopping criteria.
 
     Args:
         stopping_criteria: Criteria, as `generate` has prepared them.
         config: Generation configuration, as `generate` has prepared it.
 
     Returns:
-        The choice, by default the model's modules with the configured penalty, and the criteria.
+        The choice and the other criteria. If there is no choice among the criteria, it is the
+        model's modules with the `length_penalty_alpha` of the configuration.
     """
     criteria = list(stopping_criteria)
     chosen = ChosenSearch(getattr(config, "length_penalty_alpha", None), None)
@@ -481,15 +500,15 @@ def chosen_search(
 def begin(
     engine: SearchEngine | EnsembleEngine, model_kwargs: Mapping[str, Any], num_beams: int
 ) -> Decoding:
-    """Begin the decoder of the engine with the memory of a batch.
+    """Return the decoder of an engine for the memory of a batch, before its first step.
 
     Args:
         engine: Inference engine of one model or several.
-        model_kwargs: Encoder outputs and source mask, once for each beam.
+        model_kwargs: Encoder outputs and source mask, repeated for each beam, [B * K, ...].
         num_beams: Beam size, K.
 
     Returns:
-        A decoder with one row for each sentence.
+        Decoder with one row for each sentence.
     """
     memory = model_kwargs["encoder_outputs"].last_hidden_state
     mask = model_kwargs.get("attention_mask")
@@ -497,18 +516,19 @@ def begin(
 
 
 class EngineModel:
-    """Model for the searches of the library, whose logits the engine computes.
+    """Stand-in for the model in a search of the library; the engine computes its logits.
 
-    It has the methods of the library that read or change the inputs of a step; all others are those
-    of the model. A beam search gets only the tokens that can continue a hypothesis, if the
-    processors allow it: its passes over the whole vocabulary would take as long as the engine.
+    The methods here replace those that read or change the inputs of a step; all other attributes
+    are those of the model. If the logits processors allow it, a beam search receives only the most
+    probable tokens of each hypothesis, because the library's passes over the whole vocabulary would
+    take as long as the engine.
 
     Args:
-        model: Model of the search.
-        engine: Its inference engine.
-        model_kwargs: Encoder outputs and source mask, once for each beam.
+        model: Model that is replaced in the search.
+        engine: Inference engine of the model.
+        model_kwargs: Encoder outputs and source mask, repeated for each beam, [B * K, ...].
         config: Generation configuration, as `generate` has prepared it.
-        processors: Processors of the scores.
+        processors: Logits processors of the search.
     """
 
     def __init__(
@@ -529,7 +549,8 @@ class EngineModel:
             self._rules = TokenRules.of(processors)
             num_ends = config._eos_token_tensor.shape[0]
             self._num_candidates = max(2, 1 + num_ends) * self._num_beams
-        # log-probabilities and tokens of the candidates of this step, [B * K, C] each
+        # log-probabilities and tokens of the candidates in this step, [B * K, C] each; None if the
+        # search receives all tokens
         self._candidates: tuple[Tensor, Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -543,7 +564,8 @@ class EngineModel:
             kwargs: Unused.
 
         Returns:
-            The logits, [B * K, 1, V], or those of the candidates, [B * K, 1, C].
+            Logits of all tokens, [B * K, 1, V], or log-probabilities of the candidates,
+            [B * K, 1, C].
         """
         length = input_ids.shape[1]
         logits = self._decoding.step(input_ids.view(-1, self._num_beams, length))  # [B, 1 or K, V]
@@ -560,7 +582,10 @@ class EngineModel:
         return Seq2SeqLMOutput(logits=scores[:, None])
 
     def process(self, input_ids: Tensor, log_probs: Tensor) -> Tensor:
-        """Return what the processors make of the log-probabilities of a step, [B * K, V or C]."""
+        """Return the processed log-probabilities of a step, [B * K, V or C].
+
+        `TokenRules` has already applied the processors to the log-probabilities of candidates.
+        """
         if self._candidates is None:
             return self._processors(input_ids, log_probs)
         return self._candidates[0]
@@ -570,7 +595,7 @@ class EngineModel:
         if self._candidates is not None:
             place = kwargs["cur_len"]
             rows = origins[:, :, place - kwargs["decoder_prompt_len"]].long()
-            # the library takes the index of a candidate for its token
+            # the library stored the index of each candidate as a token: replace it by the token
             sequences[:, :, place] = self._candidates[1][rows, sequences[:, :, place]]
         return scores, sequences, origins
 
@@ -587,18 +612,18 @@ class EngineModel:
         return model_kwargs
 
     def _reorder_cache(self, cache: Cache, rows: Tensor) -> Cache:
-        # the cache is empty: the engine has its own
+        # the library's cache stays empty, because the engine has its own
         self._decoding.follow(rows.view(-1, self._num_beams) % self._num_beams)
         return cache
 
 
 @functools.cache
 def warn_once(model: str, reason: str):
-    """Warn that a search is slower than it could be, once in a process for each reason.
+    """Warn that a search runs without the inference engine, once per process and reason.
 
     Args:
         model: Name of the model's class.
-        reason: A clause from `obstacle` or the probe.
+        reason: Clause that says why the engine cannot be used.
     """
     logger.warning(
         "%s.generate uses the model's own modules, not the faster inference engine, because %s. "
@@ -610,11 +635,11 @@ def warn_once(model: str, reason: str):
 
 @functools.cache
 def warn_of_cache(model: str, reason: str):
-    """Warn that a search computes every prefix anew, once in a process for each reason.
+    """Warn that a search runs without a KV cache, once per process and reason.
 
     Args:
         model: Name of the model's class.
-        reason: A clause from `cache_obstacle`.
+        reason: Clause that says why no cache can be used.
     """
     logger.warning(
         "%s.generate uses no cache, because %s. Set `layer_idx` of the layers to 0, 1, ... to use "
@@ -625,13 +650,14 @@ def warn_of_cache(model: str, reason: str):
 
 
 class ModuleDecoding(Decoding):
-    """Decoder of a model's own modules during one search.
+    """Decoder that runs the model's own modules during one search.
 
     Args:
         model: A model with `GenerationMixin`.
         config: Generation configuration, as `generate` has prepared it.
-        model_kwargs: Encoder outputs, mask and cache, once for each beam.
-        synced_gpus: Whether to take as many steps as the longest search of all processes.
+        model_kwargs: Encoder outputs, source mask and KV cache, repeated for each beam.
+        synced_gpus: Whether every process runs as many steps as the longest search among all
+            processes.
     """
 
     def __init__(
@@ -649,7 +675,8 @@ class ModuleDecoding(Decoding):
         self.inputs: dict[str, Any] = {}
         self.step_outputs: list[Any] = []
         cache = model_kwargs.get(CACHE_NAME)
-        # a cache of fixed size, outputs of every step and collective steps need all rows
+        # all rows must stay for a cache of fixed size, for outputs that contain every step, and for
+        # steps that all processes run together
         self.is_fixed = (
             (cache is not None and cache.is_compileable)
             or bool(config.return_dict_in_generate)
@@ -692,7 +719,7 @@ class ModuleDecoding(Decoding):
         return logits.view(*ids.shape[:2], -1)
 
     def _forward(self) -> Any:
-        # the first tokens have shapes of their own, which are not compiled
+        # the first step reads the whole prompt: its shape would need a compilation of its own
         forward = self.model if self.is_first else self.forward
         self.is_first = False
         return forward(**self.inputs, return_dict=True)
@@ -701,7 +728,7 @@ class ModuleDecoding(Decoding):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Index of the hypothesis that each new one continues, among those of its
+            parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', K].
             stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
@@ -718,11 +745,12 @@ class ModuleDecoding(Decoding):
             if cache is not None:
                 cache.reorder_cache(rows)
         elif cache is not None:
-            # the beams of a sentence share its memory: only their own keys and values move
+            # all beams of a sentence have the same memory, so only the keys and values of
+            # self-attention are reordered
             getattr(cache, "self_attention_cache", cache).reorder_cache(rows)
 
     def finish(self):
-        """Repeat the last step until all processes have finished."""
+        """Repeat the last step until all processes have finished: they wait for one another."""
         if not self.synced_gpus:
             return
         device = self.model.device
@@ -730,7 +758,7 @@ class ModuleDecoding(Decoding):
             self._forward()
 
     def outputs(self) -> dict[str, Any]:
-        """Return the model's part of the library's output: attentions, states and cache."""
+        """Return the model's part of an output object: attentions, hidden states and KV cache."""
         encoder_outputs = self.model_kwargs["encoder_outputs"]
         found = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
         kinds = {
@@ -748,15 +776,15 @@ class ModuleDecoding(Decoding):
 def reason_for_modules(
     config: GenerationConfig, mode: GenerationMode, inputs: Mapping[str, Any]
 ) -> str | None:
-    """Return why a search needs the model's own modules.
+    """Return the reason why a search needs the model's own modules, or None.
 
     Args:
         config: Settings of the search.
-        mode: Kind of search that the library finds in them.
+        mode: Kind of search that the library derives from the settings.
         inputs: Inputs of the model.
 
     Returns:
-        A clause that names the setting or input, or None if the engine can do the search.
+        A clause that names the setting or input, or None if the engine can run the search.
     """
     if mode not in ENGINE_MODES:
         return f"this is {mode.value.replace('_', ' ')}"
@@ -788,7 +816,7 @@ def reason_for_modules(
     if mask is not None and (mask.dim() != 2 or not mask.bool().any(dim=1).all()):
         return "attention_mask is not [B, S] with a token in each row"
     for name, value in inputs.items():
-        # an output option that is off needs nothing
+        # an `output_` option that is False asks for nothing
         is_empty = value is None or (value is False and name.startswith("output_"))
         if name not in (*ENGINE_ARGUMENTS, *SILENT_ARGUMENTS) and not is_empty:
             return f"{name} is given"
@@ -832,16 +860,15 @@ def source_lengths(inputs: Mapping[str, Any]) -> Tensor:
 
 
 def select_rows(value: Any, rows: Tensor, num_rows: int) -> Any:
-    """Select rows of everything that belongs to the rows of a batch.
+    """Select batch rows of a tensor, or of each tensor in a model output.
 
     Args:
-        value: A tensor [num_rows, ...], an output of the library with such tensors, or another
-            object.
+        value: A tensor [num_rows, ...], a model output with such tensors, or another object.
         rows: Indices of the rows to keep, [R].
         num_rows: Number of rows of the batch.
 
     Returns:
-        The rows [R, ...], or `value` itself if it has no rows.
+        The selected rows [R, ...], or `value` itself if it has no batch rows.
     """
     if isinstance(value, Tensor):
         return value[rows] if value.shape[:1] == (num_rows,) else value
@@ -860,7 +887,7 @@ def set_paper_search(
         model: Model whose generation configuration is replaced.
         num_beams: Beam size.
         length_penalty_alpha: Alpha of the length penalty.
-        max_extra_tokens: Maximum length of a translation beyond the length of its source.
+        max_extra_tokens: Maximum number of tokens by which a translation is longer than its source.
     """
     config = model.config
     model.generation_config = GenerationConfig(

@@ -1,11 +1,12 @@
 """Check that a model's modules run exactly the code of this release.
 
 The inference engine computes the released equations. It may replace a model's modules only if each
-module that computes is an instance of a released class with the released code. This file finds an
-edited file, a subclass, a patched method or a registered function; then the modules run.
+module that computes is an instance of a released class with the released code. This file detects an
+edited file, a subclass, a patched method or a user's own attention function. If it finds one, the
+engine is not used and the model's own modules run.
 
-Code is compared by digests of its syntax tree, without comments, docstrings and annotations. A copy
-on the Hub counts as released until somebody edits it. `make digests` updates `RELEASED` after a
+Code is compared by digests of its syntax tree, without comments, docstrings and annotations. An
+unedited copy on the Hub therefore counts as released. `make digests` updates `RELEASED` after a
 change of the model.
 """
 
@@ -34,11 +35,12 @@ from transformers.utils import cached_file
 
 logger = logging.getLogger(__name__)
 
-# methods that compute nothing once a model exists: an edit of them changes no translation
+# methods that only initialize weights: an edit of them does not change what a loaded model computes
 NOT_COMPUTING = ("_init_weights",)
 # attributes that transformers adds to a class while it is created
 ADDED_BY_LIBRARY = {"config_class", "_auto_class", "forward"}
-# decorators of the library around a released `forward`, which leave its result as it is
+# wrappers that decorators of transformers and torch put around a released `forward`; they do not
+# change its result
 LIBRARY_WRAPPERS = {
     "GradientCheckpointingLayer.__init_subclass__.<locals>.forward_with_checkpointing",
     "can_return_tuple.<locals>.wrapper",
@@ -48,8 +50,8 @@ LIBRARY_WRAPPERS = {
     "merge_with_config_defaults.<locals>.wrapper",
 }
 LIBRARY_FOLDERS = tuple(str(module.__path__[0]) for module in (torch, transformers))
-# modules whose hooks change no result: hooks that record outputs, and hooks that make the output of
-# the embeddings require gradients
+# Python modules whose hooks change no result: hooks that record outputs, and hooks that make the
+# output of the embeddings require gradients
 HARMLESS_HOOKS = ("transformers.utils.output_capturing", "transformers.modeling_utils")
 # elementwise activations of torch
 POINTWISE = (
@@ -71,12 +73,13 @@ POINTWISE = (
     nn.Softsign,
     nn.Tanh,
 )
+# allowed classes of each kind of module: classes of torch, or names of released classes
 LINEAR, EMBEDDING = (nn.Linear, "OneDnnLinear"), (nn.Embedding,)
 DROPOUT, NORM = (nn.Dropout, nn.Identity, "CheapDropout"), (nn.LayerNorm, nn.Identity)
 MODULE_LIST, HEAD = (nn.ModuleList,), ("VanillaTransformerForConditionalGeneration",)
 # allowed activations; every class of transformers.activations is allowed too
 ACTIVATION = (*POINTWISE, nn.Identity)
-# classes of torch that models of the libraries are made of
+# classes of torch in models of transformers and in torch's own Transformer
 LIBRARY_CLASSES = (
     nn.Dropout,
     nn.Embedding,
@@ -99,7 +102,7 @@ ENCODER_LAYER = {
     "dropout": DROPOUT,
 }
 STACK = {"embed_tokens": EMBEDDING, "positions": ("PositionalEncoding",), "dropout": DROPOUT}
-# classes that each submodule of a released class may have: of torch, or names of released classes
+# for each released class, the allowed classes of its submodules; a list stands for a ModuleList
 SUBMODULES: dict[str, dict[str, Any]] = {
     "VanillaTransformerForConditionalGeneration": {
         "model": ("VanillaTransformerModel",),
@@ -121,6 +124,7 @@ SUBMODULES: dict[str, dict[str, Any]] = {
     "FeedForward": {"fc1": LINEAR, "fc2": LINEAR, "activation": ACTIVATION, "dropout": DROPOUT},
     "PositionalEncoding": {"table": EMBEDDING},
 }
+# submodules that exist only in some configurations
 OPTIONAL_SUBMODULES = {("PositionalEncoding", "table")}
 
 
@@ -131,8 +135,8 @@ def computing_modules(model: nn.Module) -> list[tuple[str, Any, Any]]:
         model: A `VanillaTransformerForConditionalGeneration`.
 
     Returns:
-        Name of each module, the module or None if it is missing, and the kinds that it may be of:
-        classes of torch, names of released classes, or `ACTIVATION`.
+        For each module, its name, the module itself or None if it is missing, and its allowed
+        classes: classes of torch, names of released classes, or `ACTIVATION`.
     """
     found: list[tuple[str, Any, Any]] = []
     _collect("", model, HEAD, found)
@@ -163,14 +167,14 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
     """Return the first difference between a model's code and the code of this release.
 
     Args:
-        modules: From `computing_modules`; the first is the model.
+        modules: Result of `computing_modules`; the first module is the model.
 
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
     if (difference := _torch_difference()) is not None:
         return difference
-    # a model has many modules of few classes, most of them of one file
+    # a model has many modules of few classes from few files, so each is compared only once
     classes: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
     files: dict[CodeComparison, str | None] = {}
     model = modules[0][1]
@@ -206,11 +210,12 @@ def _torch_difference() -> str | None:
 
 
 def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str | None:
-    """Return the first setting of a module that differs from what the configuration gives it."""
+    """Return the first setting of a module that the configuration of the model does not imply."""
     own = vars(module)
     if own.get("max_norm") is not None:
         return "has max_norm, which changes its weights as they are read"
-    # attention kernels read is_causal only without padding, and the engine's probe has padding
+    # the engine's probe does not find a wrong is_causal: attention kernels read it only without
+    # padding, and the probe has padding
     if (is_causal := own.get("is_causal")) is not None and is_causal != _is_causal(name):
         return f"has is_causal {is_causal}"
     config = own.get("config", model.config)
@@ -225,10 +230,10 @@ def _is_causal(name: str) -> bool:
 
 
 def library_difference(model: nn.Module) -> str | None:
-    """Return the first difference between a model of a library and that library's own code.
+    """Return the first difference between a model of transformers or torch and its library's code.
 
     Args:
-        model: A model whose classes are in `RELEASED`, or stacks of torch's own Transformer.
+        model: Model whose classes are in `RELEASED`, or stacks of torch's own Transformer.
 
     Returns:
         A clause that names the module and its difference, or None if there is none.
@@ -252,7 +257,7 @@ def library_difference(model: nn.Module) -> str | None:
 def _class_difference(
     kind: type[Any], kinds: Any, files: dict["CodeComparison", str | None]
 ) -> tuple[str | None, frozenset[str]]:
-    """Return how a class differs, and the methods that none of its instances may override."""
+    """Return the difference of a class, and the methods that its instances must not override."""
     where = f"is of the class {kind.__module__}.{kind.__name__}"
     is_activation = kinds is ACTIVATION
     if kind is type(None):
@@ -281,7 +286,7 @@ def _class_difference(
 
 
 def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str | None:
-    """Return how the attributes of a module differ from those that its class gives it."""
+    """Return the first attribute of a module that overrides or extends the code of its class."""
     if not methods.isdisjoint(own):
         return f"has its own {min(methods & own.keys())}"
     if "_call_impl" in own:
@@ -300,8 +305,8 @@ def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str
 def difference_outside_layers(model: PreTrainedModel) -> str | None:
     """Return the first difference in the code of a model outside its layers.
 
-    Training computes the embeddings and the loss in one pass, and calls the layers as modules. This
-    is correct only if head, encoder and decoder have the released code; the layers may be changed.
+    Training has its own code for the embeddings and the loss, and calls only the layers as modules.
+    This code is correct only if head, encoder and decoder are as released; layers may be changed.
 
     Args:
         model: Any model.
@@ -319,7 +324,7 @@ def difference_outside_layers(model: PreTrainedModel) -> str | None:
         difference, methods = _class_difference(type(module), kinds, files)
         if difference is None:
             own = dict(vars(module))
-            # accelerate has wrapped the forward of a model that it has prepared
+            # accelerate replaces the forward of a model that it prepares, and keeps the original
             original = own.pop("_original_forward", None)
             if getattr(original, "__func__", None) is type(module).forward:
                 own.pop("forward", None)
@@ -338,7 +343,7 @@ def difference_outside_layers(model: PreTrainedModel) -> str | None:
 
 
 def _gradient_difference(own: Mapping[str, Any]) -> str | None:
-    """Return what changes the gradients of a module, beside its code."""
+    """Return the first hook or setting of a module that changes its gradients."""
     if own["_backward_hooks"] or own["_backward_pre_hooks"]:
         return "has a backward hook"
     for name in ("padding_idx", "scale_grad_by_freq", "sparse"):
@@ -351,10 +356,11 @@ def _gradient_difference(own: Mapping[str, Any]) -> str | None:
 
 
 def attention_difference(model: PreTrainedModel) -> str | None:
-    """Return what differs between a model's attention function and those of this release.
+    """Return the first attention or mask function of a model that is not of this release.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration` of which `first_difference` is None.
+        model: A `VanillaTransformerForConditionalGeneration` for which `first_difference` returns
+            None.
 
     Returns:
         A clause that names the function, or None if there is no difference.
@@ -392,14 +398,14 @@ def is_of_library(function: Any) -> bool:
     """Return whether a function was defined in a file of torch or transformers.
 
     Args:
-        function: A function, perhaps in wrappers of `functools`.
+        function: A function, possibly wrapped by `functools.wraps`.
     """
     codes = list(code_objects_of(function))
     return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
 
 
 def _replaced_function() -> str | None:
-    """Return the first public function of torch.nn.functional that is not torch's."""
+    """Return the first public function of torch.nn.functional that is not torch's, or None."""
     functions = list(vars(nn.functional).values())
     if len(_functions) == len(functions) and all(map(_is_same, _functions, functions)):
         return None
@@ -411,7 +417,7 @@ def _replaced_function() -> str | None:
 
 
 def _may_be_of_library(value: Any) -> bool:
-    """Return whether torch or transformers may have defined a value, or nothing can call it."""
+    """Return False for a function or callable that torch and transformers cannot have defined."""
     if isinstance(value, FunctionType):
         return is_of_library(value)
     if isinstance(value, type | ModuleType) or not callable(value):
@@ -420,18 +426,18 @@ def _may_be_of_library(value: Any) -> bool:
     return (home.__module__ or "").startswith(("torch", "transformers", "typing"))
 
 
-# functions of torch and of `generate` at the last comparison
+# values in torch.nn.functional and GenerationMixin at the last comparison that found no difference
 _functions: list[Any] = []
 _methods: list[Any] = []
 
 
 def generation_difference() -> str | None:
-    """Return the first method of the library's `generate` that was replaced, or None."""
+    """Return a clause that names the first replaced method of `GenerationMixin`, or None."""
     methods = list(vars(GenerationMixin).values())
     if len(_methods) == len(methods) and all(map(_is_same, _methods, methods)):
         return None
     for name, method in vars(GenerationMixin).items():
-        # one method is a context manager, made by contextlib
+        # one method is a context manager, whose wrapper is defined in contextlib
         files = (*LIBRARY_FOLDERS, contextlib.__file__)
         if not all(code.co_filename.startswith(files) for code in code_objects_of(method)):
             return f"transformers.GenerationMixin.{name} was replaced"
@@ -443,10 +449,10 @@ def code_objects_of(function: Any) -> Iterator[CodeType]:
     """Yield the code of a function and of the functions that it wraps, outermost first.
 
     Args:
-        function: A function, method or property, perhaps in wrappers of `functools`.
+        function: A function, method or property, possibly wrapped by `functools.wraps`.
 
     Yields:
-        The code object of each layer.
+        The code object of each wrapper, then that of the wrapped function.
     """
     function = getattr(function, "__func__", None) or getattr(function, "fget", function)
     while isinstance(function, FunctionType):
@@ -458,22 +464,22 @@ class CodeComparison:
     """Comparison of the code in one Python module with the code of this release.
 
     Args:
-        module: A module with the name of a released one: that of this package or a copy of it.
+        module: Module of this package, or a copy of it with the same name.
         known: Digests of the released definitions, by name.
     """
 
     def __init__(self, module: ModuleType, known: Mapping[str, str]):
         self.module = module
         self.known = known
-        # every released class, and the names that one of its instances must not override
+        # for each released class, the names of the methods that its instances must not override
         self.methods: dict[type, frozenset[str]] = {}
         self._compared: tuple[list[Any], str | None] | None = None
 
     def difference(self) -> str | None:
         """Return the first definition that differs from the released one.
 
-        Source and compiled code are read once; afterwards it is enough that all classes, functions
-        and imported names are still the same objects.
+        Source and compiled code are compared once. Later calls compare only whether all classes,
+        functions and imported names are still the same objects.
 
         Returns:
             A clause, or None if there is no difference.
@@ -494,7 +500,7 @@ class CodeComparison:
             value = vars(self.module).get(name)
             objects.append(value)
             if getattr(value, "__module__", None) != self.module.__name__:
-                # the parts of an imported object belong to its library
+                # only the identity of an imported object is compared, not its parts
                 continue
             for part in vars(value).values() if isinstance(value, type) else (value,):
                 objects.append(part)
@@ -588,7 +594,7 @@ def file_difference(path: str | Path) -> str | None:
         path: File with the name of an imported module of this package.
 
     Returns:
-        A clause, or None if both compute the same.
+        A clause, or None if both have the same code.
     """
     module = sys.modules[f"{__package__}.{Path(path).stem}"]
     running = digests_of(inspect.getsource(module))
@@ -603,16 +609,16 @@ def file_difference(path: str | Path) -> str | None:
 
 
 def warn_of_other_code(source: str | PathLike, config: PreTrainedConfig, name: str):
-    """Warn if a folder holds other model code than the module that loads its weights.
+    """Warn if a folder contains other model code than the module that loads its weights.
 
     Args:
         source: Folder or Hub name of a model.
-        config: Its configuration.
+        config: Configuration of the model.
         name: Name of the module that defines the model's class.
     """
     own = name.rpartition(".")[2]
     address = (getattr(config, "auto_map", None) or {}).get("AutoModelForSeq2SeqLM", "")
-    # the address of code in another repository begins with its name
+    # an address of code in another repository begins with the name of the repository and "--"
     if address.rpartition("--")[2].partition(".")[0] != own:
         return
     file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
@@ -654,7 +660,7 @@ def _is_same_code(one: CodeType, other: CodeType) -> bool:
 
 
 def _added_methods(kind: type, own: set[str]) -> set[str]:
-    """Return the methods and other descriptors that a class has beside those of its source."""
+    """Return the methods and other descriptors of a class that its source does not define."""
     return {
         name
         for name, value in vars(kind).items()
@@ -671,7 +677,7 @@ def _nested(code: CodeType) -> Iterator[CodeType]:
 
 
 def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> Any:
-    """Return what an import statement would bind to a name now."""
+    """Return the object that an import statement would bind to a name now."""
     for alias in node.names:
         if (alias.asname or alias.name) != name:
             continue
@@ -688,7 +694,7 @@ def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) 
 def digests_of(source: str) -> dict[str, str]:
     """Return a digest of each definition of a module, and of each import that its code uses.
 
-    Comments, docstrings and annotations do not count, nor do methods that compute nothing.
+    Comments, docstrings, annotations and the methods of `NOT_COMPUTING` do not change a digest.
 
     Args:
         source: Text of the module.
@@ -720,7 +726,7 @@ def _bound_names(node: ast.stmt) -> list[str]:
 
 
 def _canonical(node: Any, used: set[str]) -> str:
-    """Return the meaning of a syntax tree as text that is the same in every version of Python.
+    """Return a syntax tree as text that is the same in every version of Python.
 
     Names that the code uses are added to `used`.
     """
@@ -742,7 +748,8 @@ def _canonical(node: Any, used: set[str]) -> str:
             for part in kept
             if not (isinstance(part, ast.FunctionDef) and part.name in NOT_COMPUTING)
         ]
-    # later versions of Python add fields, which are empty in code for earlier ones
+    # empty fields are left out: later versions of Python add fields that are empty in code for
+    # earlier versions
     parts = [
         f"{name}={_canonical(value, used)}" for name, value in fields.items() if value or value == 0
     ]

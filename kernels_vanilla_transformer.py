@@ -1,6 +1,6 @@
-"""Numerical kernels of the inference engine: products, top-k, and graphs of a GPU.
+"""Numerical kernels of the inference engine: matrix products, top-k and CUDA graphs.
 
-The functions here know tensors and linear layers, and nothing of the Transformer.
+The functions here depend only on tensors and linear layers, not on the Transformer.
 """
 
 import functools
@@ -13,33 +13,39 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-# number of rows that weights are packed for, and numbers of rows to test packed weights with
+# number of rows of the input for which weights are packed
 PACKED_ROWS = 128
+# numbers of rows with which products of packed weights are tested
 TESTED_ROWS = (1, 4, 7, 60, 300)
-# oneDNN builds a kernel for each number of rows: larger numbers are rounded up to a multiple of it
+# oneDNN builds a kernel for each number of rows, so numbers above this one are rounded up to one of
+# its multiples
 ROW_MULTIPLE = 8
-# larger weights, and those with this many inputs and outputs, are not packed: the copy would take
-# much memory, and is hardly faster
+# weights with more elements, and weights with this many inputs and outputs, are not packed: the
+# packed copy would take much memory and would hardly be faster
 LARGEST_PACKED, WIDEST_PACKED = 2**25, 2**10
-# with at most this many rows, oneDNN reads weights that are not packed faster as the left factor
+# up to this number of rows, oneDNN is faster if weights that are not packed are the left factor
 FEW_ROWS = 64
-# top-k looks for the largest scores within groups of this size
+# number of scores in a group; top-k searches only the groups with the largest maxima
 TOKENS_PER_GROUP = 64
+# smallest number of scores that top-k divides into groups
 SMALLEST_GROUPED_VOCABULARY = 4096
-# a float32 exponential of a larger logit overflows unless the maximum is subtracted first
+# if the largest logit of a row is within this distance of 0, the sum of the exponentials of the row
+# neither overflows nor underflows in float32. Otherwise the maximum must be subtracted first
 LARGEST_SAFE_LOGIT = 60.0
 HIGHEST_INT8 = 127
+# the largest weight of an output counts as at least this number, so that no scale is 0
 SMALLEST_SCALE = 1e-12
-# with VNNI, fbgemm is faster up to this number of outputs over all rows, and oneDNN above it;
-# without VNNI, fbgemm is always faster
+# kernels for few outputs and for many; a CPU without VNNI uses only the first, which is always
+# faster there
 INT8_KERNELS = ("fbgemm", "onednn")
+# with VNNI, largest number of outputs, over all rows, for which fbgemm is faster than oneDNN
 FEW_OUTPUTS = 2**19
 
 
 class FloatProduct:
     """x W^T + b of one or several linear layers with the same input.
 
-    On a CPU, small weights are packed, and large ones are read from the layers.
+    On a CPU, small weights are packed, and large weights are read from the layers.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -66,7 +72,8 @@ class FloatProduct:
             self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
             return
         self.weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-        # the product reads only the shape of the original weight
+        # the product reads only the shape of the original weight, so a concatenated weight frees
+        # its memory
         self.shape_of_weight = weight
         if len(layers) > 1:
             weight.untyped_storage().resize_(0)
@@ -104,7 +111,7 @@ class FloatProduct:
 
 
 class PlainProduct:
-    """The same product by the layers themselves, without packed weights.
+    """x W^T + b, computed by the linear layers themselves, without packed weights.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -128,7 +135,7 @@ class PlainProduct:
 
 
 class Int8Product:
-    """The same product in int8: one scale for each output, one scale for all of x.
+    """x W^T + b in int8, with one scale for each output and one scale for the whole input.
 
     Args:
         layers: Layers with the same input; their outputs are concatenated.
@@ -140,11 +147,12 @@ class Int8Product:
         scales = weight.abs().amax(dim=1).clamp(min=SMALLEST_SCALE) / HIGHEST_INT8
         zeros = torch.zeros(len(weight), dtype=torch.long)
         with warnings.catch_warnings():
-            # the kernels take only quantized tensors, which torch has deprecated
+            # the kernels accept only quantized tensors, which torch has deprecated
             warnings.filterwarnings("ignore", ".*quantize_per_channel", UserWarning)
             levels = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         self.num_outputs = len(weight)
-        # a CPU without VNNI adds pairs of products in 16 bits, which 8-bit inputs overflow
+        # a CPU without VNNI adds pairs of products in 16 bits, which would overflow with inputs of
+        # 8 bits
         self.in_seven_bits = not torch.cpu._is_vnni_supported()
         before = torch.backends.quantized.engine
         known = torch.backends.quantized.supported_engines
@@ -191,8 +199,8 @@ def side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
         layers: One layer or several.
 
     Returns:
-        Weights [outputs, inputs] and biases [outputs], or None if no layer has a bias. Those of a
-        single layer are not copied.
+        Weights [outputs, inputs], and biases [outputs] or None if no layer has a bias. Weight and
+        bias of a single layer are not copied.
     """
     if len(layers) == 1:
         bias = layers[0].bias
@@ -212,7 +220,7 @@ def mkl_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tensor |
 
     Args:
         x: Input, [rows, inputs].
-        packed_weight: Result of `_mkl_reorder_linear_weight`.
+        packed_weight: Weight, packed by `_mkl_reorder_linear_weight`.
         weight: Original weight, of which only the shape is read, [outputs, inputs].
         bias: Bias, [outputs], or None.
 
@@ -224,11 +232,11 @@ def mkl_product(x: Tensor, packed_weight: Tensor, weight: Tensor, bias: Tensor |
 
 
 def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bool) -> Tensor:
-    """Compute x W^T + b with oneDNN, faster than torch for few rows even with plain weights.
+    """Compute x W^T + b with oneDNN; for few rows, faster than torch even if nothing is packed.
 
     Args:
         x: Input, [rows, inputs].
-        weight: Weights [outputs, inputs], or the result of `_reorder_linear_weight`.
+        weight: Weight [outputs, inputs], or the result of `_reorder_linear_weight`.
         bias: Bias, [outputs], or None.
         then_relu: Apply ReLU to the outputs.
 
@@ -241,11 +249,11 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bo
 
 
 def product_of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Compute x W^T + b with oneDNN as (W x^T)^T + b, so that it copies x and not the weights.
+    """Compute x W^T + b as (W x^T)^T + b, so that oneDNN copies x and not the weight.
 
     Args:
         x: Input, [rows, inputs].
-        weight: Weights, not packed, [outputs, inputs].
+        weight: Weight, not packed, [outputs, inputs].
         bias: Bias, [outputs], or None.
 
     Returns:
@@ -257,7 +265,7 @@ def product_of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
 
 
 def _with_more_rows(x: Tensor) -> Tensor:
-    # oneDNN builds a kernel for each number of rows: rounding up keeps the kernels few
+    # oneDNN builds a kernel for each number of rows, so rounding up limits the number of kernels
     rows = len(x)
     if rows <= ROW_MULTIPLE or rows % ROW_MULTIPLE == 0:
         return x
@@ -268,9 +276,9 @@ def _with_more_rows(x: Tensor) -> Tensor:
 def packing_library() -> str | None:
     """Return the library that multiplies with packed weights on this CPU.
 
-    MKL has its fastest kernels for Intel CPUs only; oneDNN is faster on others. Both are private
-    parts of torch, so each is tested once in a process: MKL promises correct results only for the
-    number of rows that weights are packed for.
+    MKL has its fastest kernels for Intel CPUs only; oneDNN is faster on other CPUs. Their operators
+    are private in torch, so each library is tested once per process. It is tested with several
+    numbers of rows, because MKL guarantees correct results only for `PACKED_ROWS` rows.
 
     Returns:
         "mkl", "onednn", or None if neither is available and correct for all numbers of rows.
@@ -279,7 +287,7 @@ def packing_library() -> str | None:
 
 
 def is_intel() -> bool:
-    """Return whether the CPU is made by Intel, as far as the system says."""
+    """Return whether the CPU is made by Intel, according to the operating system."""
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             return "GenuineIntel" in file.read(2**12)
@@ -324,7 +332,8 @@ def likeliest(logits: Tensor, count: int, suppressed: Sequence[int] = ()) -> tup
     Args:
         logits: Scores of all tokens in float32, [rows, V].
         count: C, number of tokens to return.
-        suppressed: Tokens that are never returned, although their probability counts.
+        suppressed: Tokens that are never returned; their probabilities still count in the sum that
+            normalizes the others.
 
     Returns:
         Log-probabilities and tokens, most probable first, [rows, C] each.
@@ -344,7 +353,8 @@ def likeliest(logits: Tensor, count: int, suppressed: Sequence[int] = ()) -> tup
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the largest scores of each row, as `topk` does, in one pass over a large row.
 
-    At most `count` groups of tokens can hold one of the `count` largest scores.
+    A large row is divided into groups. The `count` largest scores are in the `count` groups with
+    the largest maxima, so only these groups are searched.
 
     Args:
         scores: Scores, [rows, V].
@@ -359,7 +369,7 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         best = scores.topk(count, dim=1)
         return best.values, best.indices
     rest = num_groups * TOKENS_PER_GROUP
-    # a group is a column
+    # a group is a column of this matrix
     grouped = scores[:, :rest].unflatten(1, (TOKENS_PER_GROUP, num_groups))
     groups = grouped.amax(dim=1).topk(count, dim=1).indices  # [rows, C]
     wide = groups[:, None].expand(-1, TOKENS_PER_GROUP, -1)
@@ -372,7 +382,7 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def exp_(exponents: Tensor) -> Tensor:
-    """Replace numbers by their exponentials, with the faster function.
+    """Compute exponentials in place, with the faster function of the device.
 
     Args:
         exponents: Numbers, of any shape.
@@ -380,7 +390,7 @@ def exp_(exponents: Tensor) -> Tensor:
     Returns:
         The same tensor.
     """
-    # torch's exp on a CPU is MKL's, which is slow on CPUs that are not Intel's; exp2 is not
+    # on a CPU, torch's exp is MKL's, which is slow on CPUs that are not Intel's; exp2 is not MKL's
     if exponents.device.type == "cpu":
         return exponents.mul_(math.log2(math.e)).exp2_()
     return exponents.exp_()
@@ -391,23 +401,23 @@ def log_sum_exp_(logits: Tensor, highest: Tensor) -> Tensor:
 
     Args:
         logits: Scores, [rows, V].
-        highest: Largest score of each row, or nearly, [rows, 1].
+        highest: Largest score of each row, [rows, 1].
 
     Returns:
         Logarithms, [rows, 1].
     """
     is_on_cpu = logits.device.type == "cpu"
-    # reading `highest` of a GPU would wait for it
+    # on a GPU, reading `highest` would make the CPU wait
     if is_on_cpu and bool((highest.abs() < LARGEST_SAFE_LOGIT).all()):
         return exp_(logits).sum(dim=1, keepdim=True).log_()
     return logits.logsumexp(dim=1, keepdim=True)
 
 
 class _Captures(threading.local):
-    """Stream of this thread to capture on, and memory that its graphs share, by device.
+    """Capture stream of each thread, and the memory pool that the thread's graphs share, by device.
 
-    Graphs of a thread replay one after another, and keep their results in tensors that were made
-    before. So they can share the memory for everything in between.
+    The graphs of a thread are replayed one after another, and they write their results to tensors
+    that were allocated before the capture. So they can share the memory of intermediate tensors.
     """
 
     def __init__(self):
@@ -415,7 +425,7 @@ class _Captures(threading.local):
 
     def __call__(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]:
         if device not in self.by_device:
-            # a first graph, which stays, keeps the shared memory
+            # the first graph is never replayed: it keeps the memory pool alive
             stream, first = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
             with torch.cuda.stream(stream):
                 first.capture_begin(capture_error_mode="thread_local")
@@ -432,21 +442,22 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
     """Compute once on a GPU, and capture the work as a CUDA graph.
 
     Args:
-        compute: Function that reads and writes tensors made before, always the same ones, and never
+        compute: Function that reads and writes the same existing tensors in each call, and never
             waits for the GPU.
         device: GPU of the tensors.
 
     Returns:
-        Function that repeats the work of the GPU, without its Python code.
+        Function that repeats the work on the GPU without running the Python code again.
     """
     stream, first = _captures(device)
     current = torch.cuda.current_stream(device)
     stream.wait_stream(current)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
-        # libraries prepare themselves in the first call, which cannot be captured
+        # a warm-up, which also computes the result: libraries initialize themselves in the first
+        # call, and an initialization cannot be captured
         compute()
-        # other threads may use the GPU meanwhile
+        # thread_local, because other threads may use the GPU meanwhile
         graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
         try:
             compute()

@@ -58,7 +58,7 @@ DTYPE = Kind(
         and dtype.is_floating_point
     ),
 )
-# fields that every reader of a configuration needs; the class of the model checks the others
+# fields of any `config.json` that this package reads; the configuration class checks the others
 CONFIG = mapping(
     optional={
         "model_type": TEXT,
@@ -70,7 +70,7 @@ CONFIG = mapping(
         "torch_dtype": or_null(DTYPE),
     }
 )
-# a token is text, or a mapping of its properties
+# a special token is text, or a mapping of the properties of an AddedToken
 TOKEN = Kind(
     "text, a mapping or null", lambda value: value is None or isinstance(value, str | dict)
 )
@@ -86,14 +86,14 @@ TOKENIZER = mapping(
         "truncation_side": one_of("left", "right"),
     }
 )
-# packages that tokenizers of converted models need
+# optional packages that some tokenizers of transformers need
 TOKENIZER_PACKAGES = ("sentencepiece", "sacremoses")
-# advice of commands that never run the code of a tokenizer
+# advice in commands that never run the code of a tokenizer
 WITHOUT_CODE = (
     "Load the tokenizer in Python, and save its backend_tokenizer as a PreTrainedTokenizerFast, "
     "which needs no code."
 )
-# base class of the errors of huggingface_hub's HTTP client; its package depends on the version
+# base class of the HTTP client's errors: of requests or of httpx, by the version of huggingface_hub
 HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 # seconds to wait until the Hub answers whether it has a model
 HUB_TIMEOUT = 10
@@ -110,14 +110,16 @@ def load(
 ) -> TranslationPipeline:
     """Load a model for translation: one of this package, or an encoder-decoder of transformers.
 
-    The inference engine searches if it can run the model: Marian (OPUS-MT), FSMT, M2M100 and NLLB
-    models share their weights with it. Other models run their own modules.
+    The inference engine runs the search if it supports the model. Marian (OPUS-MT), FSMT, M2M100
+    and NLLB models are converted for the engine, and share their weights with the converted model.
+    Other models run their own modules.
 
     Args:
         name: Run folder, checkpoint of a run, model folder or Hub name.
         device: Device of the model; by default the GPU if there is one.
         trust_remote_code: Run the Python code that is saved with the model.
-        int8: Quantize the linear layers to int8, which needs weights in float32.
+        int8: Whether to quantize the linear layers to int8, for which the model is first converted
+            to float32.
         **settings: Settings of `TranslationPipeline` and of `generate`, such as `src_lang`,
             `tgt_lang` and `num_beams`.
 
@@ -125,8 +127,8 @@ def load(
         Pipeline with the model in evaluation mode.
 
     Raises:
-        ValueError: If the model cannot be loaded or cannot translate, or the tokenizer does not fit
-            the model.
+        ValueError: If the model cannot be loaded or cannot translate, or the tokenizer does not
+            belong to the model.
     """
     model, tokenizer = load_run(name, trust_remote_code, of_library=True)
     if device is None:
@@ -148,14 +150,15 @@ def load_run(
         run: Run folder, checkpoint of a run, model folder, Hub name, or a pipeline, whose model and
             tokenizer are returned.
         trust_remote_code: Run the Python code that is saved with the model.
-        of_library: Also load encoder-decoders of transformers, whether a run trained them or not.
+        of_library: Whether to load any encoder-decoder of transformers; if false, only those that a
+            run of this package trained.
 
     Returns:
         Model and tokenizer.
 
     Raises:
-        ValueError: If model or tokenizer cannot be read, the tokenizer does not fit the model, or
-            the code of the model's class is not trusted or missing.
+        ValueError: If model or tokenizer cannot be read, the tokenizer does not belong to the
+            model, or the code of the model's class is missing or not trusted.
     """
     if isinstance(run, TranslationPipeline):
         return run.model, run.tokenizer
@@ -184,7 +187,7 @@ def _class_of(run: str | Path, trust_remote_code: bool, of_library: bool) -> typ
     """Return the class that a model was saved with; refuse code that is not trusted."""
     settings = read_config(run)
     auto_map, kind = settings.get("auto_map") or {}, settings.get("model_type")
-    # a published model of this package names the code that is installed here already
+    # a published model of this package refers to code that is already installed here
     code = auto_map.get(AUTO_CLASS, "")
     name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
     difference = None
@@ -197,7 +200,7 @@ def _class_of(run: str | Path, trust_remote_code: bool, of_library: bool) -> typ
         if not trust_remote_code:
             refuse_code(Path(run, CONFIG_FILE), _described(code, difference))
         model_class = get_class_from_dynamic_module(code, str(run))
-        # then `save_pretrained` copies the file of the class again
+        # so that `save_pretrained` copies the file of the class too
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
     if kind in CONFIG_MAPPING:
@@ -214,7 +217,7 @@ def _class_of(run: str | Path, trust_remote_code: bool, of_library: bool) -> typ
                 "TranslationPipeline."
             )
         return PUBLIC_CLASS
-    # a run may have trained a class of the library
+    # a run may have trained a class of transformers
     recipe = Path(run, "recipe.yaml")
     found: Any = getattr(transformers, name, None)
     # no Auto class here: it would run the code that the folder names
@@ -254,12 +257,12 @@ def read_config(source: str | Path) -> dict[str, Any]:
 def read_tokenizer(
     source: str | Path, trust_remote_code: bool = False, remedy: str = TRUST
 ) -> PreTrainedTokenizerBase:
-    """Load a tokenizer; every error names it.
+    """Load a tokenizer; every error names its source.
 
     Args:
         source: Folder or Hub name.
         trust_remote_code: Run the Python code that is saved with the tokenizer.
-        remedy: Advice for a tokenizer that needs this code, a sentence.
+        remedy: Sentence that says what the user can do if the tokenizer needs this code.
 
     Returns:
         The tokenizer.
@@ -283,8 +286,8 @@ def read_tokenizer(
             f"tokenizer {str(source)!r} needs {names[0]}, which is not installed: pip install "
             f"{names[0]}."
         ) from error
-    # if one of several files is missing, the library opens a file named None; a panic of the Rust
-    # code in tokenizers is no Exception
+    # any error, because those of the libraries are unspecific: if one of several files is missing,
+    # transformers opens a file named None. A panic of the Rust code in tokenizers is no Exception
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt | SystemExit):
             raise
@@ -300,7 +303,7 @@ def read_tokenizer(
 
 
 def _check_source(model_class: type[PreTrainedModel], source: str | Path):
-    """Refuse a model whose files name further code or models, or declare wrong sizes.
+    """Refuse a model whose files refer to other code or another model, or declare wrong sizes.
 
     Args:
         model_class: Class of the model.
@@ -308,10 +311,10 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
 
     Raises:
         OSError: If there is no such model.
-        ValueError: If a file names other code or another model, cannot be read, or declares sizes
-            that the weights do not have.
+        ValueError: If a file refers to other code or another model, cannot be read, or declares
+            sizes that the weights do not have.
     """
-    # the library silently ignores a generation configuration that it cannot read
+    # transformers silently ignores a generation configuration that it cannot read
     if _has_file(source, GENERATION_FILE):
         try:
             read_json(Path(cached_file(str(source), GENERATION_FILE)), mapping())
@@ -349,22 +352,22 @@ def _has_file(source: str | Path, name: str) -> bool:
 def load_whole(
     model_class: type[PreTrainedModel], source: str | Path, may_have_more: bool = False
 ) -> PreTrainedModel:
-    """Load a model; refuse damaged files and weights that do not fit.
+    """Load a model; refuse damaged files, and unknown, missing or misshapen weights.
 
-    `from_pretrained` alone leaves out unknown weights and initializes missing ones at random.
+    `from_pretrained` alone ignores unknown weights and initializes missing weights at random.
 
     Args:
         model_class: Class of the model.
         source: Folder or Hub name.
-        may_have_more: Leave out unknown weights of a class of transformers, as the library does:
-            old checkpoints have some. It warns of them.
+        may_have_more: Whether to ignore unknown weights if the class is one of transformers, whose
+            old checkpoints have some; transformers logs a warning.
 
     Returns:
         The model.
 
     Raises:
         OSError: If there is no such model.
-        ValueError: If a file is not whole, or a weight is left over, missing or of another shape;
+        ValueError: If a file cannot be read, or a weight is unknown, missing or of another shape;
             names the weight.
     """
     try:
@@ -376,7 +379,8 @@ def load_whole(
             trust_remote_code=False,
         )
     except (SafetensorError, AssertionError, json.JSONDecodeError, *UNREADABLE) as error:
-        # the other lines of torch's message explain how to load the file in spite of the risk
+        # only the first line, because the others of torch's message explain how to load the file
+        # in spite of the risk
         reason = str(error).split("\n")[0] or type(error).__name__
         code = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"a file that would run {code[1]}" if code else reason
@@ -408,7 +412,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
 
     Args:
         source: Folder or Hub name.
-        rule: Start of the error: name and rule.
+        rule: Start of the error message: the name of the argument and its rule.
         kind: "model" or "dataset".
 
     Raises:
@@ -418,7 +422,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     if path.is_dir() and name.strip():
         return
     is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
-    # for datasets, a local folder may have the name of a user on the Hub
+    # not for datasets, because a local folder may have the name of a user on the Hub
     is_beside = kind == "model" and path.parent != Path() and path.parent.is_dir()
     if is_name:
         try:
@@ -427,12 +431,12 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
             is_name = False
     if not is_name or is_beside:
         raise ValueError(f"{rule}, got {name!r}: no such folder.")
-    # the cache has it: no network is needed
+    # the local cache has this model or dataset, so no network is needed
     if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).is_dir():
         return
     api = HfApi()
     try:
-        # one request here; the library would retry for each file
+        # one request here, because transformers would retry for each file
         api.repo_info(name, repo_type=kind, timeout=HUB_TIMEOUT)
     except GatedRepoError:
         return
@@ -442,7 +446,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
             "your token may read."
         ) from error
     except HfHubHTTPError:
-        # the library reports other answers of the Hub
+        # transformers reports the other error codes of the Hub
         return
     except (HTTP_ERROR, ConnectionError) as error:
         reason = " ".join(str(error).split())
@@ -453,7 +457,7 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
 
 
 def auto_map_address(public: type) -> str:
-    """Return the address of a class in an `auto_map`, after its file was copied.
+    """Return the address of a class in the `auto_map` of a folder that its file was copied to.
 
     Args:
         public: Class of this package.

@@ -14,16 +14,16 @@
 """The Transformer of "Attention Is All You Need", section 3, from its parts to the whole.
 
 Shapes: B sentences, S source positions, T target positions, Q queries, K keys, h heads, d_k and d_v
-widths of a head's keys and values, d_model width of the residual stream, d_ff inner width, V tokens
-in the vocabulary.
+widths of a head's keys and values, d_model width of the residual stream, d_ff inner width of the
+feed-forward network, V tokens in the vocabulary.
 
 Arguments that mean the same in every module:
     config: Sizes and options of the model.
     x: Residual stream, [B, T, d_model]; [B, S, d_model] in the encoder.
     memory: Output of the encoder, [B, S, d_model].
-    mask: Mask from the library, in the form that the attention function takes; None if nothing is
-        masked. `memory_mask` is the mask of the source's padding in the decoder.
-    cache: Keys and values of earlier steps.
+    mask: Attention mask from transformers, in the form that the attention function accepts; None if
+        nothing is masked. In the decoder, `memory_mask` masks the padding of the source.
+    cache: KV cache, the keys and values of earlier decoding steps.
     kwargs: Further arguments of the attention function.
 """
 
@@ -94,10 +94,10 @@ def eager_attention(
     dropout: float = 0.0,
     **kwargs: Unpack[TransformersKwargs],
 ) -> tuple[Tensor, Tensor]:
-    """Compute equation (1) with the signature of the library's attention functions.
+    """Compute equation (1) with the signature of the attention functions of transformers.
 
-    The arguments are those of `scaled_dot_product_attention`; `module`, the calling attention, and
-    `kwargs` are not used.
+    `query`, `key`, `value`, `mask` and `dropout` are passed to `scaled_dot_product_attention`;
+    `module`, the calling attention module, and `kwargs` are ignored.
 
     Returns:
         The weighted values [B, Q, h, d_v] and the weights [B, h, Q, K].
@@ -110,9 +110,11 @@ class MultiHeadAttention(nn.Module):
     """Attention with h heads. Section 3.2.2.
 
     Args:
-        num_heads: h of the stack; the encoder's h if None.
-        layer_idx: Index of the decoder layer, under which keys and values are cached.
-        is_causal: Hide the future, section 3.2.3, in attention functions that take no mask for it.
+        num_heads: Number of heads, h; `config.encoder_attention_heads` if None.
+        layer_idx: Index of the decoder layer in the KV cache; None in the encoder, which has no
+            cache.
+        is_causal: Whether later positions are hidden, section 3.2.3. Attention functions read this
+            attribute if the causal mask is not passed to them.
     """
 
     def __init__(
@@ -147,12 +149,12 @@ class MultiHeadAttention(nn.Module):
         """Attend from each position of `x` to `memory`, or to `x` itself.
 
         Args:
-            x: Source of the queries, [B, Q, d_model].
-            memory: Source of keys and values, [B, K, d_model]; `x` if None.
+            x: Input of the query projection, [B, Q, d_model].
+            memory: Input of the key and value projections, [B, K, d_model]; `x` if None.
 
         Returns:
-            The result [B, Q, d_model], and the weights [B, h, Q, K] or None: not every attention
-            function returns them.
+            The output [B, Q, d_model], and the attention weights [B, h, Q, K], or None if the
+            attention function does not return weights.
         """
         query = self._heads(self.q_proj(x), self.d_k)  # [B, h, Q, d_k]
         key, value = self._keys_and_values(x, memory, cache)
@@ -193,7 +195,7 @@ class FeedForward(nn.Module):
     """max(0, x W_1 + b_1) W_2 + b_2 at each position. Section 3.3, eq. (2).
 
     Args:
-        d_ff: Inner width; the encoder's if None.
+        d_ff: Inner width; `config.encoder_ffn_dim` if None.
     """
 
     def __init__(self, config: VanillaTransformerConfig, d_ff: int | None = None):
@@ -213,7 +215,7 @@ class FeedForward(nn.Module):
 
 
 class TransformerLayer(GradientCheckpointingLayer):
-    """Base of encoder and decoder layers: "Add & Norm" of figure 1. Section 3.1."""
+    """Base class of encoder and decoder layers, with "Add & Norm" of figure 1. Section 3.1."""
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
@@ -227,9 +229,10 @@ class TransformerLayer(GradientCheckpointingLayer):
 
         Args:
             sublayer: Attention or feed-forward, [B, T, d_model] to [B, T, d_model].
-            norm: Normalization of the sub-layer.
+            norm: Layer normalization that belongs to the sub-layer.
         """
-        # CODEPATH: the paper normalizes after the addition, its authors' later code before
+        # CODEPATH: the paper normalizes after the addition; the authors' later code normalizes the
+        # input of the sub-layer
         if self.norm_first:
             return x + self.dropout(sublayer(norm(x)))
         return norm(x + self.dropout(sublayer(x)))
@@ -261,7 +264,7 @@ class DecoderLayer(TransformerLayer):
     """Self-attention, attention to the memory, feed-forward. Section 3.1, right half of figure 1.
 
     Args:
-        layer_idx: Index of the layer, under which keys and values are cached.
+        layer_idx: Index of the layer in the KV cache.
     """
 
     def __init__(self, config: VanillaTransformerConfig, layer_idx: int):
@@ -307,7 +310,8 @@ def sinusoids(
 ) -> Tensor:
     """Return sines and cosines of positions, with wavelengths from 2 pi to `base` * 2 pi.
 
-    `d_model`, `base` and `layout` are those of `sinusoidal_encoding`, and are not checked.
+    `d_model`, `base` and `layout` are documented in `sinusoidal_encoding`; they are not validated
+    here.
 
     Args:
         positions: Integers of any shape, [...].
@@ -315,7 +319,8 @@ def sinusoids(
     Returns:
         The encoding, float32 [..., d_model].
     """
-    # float32 would lose three digits of the angle at positions of some thousands
+    # float32 would lose three decimal digits of the angle at positions of some thousands; MPS
+    # devices have no float64
     precise = torch.float32 if positions.device.type == "mps" else torch.float64
     exponents = torch.arange(0, d_model, 2, device=positions.device, dtype=precise) / d_model
     angles = positions[..., None].to(precise) * base**-exponents  # [..., d_model / 2]
@@ -329,11 +334,12 @@ def sinusoidal_encoding(
     """Return the positional encoding of positions 0, 1, 2, ... Section 3.5.
 
     Args:
-        num_positions: Number of rows.
+        num_positions: Number of positions.
         d_model: Width of the encoding, even.
-        base: Ratio of the wavelength of a feature d_model, one beyond the last, to the shortest;
-            by default the paper's.
-        layout: "interleaved", sin and cos in turn as in the paper, or "halves", all sines first.
+        base: Base of the wavelengths, 2 pi base^(2i / d_model) for feature pair i; the default is
+            the paper's.
+        layout: "interleaved", sines and cosines in alternating features as in the paper, or
+            "halves", all sines before all cosines.
 
     Returns:
         The table, float32 [num_positions, d_model].
@@ -353,7 +359,10 @@ def sinusoidal_encoding(
 
 
 class PositionalEncoding(nn.Module):
-    """Sum of embeddings and positional encoding. Sinusoids have no maximum length. Section 3.5."""
+    """Sum of embeddings and positional encoding. Section 3.5.
+
+    Sinusoids are computed in each call, so they have no maximum length; learned positions have one.
+    """
 
     def __init__(self, config: VanillaTransformerConfig):
         super().__init__()
@@ -368,10 +377,10 @@ class PositionalEncoding(nn.Module):
 
         Args:
             x: Scaled embeddings, [B, T, d_model].
-            first_position: Number of tokens before the first one of `x`.
+            first_position: Number of tokens before `x`, which is the length of the KV cache.
         """
         config = self.config
-        # CODEPATH: without positions, to show that attention alone does not see the order
+        # CODEPATH: no positional encoding, to show that attention alone ignores the token order
         if config.position_encoding == "none":
             return x
         positions = torch.arange(x.shape[1], device=x.device) + first_position  # [T]
@@ -389,7 +398,7 @@ class PositionalEncoding(nn.Module):
 
 
 class VanillaTransformerPreTrainedModel(PreTrainedModel):
-    """Base of the models: initialization, loading, and the features of the library they support."""
+    """Base class of all models: initialization, loading, and supported features of transformers."""
 
     config: VanillaTransformerConfig
     base_model_prefix = "model"
@@ -405,16 +414,16 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
     def from_pretrained(
         cls, pretrained_model_name_or_path: str | PathLike, *args: Any, **kwargs: Any
     ) -> Any:
-        """Load a model like the library, and refuse a model that another class has saved.
+        """Load a model as transformers does, but refuse a model that another class saved.
 
         Returns:
-            The model, with the library's report if `output_loading_info` is set.
+            The model; if `output_loading_info` is set, a pair of the model and the loading report.
 
         Raises:
-            ValueError: If the model was saved by a class with other code, which would be lost.
+            ValueError: If another class saved the model: this class would run without its code.
         """
         loaded = super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        # a user's own class may start from the weights of any model
+        # only classes of this file are checked: a user's subclass may load weights of any class
         if cls.__name__ in __all__:
             config = (loaded[0] if isinstance(loaded, tuple) else loaded).config
             for name in config.architectures or ():
@@ -428,7 +437,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        # the paper does not state its initialization; a gain of 1 gives that of its authors' code
+        # the paper does not state its initialization; with a gain of 1, the initialization is that
+        # of the authors' code
         super()._init_weights(module)
         gain = self.config.initializer_gain
         if isinstance(module, nn.Linear):
@@ -452,7 +462,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         resized = super()._resize_token_embeddings(
             new_num_tokens, pad_to_multiple_of, mean_resizing
         )
-        # the library resizes the tables of source and output; an untied target table is ours
+        # transformers resizes the source embedding and the output projection, but does not know the
+        # target embedding of an untied model
         decoder = self.get_decoder()
         if decoder.embed_tokens.num_embeddings != resized.num_embeddings:
             decoder.embed_tokens = self._get_resized_embeddings(
@@ -461,7 +472,8 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
         return resized
 
     def _final_norm(self) -> nn.Module:
-        # CODEPATH: layers that normalize their input do not normalize the last output
+        # CODEPATH: layers that normalize their input leave the output of the last layer without a
+        # norm
         if self.config.norm_first:
             return nn.LayerNorm(self.config.d_model, eps=self.config.layer_norm_eps)
         return nn.Identity()
@@ -476,14 +488,14 @@ class VanillaTransformerPreTrainedModel(PreTrainedModel):
             try:
                 inputs_embeds = self.embed_tokens(input_ids)
             except IndexError:
-                # torch's error names neither the id nor the vocabulary
+                # torch's error names neither the id nor the vocabulary size: raise a better one
                 check_ids("token ids", input_ids, self.embed_tokens.num_embeddings)
                 raise
         return inputs_embeds * math.sqrt(self.config.d_model)  # [B, T, d_model]
 
 
 class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
-    """Embedding, positions and N encoder layers: source tokens to memory. Section 3.1."""
+    """Embedding, positions and N encoder layers, from source tokens to memory. Section 3.1."""
 
     _can_record_outputs = {"hidden_states": EncoderLayer, "attentions": MultiHeadAttention}
     _tp_plan = {
@@ -517,7 +529,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
     ) -> BaseModelOutput:
         """Compute the memory, `last_hidden_state`, [B, S, d_model].
 
-        The arguments are those of `VanillaTransformerForConditionalGeneration.forward`.
+        The arguments are documented in `VanillaTransformerForConditionalGeneration.forward`.
         """
         check_arguments(self, kwargs, eager_attention)
         embedded = self._embed(input_ids, inputs_embeds)
@@ -531,7 +543,7 @@ class VanillaTransformerEncoder(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
-    """Embedding, positions and N decoder layers: target and memory to states. Section 3.1."""
+    """Embedding, positions and N decoder layers, from target to hidden states. Section 3.1."""
 
     _can_record_outputs = {
         "hidden_states": DecoderLayer,
@@ -572,10 +584,10 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPastAndCrossAttentions:
-        """Compute the states of the target, `last_hidden_state`, [B, T, d_model].
+        """Compute the hidden states of the target, `last_hidden_state`, [B, T, d_model].
 
-        The arguments are those of `VanillaTransformerForConditionalGeneration.forward`, where
-        `decoder_` precedes the names of the first two and of `inputs_embeds`.
+        The other arguments are documented in `VanillaTransformerForConditionalGeneration.forward`,
+        where `input_ids`, `attention_mask` and `inputs_embeds` have the prefix `decoder_`.
 
         Args:
             encoder_hidden_states: Memory, [B, S, d_model].
@@ -588,7 +600,7 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
         cache = decoder_cache(self, cache, past_key_values, use_cache and not self.training)
         past_length = 0 if cache is None else cache.get_seq_length()
         own_cache = None if cache is None else cache.self_attention_cache
-        # by position: transformers 5.24 renamed the last argument
+        # positional arguments, because transformers 5.24 renamed the last one
         mask = create_causal_mask(self.config, embedded, attention_mask, own_cache)
         memory_mask = create_bidirectional_mask(
             config=self.config,
@@ -605,7 +617,10 @@ class VanillaTransformerDecoder(VanillaTransformerPreTrainedModel):
 
 
 class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
-    """Encoder and decoder with one embedding matrix, without the output projection. Figure 1."""
+    """Encoder and decoder of figure 1, without the output projection.
+
+    Source and target share one embedding matrix if `tie_word_embeddings` is set, as by default.
+    """
 
     _tied_weights_keys = {"decoder.embed_tokens.weight": "encoder.embed_tokens.weight"}
 
@@ -616,13 +631,13 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Embedding:
-        """Return the embedding of the source, [V, d_model]: if tied, the target's and output's."""
+        """Return the source embedding, [V, d_model]; target and output use it too if tied."""
         return self.encoder.embed_tokens
 
     def set_input_embeddings(self, value: nn.Embedding):
-        """Replace the embedding of the source, and of the target if tied, [V, d_model]."""
+        """Replace the source embedding, [V, d_model], and the target embedding if tied."""
         self.encoder.embed_tokens = value
-        # CODEPATH: an untied table of the target is replaced in the decoder
+        # CODEPATH: an untied target embedding stays; the decoder's own method replaces it
         if self.config.tie_word_embeddings:
             self.decoder.embed_tokens = value
 
@@ -641,9 +656,9 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
         past_key_values: Cache | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> Seq2SeqModelOutput:
-        """Compute the states of decoder, [B, T, d_model], and encoder, [B, S, d_model].
+        """Compute hidden states of the decoder, [B, T, d_model], and the encoder, [B, S, d_model].
 
-        The arguments are those of `VanillaTransformerForConditionalGeneration.forward`.
+        The arguments are documented in `VanillaTransformerForConditionalGeneration.forward`.
         """
         if (decoder_input_ids is None) == (decoder_inputs_embeds is None):
             found = "neither. A model with a head also makes decoder_input_ids from labels."
@@ -686,7 +701,7 @@ class VanillaTransformerModel(VanillaTransformerPreTrainedModel):
 class VanillaTransformerForConditionalGeneration(
     SearchMixin, VanillaTransformerPreTrainedModel, GenerationMixin
 ):
-    """The model of figure 1: logits of the next target token, and search. Sections 3 and 6.1."""
+    """The whole model of figure 1, with logits of the next token and search. Sections 3 and 6.1."""
 
     _tied_weights_keys = {"lm_head.weight": "model.encoder.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
@@ -695,7 +710,8 @@ class VanillaTransformerForConditionalGeneration(
         super().__init__(config)
         self.model = VanillaTransformerModel(config)
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=config.output_bias)
-        # the library's loss for this class name would shift the labels a second time
+        # transformers selects the loss by class name; the one for this name would shift the labels
+        # a second time
         self.loss_type = "ForMaskedLM"
         self.post_init()
 
@@ -706,7 +722,7 @@ class VanillaTransformerForConditionalGeneration(
             labels: Target tokens, -100 for positions without loss, [B, T].
 
         Returns:
-            The start token and all labels but the last, [B, T].
+            The start token and all labels but the last, with padding in place of -100, [B, T].
 
         Raises:
             ValueError: If the configuration lacks the start or the padding token.
@@ -743,26 +759,30 @@ class VanillaTransformerForConditionalGeneration(
             decoder_input_ids: Target tokens, shifted right, [B, T]; made from `labels` if None.
             decoder_attention_mask: 1 for a target token, 0 for padding, [B, T]; all are tokens if
                 None.
-            encoder_outputs: Output of the encoder for this source, which then is not given.
-            cache: Keys and values of earlier steps; the target tokens follow them.
+            encoder_outputs: Output of the encoder, used in place of `input_ids` or `inputs_embeds`.
+            cache: KV cache of the target tokens that precede `decoder_input_ids`.
             inputs_embeds: Embedded source in place of `input_ids`, before scaling, [B, S, d_model].
             decoder_inputs_embeds: Embedded target in place of `decoder_input_ids`, before scaling,
                 [B, T, d_model].
             labels: Target tokens, -100 for positions without loss, [B, T].
-            use_cache: Return keys and values for the next step; never in training mode.
-            logits_to_keep: Number of last positions with logits, or indices; 0 is all positions.
-            past_key_values: Name of `cache` in transformers before 5.24, there also in the output.
-            kwargs: `num_items_in_batch`, divisor of the summed loss; `output_attentions`,
+            use_cache: Whether to return a KV cache for the next step; ignored in training mode and
+                if labels are given.
+            logits_to_keep: Number of last positions to compute logits for, or indices of positions;
+                0 means all positions.
+            past_key_values: Name of `cache` in transformers before 5.24, which also uses this name
+                in the output.
+            kwargs: `num_items_in_batch`, by which the summed loss is divided; `output_attentions`,
                 `output_hidden_states`; and arguments of the attention function.
 
         Returns:
-            `logits`, [B, T, V], the cache if one is used, and `loss` if labels are given: the mean
-            over the labels that are not -100, or their sum divided by `num_items_in_batch`.
+            `logits`, [B, T, V], the KV cache if one is used, and `loss` if labels are given: the
+            mean loss over the labels that are not -100, or the sum of their losses divided by
+            `num_items_in_batch`.
 
         Raises:
             TypeError: If an argument is unknown.
             ValueError: If source or target is missing or given twice, the cache is given under both
-                names, layers share an index of the cache, or, on the CPU, an id or a label is not
+                names, two layers use the same cache index, or, on the CPU, an id or a label is not
                 in the vocabulary.
         """
         if labels is not None:

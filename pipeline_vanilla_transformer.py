@@ -1,7 +1,8 @@
-"""Translation pipeline: text in, text out. Version 5 of transformers has no such pipeline.
+"""Translation pipeline: text in, text out. In transformers there is none since version 5.
 
-The model's own `generate` searches; this file turns texts into batches and ids into texts. It is
-copied to the Hub beside the model, and `custom_pipelines` of the configuration names it.
+This file turns texts into batches of token ids, calls the model's `generate`, and turns the result
+into texts. The file is copied to the Hub with the model, and `custom_pipelines` of the model's
+configuration refers to the copy.
 """
 
 import copy
@@ -40,13 +41,13 @@ from .search_vanilla_transformer import length_penalty
 from .terms_vanilla_transformer import ForbiddenTerms, Spelling, token_bytes
 
 TASK = "translation"
-# source tokens of a batch, with padding
+# default maximum number of source tokens in a batch, with padding
 TOKENS_PER_BATCH = 4096
 # number of texts that are read ahead from an iterator, to sort them by length
 TEXTS_PER_WINDOW = 256
-# settings of a call beside those of `generate`: for `preprocess`, and for `postprocess`
-# settings of the translation of each text, which may be lists with one for each text
+# settings whose value is for all texts, or a list with one value for each text
 TARGET_SETTINGS = ("target_prefix", "required_terms", "forbidden_terms")
+# settings of a call that are read before the search
 PREPARE_SETTINGS = (
     *TARGET_SETTINGS,
     "tokens_per_batch",
@@ -55,6 +56,7 @@ PREPARE_SETTINGS = (
     "tgt_lang",
     "truncation",
 )
+# settings of a call that are read after the search, by `postprocess`
 OUTPUT_SETTINGS = (
     "return_tensors",
     "return_text",
@@ -62,10 +64,11 @@ OUTPUT_SETTINGS = (
     "return_alignment",
     "clean_up_tokenization_spaces",
 )
-# settings of this package, which the library's search does not have
+# search settings of this package that transformers does not have
 OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
-# search with a model of the library whose configuration says nothing, and the library's own default
+# search settings of the pipeline of transformers 4, for a model whose configuration has no others
 DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
+# default `max_length` of transformers
 LIBRARY_MAX_LENGTH = 20
 _TOKENIZER_LOCK = Lock()
 
@@ -75,24 +78,24 @@ logger = logging.getLogger(__name__)
 class TranslationPipeline(Pipeline):
     """Translation of texts with any encoder-decoder model and its tokenizer.
 
-    `TranslationPipeline(model, tokenizer)("Hello")` returns `[{"translation_text": ...}]`. A list
-    gives one such mapping for each text. A generator or a dataset gives an iterator over the
-    results of the single texts. Texts of similar length are translated in one batch; the results
-    keep the order of the texts.
+    `TranslationPipeline(model, tokenizer)("Hello")` returns `[{"translation_text": ...}]`. For a
+    list of texts, the pipeline returns one such mapping for each text; for a generator or a
+    dataset, an iterator over the results of the single texts. Texts of similar length are
+    translated in one batch; the results keep the order of the texts.
 
-    All settings of a call, and settings of `generate` (`num_beams`, `length_penalty_alpha`,
-    `num_return_sequences` ...), may be given here, for every call, or with the texts. Those that
-    the model's configuration has for the task (`task_specific_params`, as T5 has) apply to the
-    task; their `prefix` is put before every text.
+    Settings of a call and settings of `generate` (`num_beams`, `length_penalty_alpha`,
+    `num_return_sequences` ...) may be passed to the constructor, for every call, or to a single
+    call. Settings for the task in the model's configuration (`task_specific_params`, as in T5) also
+    apply; the `prefix` among them is put before every text.
 
     Args:
         model: Encoder-decoder with a language model head.
         tokenizer: Tokenizer of the model.
-        task: "translation", or with languages "translation_en_to_de".
+        task: "translation", or a task with languages such as "translation_en_to_de".
         batch_size: Maximum number of texts in a batch.
         tokens_per_batch: Maximum number of source tokens in a batch, with padding; a longer text is
             a batch of its own.
-        **kwargs: Arguments of every pipeline of the library, such as `device`, settings of a call,
+        **kwargs: Arguments of every pipeline of transformers, such as `device`, settings of a call,
             and settings of `generate`.
 
     Raises:
@@ -100,7 +103,8 @@ class TranslationPipeline(Pipeline):
             the tokenizer lacks a language.
     """
 
-    # makes a `SharedConversion` of a model; the package sets it, a copy on the Hub has none
+    # function that returns a `SharedConversion` of a model. The installed package sets it; in a
+    # copy of this file on the Hub, it stays None
     make_conversion: ClassVar[Callable[[PreTrainedModel], Any] | None] = None
     _load_tokenizer = True
     _load_processor = False
@@ -122,35 +126,42 @@ class TranslationPipeline(Pipeline):
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
         super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
         self.prefix = prefix or ""
-        # made at the first translation, if the package can convert models
+        # `SharedConversion` of the model, created at the first translation if it is needed
         self._conversion: Any = None
-        # made when the first term is forbidden
+        # created when the first term is forbidden
         self._spelling: Spelling | None = None
         self._check_languages(**self._preprocess_params)
 
     def __call__(self, inputs: str | Iterable[str], batch_size: int | None = None, **kwargs) -> Any:
-        """Translate.
+        """Translate texts.
 
         Args:
             inputs: A text, a list of texts, or a generator, dataset or other iterable of texts,
                 which is read while the translations are read.
             batch_size: Maximum number of texts in a batch; 1 also turns reading ahead off.
-            **kwargs: `tokens_per_batch`; `src_lang` and `tgt_lang`, languages of a multilingual
-                model; `split_sentences`, to translate each sentence of a text alone and keep the
-                white space between them: the language whose rules end a sentence, such as "en", or
-                true for that of the model, English if the model names none; `truncation`, whether
-                to cut a text that is too long for the model;
-                `return_tensors` and `return_text`, whether results have token ids and text (text
-                alone by default, ids alone if only `return_tensors` is set); `return_scores`,
-                whether results have log-probabilities, as those of `score` do (for a text that is
-                split, their sum, the mean score, and the results of its `sentences`);
-                `return_alignment`, whether results have pairs of the words that belong together, as
-                `align` finds them; `target_prefix`, text that the translation begins with,
-                `required_terms`, texts that it contains, with the same case, and `forbidden_terms`,
-                texts that it does not contain, each for all texts, or a list with one for each text
-                (an empty text stays empty);
-                `clean_up_tokenization_spaces`, for `decode`; `stop_sequence`, text whose first
-                token ends a translation; and settings of `generate`.
+            **kwargs: Settings of `generate`, and these settings of a call:
+
+                - `tokens_per_batch`: Maximum number of source tokens in a batch, with padding.
+                - `src_lang`, `tgt_lang`: Languages, for a multilingual model.
+                - `split_sentences`: Translate each sentence of a text by itself, and keep the white
+                  space between sentences. The value is the language whose rules end a sentence,
+                  such as "en", or true for the model's language, or English if the model names
+                  none.
+                - `truncation`: Whether to truncate a text that is too long for the model.
+                - `return_tensors`, `return_text`: Whether results have token ids, and whether they
+                  have text. The default is text alone; with `return_tensors` it is ids alone.
+                - `return_scores`: Whether results have the log-probabilities of `score`. With
+                  `split_sentences`, a result has the sum of the log-probabilities, the mean score,
+                  and the results of its `sentences`.
+                - `return_alignment`: Whether results have the word pairs of `align`.
+                - `target_prefix`: Text that the translation begins with.
+                - `required_terms`: List of texts that the translation contains, in the same case.
+                - `forbidden_terms`: List of texts that the translation does not contain.
+                - `clean_up_tokenization_spaces`: Passed to `decode`.
+                - `stop_sequence`: Text whose first token ends a translation.
+
+                `target_prefix`, `required_terms` and `forbidden_terms` are for all texts, or a list
+                with one value for each text. The translation of an empty text stays empty.
 
         Returns:
             For a text, `num_return_sequences` mappings with `translation_text`, or with
@@ -183,7 +194,7 @@ class TranslationPipeline(Pipeline):
         return self._stream(inputs, job)
 
     def _job(self, batch_size: int | None, settings: dict[str, Any]) -> "_Job":
-        """Sort the settings of a call, and check those of batches and languages."""
+        """Group the settings of a call by their reader; check those of batches and languages."""
         prepare, search, output = self._sanitize_parameters(**settings)
         prepare = {**self._preprocess_params, **prepare}
         self._check_languages(**prepare)
@@ -221,16 +232,17 @@ class TranslationPipeline(Pipeline):
 
         Args:
             inputs: Texts.
-            translations: A translation of each text. It is cut into tokens anew: a search may have
-                found the same text in other tokens, with another probability.
+            translations: A translation of each text. Its text is tokenized again, so a translation
+                of this model may have other tokens than in the search, with another probability.
             **kwargs: Settings of a call that concern texts and batches, and settings of `generate`
                 that concern the length penalty.
 
         Returns:
             For each text, a mapping: `log_probability`, the natural logarithm of the probability of
-            the translation with its end token; `score`, the same divided by the length penalty of
-            the model's search; `token_log_probabilities`, pairs of a token and its logarithm. A
-            token that the search is forced to write, such as a language, has the logarithm 0.
+            the translation with its end token; `score`, this logarithm divided by the length
+            penalty of the model's search; `token_log_probabilities`, pairs of a token and its
+            log-probability. A token that the search forces, such as a language token, has the
+            log-probability 0.
 
         Raises:
             TypeError: If the inputs are not texts.
@@ -248,14 +260,14 @@ class TranslationPipeline(Pipeline):
             inputs: Texts.
             translations: A translation of each text.
             **kwargs: Settings of a call that concern texts and batches, and `alignment_heads`,
-                pairs of layer and head of the encoder-decoder attention, from 0. By default they
-                are those of the model's generation configuration, or all of the last layer but one
-                (of the last layer if there are only two).
+                pairs of layer and head of the encoder-decoder attention, counted from 0. The
+                default is `alignment_heads` of the model's generation configuration, or else all
+                heads of the second-to-last layer (of the last layer if there are only two).
 
         Returns:
-            For each text, pairs of the number of a word and the number of its translation, from 0,
-            in the order of the translation. Spaces separate words. With an ensemble, the attention
-            is that of the first model.
+            For each text, pairs of the index of a source word and the index of the target word that
+            belongs to it, counted from 0, in the order of the target words. Spaces separate words.
+            With an ensemble, the attention is that of the first model.
 
         Raises:
             TypeError: If the inputs are not texts.
@@ -270,7 +282,7 @@ class TranslationPipeline(Pipeline):
         compute: Callable[..., list[Any]],
         settings: dict[str, Any],
     ) -> list[Any]:
-        """Return the results of a function of padded sources and targets, one for each pair."""
+        """Apply a function to batches of sources and targets; return one result for each pair."""
         if len(inputs) != len(translations):
             raise ValueError(
                 f"translations must be as many as inputs, got {len(translations):,} and "
@@ -291,7 +303,7 @@ class TranslationPipeline(Pipeline):
     def encode_pairs(
         self, inputs: Sequence[str], translations: Sequence[str], **kwargs: Any
     ) -> tuple[list[list[int]], list[list[int]]]:
-        """Turn texts and translations into token ids, as `score` and `align` do.
+        """Tokenize texts and translations, as `score` and `align` do.
 
         Args:
             inputs: Texts.
@@ -318,26 +330,28 @@ class TranslationPipeline(Pipeline):
     def split(
         self, text: str, split_sentences: bool | str | None = True, src_lang: str | None = None
     ) -> list[str]:
-        """Split a text as the setting `split_sentences` does; joined, the parts are the text.
+        """Split a text into sentences, as the setting `split_sentences` does.
 
         Args:
             text: Any text.
-            split_sentences: Language whose rules end a sentence, such as "en"; true for that of the
-                model, English if the model names none; false for the whole text.
+            split_sentences: Language whose rules end a sentence, such as "en"; true for the model's
+                language, or English if the model names none; false for the whole text.
             src_lang: Language of the text, for a multilingual model.
 
         Returns:
-            Sentences with the white space around them, and white space between paragraphs.
+            Sentences with the white space around them, and white space between paragraphs. The
+            concatenation of these parts is the text.
 
         Raises:
-            ValueError: If the language is not known in two letters, or the package sentencex is not
+            ValueError: If the language has no code of two letters, or the package sentencex is not
                 installed.
         """
         if not split_sentences:
             return [text]
         language = split_sentences
         if language is True:
-            # mBART writes en_XX, NLLB eng_Latn
+            # mBART's codes are like en_XX; NLLB's, like eng_Latn, have three letters, and are
+            # refused below
             code = src_lang or getattr(self.tokenizer, "source_lang", None) or "en"
             language = re.split("[_-]", code)[0]
         if not isinstance(language, str) or len(language) != 2:
@@ -369,7 +383,7 @@ class TranslationPipeline(Pipeline):
         return ids
 
     def _search_config(self, search: Mapping[str, Any]) -> GenerationConfig:
-        """Return the settings of a search: those of the call, else those of the model."""
+        """Return the settings of a search: those of the call, then those of the model."""
         config = copy.deepcopy(search.get("generation_config") or self.model.generation_config)
         for name, value in search.items():
             setattr(config, name, value)
@@ -381,7 +395,7 @@ class TranslationPipeline(Pipeline):
         targets: Sequence[Sequence[int]],
         search: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
-        """Return the mapping of `score` for token ids of translations."""
+        """Return the results of `score` for translations that are given as token ids."""
         config = self._search_config(search)
         models = [self.model, *(search.get("ensemble") or ())]
         with ExitStack() as stack:
@@ -411,7 +425,10 @@ class TranslationPipeline(Pipeline):
         search: Mapping[str, Any],
         is_written: bool = False,
     ) -> list[list[tuple[int, int]]]:
-        """Return the alignment of each translation, given as token ids or written by the model."""
+        """Return the alignments for token ids of translations.
+
+        `is_written` is true for token ids from a search, and false for the ids of tokenized texts.
+        """
         heads = getattr(self._search_config(search), HEADS_FIELD, None)
         with evaluating(self.model):
             found = head_weights(self.model, inputs, targets, heads or default_heads(self.model))
@@ -435,14 +452,14 @@ class TranslationPipeline(Pipeline):
         tgt_lang: str | None = None,
         truncation: bool | str = False,
     ) -> dict[str, Any]:
-        """Turn texts into token ids, and refuse texts that the model cannot read.
+        """Tokenize texts, and refuse texts that the model cannot read.
 
         Args:
             input_: Texts.
             src_lang: Language of the texts, for a multilingual tokenizer.
             tgt_lang: Language of the translations, for a multilingual tokenizer.
-            truncation: Whether to cut texts to the maximum length of model and tokenizer, or the
-                tokenizer's name of a way to do it.
+            truncation: Whether to truncate texts to the maximum length of model and tokenizer, or
+                the name of one of the tokenizer's truncation strategies.
 
         Returns:
             `input_ids`, the token ids of each text, and for a multilingual tokenizer
@@ -460,7 +477,7 @@ class TranslationPipeline(Pipeline):
         settings: dict[str, Any] = {}
         if truncation:
             settings["truncation"] = truncation
-            # without positions to run out of, the maximum is the tokenizer's own, if it has one
+            # without a maximum of the model, the tokenizer truncates to its own, if it has one
             if longest is not None:
                 settings["max_length"] = min(longest, self.tokenizer.model_max_length)
         encoded = self._encode(
@@ -510,7 +527,7 @@ class TranslationPipeline(Pipeline):
                 "src_lang and tgt_lang must be given for a multilingual model, from "
                 f"{', '.join(language_codes(self.tokenizer))}."
             )
-        # the tokenizer keeps the language of its last call
+        # the tokenizer stores the languages of its last call, so only one thread may call it
         with _TOKENIZER_LOCK:
             encoded = build(
                 texts, return_tensors=None, src_lang=src_lang, tgt_lang=tgt_lang, **settings
@@ -520,7 +537,7 @@ class TranslationPipeline(Pipeline):
     def _check_languages(
         self, src_lang: str | None = None, tgt_lang: str | None = None, **settings: Any
     ):
-        """Refuse a language that the tokenizer does not have, or a pair that is not its own."""
+        """Refuse a language that the tokenizer lacks, or a direction that is not the model's."""
         given = {"src_lang": src_lang, "tgt_lang": tgt_lang}
         known = language_codes(self.tokenizer)
         for name, code in given.items():
@@ -530,7 +547,7 @@ class TranslationPipeline(Pipeline):
                 )
         own = [getattr(self.tokenizer, name, None) for name in ("source_lang", "target_lang")]
         for (name, code), expected in zip(given.items(), own, strict=True):
-            # longer codes of a tokenizer may name a family of languages
+            # only codes of two letters: longer codes may name a family of languages
             is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
             if is_comparable and code != expected:
                 raise ValueError(
@@ -560,7 +577,8 @@ class TranslationPipeline(Pipeline):
         limits = [ids.shape[1]] * len(ids)
         most = getattr(config, "max_extra_tokens", None)
         if most is not None:
-            # where a sentence is cut, the library fills up with end tokens if the padding id is 0
+            # if the padding id is 0, transformers pads a sentence that reached its maximum length
+            # with end tokens, so tokens beyond this length are dropped
             given = 0 if prompt is None else prompt.shape[1] - 1
             lengths = input_tensors["attention_mask"].sum(dim=1) + most + given
             limits = lengths.repeat_interleave(len(ids) // len(lengths)).tolist()
@@ -577,22 +595,23 @@ class TranslationPipeline(Pipeline):
         return outputs
 
     def _missing_settings(self, search: dict[str, Any]) -> dict[str, Any]:
-        """Return what version 4's pipeline set where call and model say nothing of the search."""
+        """Return those of `DEFAULTS` that neither the call nor the model sets."""
         own = self.model.generation_config
         if isinstance(self.model.config, VanillaTransformerConfig) or "generation_config" in search:
             return {}
         missing = {
             name: value for name, value in DEFAULTS.items() if getattr(own, name, None) is None
         }
-        # the library's own default cuts a translation after 20 tokens
+        # transformers' default would cut a translation after 20 tokens
         if "max_length" in search or own.max_length not in (None, LIBRARY_MAX_LENGTH):
             missing.pop("max_new_tokens", None)
         return missing
 
     def _searched(self, search: dict[str, Any], has_terms: bool = False) -> PreTrainedModel:
-        """Return the model to search with: the given one, or its conversion for the engine.
+        """Return the model to search with: the given model, or its conversion for the engine.
 
-        Settings of this package are removed from the search if the given model does not know them.
+        If the given model is of transformers and is not converted, this package's settings are
+        removed from the search.
         """
         if isinstance(self.model.config, VanillaTransformerConfig):
             return self.model
@@ -636,13 +655,14 @@ class TranslationPipeline(Pipeline):
         return_alignment: bool = False,
         clean_up_tokenization_spaces: bool | None = None,
     ) -> list[dict[str, Any]]:
-        """Turn the ids of translations into results.
+        """Turn the token ids of translations into results.
 
         Args:
-            model_outputs: `ids`, token ids of the translations, [translations, T], `scores`,
-                mappings with their log-probabilities, and `alignments`, pairs of words.
+            model_outputs: `ids`, token ids of the translations, [translations, T]; if requested,
+                `scores`, their log-probabilities as mappings, and `alignments`, pairs of words.
             return_tensors: Whether results have `translation_token_ids`.
-            return_text: Whether results have `translation_text`; by default, unless they have ids.
+            return_text: Whether results have `translation_text`; None for true unless
+                `return_tensors` is set.
             return_scores: Whether results have log-probabilities.
             return_alignment: Whether results have pairs of words.
             clean_up_tokenization_spaces: Passed to `decode`.
@@ -717,7 +737,7 @@ class TranslationPipeline(Pipeline):
         ids = encoded.pop("input_ids")
         search = {**self._missing_settings(job.search), **job.search, **encoded}
         count = self._num_returned(search)
-        # the translation of an empty text is empty; each batch overwrites the results of its texts
+        # the translation of an empty text is empty; batches overwrite the results of other texts
         certain = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
         nothing = {
             "ids": torch.empty(count, 0, dtype=torch.long),
@@ -730,7 +750,7 @@ class TranslationPipeline(Pipeline):
         extra = {
             name: job.output.get(name, False) for name in ("return_scores", "return_alignment")
         }
-        # a batch has one length of prompts and one number of beams
+        # in a batch, all prompts must have one length, and all searches one number of beams
         groups: dict[Any, dict[int, int]] = defaultdict(dict)
         for index, (text, wish) in enumerate(zip(texts, wishes, strict=True)):
             if text.strip():
@@ -761,7 +781,7 @@ class TranslationPipeline(Pipeline):
         ]
 
     def _prompts(self, prefixes: list[str], tgt_lang: str | None) -> list[list[int]]:
-        """Return what the decoder is given for each prefix; nothing for an empty one."""
+        """Return the decoder's prompt for each prefix; no tokens for an empty prefix."""
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
         start = decoder_rows(self.model, [[]])[0].tolist()
         prompts = []
@@ -804,7 +824,7 @@ class TranslationPipeline(Pipeline):
         return list(values)
 
     def _search_of(self, wishes: list["_Wish"], search: dict[str, Any]) -> dict[str, Any]:
-        """Return the settings of `generate` that meet the requirements of a batch."""
+        """Return the settings of `generate` for the requirements of a batch."""
         found: dict[str, Any] = {}
         if wishes[0].prompt:
             if search.get("decoder_input_ids") is not None:
@@ -821,8 +841,8 @@ class TranslationPipeline(Pipeline):
         return found
 
     def _num_returned(self, search: dict[str, Any]) -> int:
-        """Return the number of translations of a text; a missing one is removed from the search."""
-        # the argument, else the given configuration, else that of the model, else 1
+        """Return the number of translations of each text; remove it from the search if None."""
+        # from the argument, else from the given configuration, else from that of the model, else 1
         configs = (search.get("generation_config"), self.model.generation_config)
         counts = (getattr(config, "num_return_sequences", None) for config in configs)
         given = search.get("num_return_sequences")
@@ -836,15 +856,17 @@ class TranslationPipeline(Pipeline):
         return count
 
     def _padded(self, ids: list[list[int]]) -> dict[str, Tensor]:
-        # the first token of a source must have the first position
+        # on the right, because the first token of a source must have the first position
         inputs = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
         return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
 class _Job(NamedTuple):
-    """Settings of a call: of batches, of `preprocess`, of `generate` and of `postprocess`.
+    """Settings of a call, grouped by the function that reads them.
 
-    `split` is the setting `split_sentences`; `wishes` has those of `TARGET_SETTINGS`.
+    `batching` is for `batches_by_length`, `prepare` for `preprocess`, `search` for `generate` and
+    `output` for `postprocess`. `split` is the setting `split_sentences`, and `wishes` contains
+    `TARGET_SETTINGS`.
     """
 
     batching: dict[str, Any]
@@ -858,8 +880,8 @@ class _Job(NamedTuple):
 class _Wish(NamedTuple):
     """Requirements of one translation.
 
-    `prompt` has the tokens that the decoder is given, `required` those of each term, and
-    `forbidden` has texts.
+    `prompt` contains the token ids of the decoder's prompt, `required` the token ids of each
+    required term, and `forbidden` the forbidden terms as texts.
     """
 
     prompt: Sequence[int]
@@ -882,7 +904,7 @@ def is_for_each_text(name: str, value: Any) -> bool:
 def _joined(
     parts: list[str], found: Iterator[list[dict[str, Any]]], output: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Put translations in the place of the sentences of a text; join scores and alignments."""
+    """Replace the sentences of a text by their translations; join scores and alignments."""
     results, texts = [], []
     alignment: list[tuple[int, int]] = []
     num_words = [0, 0]
@@ -912,12 +934,12 @@ def _joined(
 
 
 def without_padding(ids: list[int], end: int | list[int] | None, pad: int | None) -> list[int]:
-    """Return the tokens of a translation, with its end token if the search did not cut it.
+    """Return the tokens of a translation without padding, with the end token if there is one.
 
     Args:
         ids: Token ids, without the start token.
         end: Token or tokens that end a translation.
-        pad: Token that fills shorter translations of a batch.
+        pad: Padding token.
     """
     ends = {end} if isinstance(end, int) else set(end or ())
     length = next((place for place, token in enumerate(ids, 1) if token in ends), None)
@@ -964,20 +986,21 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     return sorted({token.strip("_") for token in special if token not in basic})
 
 
-# `save_pretrained` of the library reads this attribute, and copies this file beside the model
+# transformers reads this attribute in `save_pretrained`, and copies this file into the model folder
 TranslationPipeline._registered_impl = {
     TASK: {"impl": TranslationPipeline, "pt": (AutoModelForSeq2SeqLM,), "type": "text"}
 }
 
 
-# model in evaluation mode -> number of threads that use it, training mode of each module before
+# for each model in evaluation mode: the number of threads that use the model, and for each of its
+# modules the training mode to restore
 _EVALUATED: dict[nn.Module, tuple[int, list[tuple[nn.Module, bool]]]] = {}
 _EVALUATED_LOCK = Lock()
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Keep a model in evaluation mode, and restore the mode of each of its modules at the end.
+    """Keep a model in evaluation mode within a `with` block, then restore each module's mode.
 
     If several threads use the model, the last one restores the modes.
 
@@ -999,7 +1022,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
                 _EVALUATED[model] = (count - 1, before)
             else:
                 if before[0][1]:
-                    # `train` also discards the weights that the inference engine has packed
+                    # `train` also frees the packed weights of the inference engine
                     model.train()
                 # modules of the model may have been in different modes
                 for module, training in before:
@@ -1020,8 +1043,8 @@ def batches_by_length(
             batch of its own.
 
     Returns:
-        The indices of each batch, longest texts first: a batch that does not fit into memory fails
-        early.
+        The indices of each batch, longest texts first, so that a batch that does not fit into
+        memory fails early.
     """
     batches: list[list[int]] = []
     for index in sorted(lengths, key=lengths.__getitem__, reverse=True):
@@ -1043,7 +1066,7 @@ def max_source_tokens(config: PreTrainedConfig) -> int | None:
         config: Configuration of any encoder-decoder.
 
     Returns:
-        Number of tokens, or None without a maximum, as with our sinusoids.
+        Number of tokens, or None if there is no maximum, as with sinusoidal positions.
     """
     if getattr(config, "position_encoding", "learned") != "learned":
         return None
@@ -1051,7 +1074,7 @@ def max_source_tokens(config: PreTrainedConfig) -> int | None:
 
 
 def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None):
-    """Refuse a model that cannot translate, and a tokenizer that is not the model's.
+    """Refuse a model that cannot translate, and a tokenizer that does not belong to the model.
 
     Args:
         model: Any model.
@@ -1089,7 +1112,7 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
 
 
 class _NoDefaultModel:
-    """Refusal in place of the default model of a task, in which the library looks for a model."""
+    """Stand-in for a default model: raises an error when transformers looks for a model in it."""
 
     def __contains__(self, key: Any) -> bool:
         raise ValueError(
@@ -1101,8 +1124,8 @@ class _NoDefaultModel:
 def register_translation_task():
     """Make `pipeline("translation", model=...)` build a `TranslationPipeline`.
 
-    The library refuses removed tasks before it looks for registered ones. So the name is deleted
-    from its list of removed tasks.
+    transformers refuses removed tasks before it looks for registered tasks. So the task is deleted
+    from the list of removed tasks.
     """
     from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
@@ -1112,16 +1135,16 @@ def register_translation_task():
     check_other_task = type(PIPELINE_REGISTRY).check_task
 
     def check_task(task: str) -> tuple[str, dict, Any]:
-        # the pipeline reads the languages from the task, which the library passes on
+        # a task with languages is looked up as TASK; the pipeline still receives the whole name
         if task.startswith(f"{TASK}_"):
             languages_of(task)
             task = TASK
         return check_other_task(PIPELINE_REGISTRY, task)
 
     PIPELINE_REGISTRY.check_task = check_task
-    # a model on the Hub names its copy of this file in `custom_pipelines`, and the library would
-    # ask to trust the copy, although this package is installed. So the property is always empty
-    # when it is read; the setter stores the value, which is then saved
+    # a model on the Hub refers to its copy of this file in `custom_pipelines`, and transformers
+    # would ask the user to trust the copy, although this package is installed. So this property
+    # reads as empty; the setter still stores the value, which is then saved
     VanillaTransformerConfig.custom_pipelines = property(
         lambda self: {},
         lambda self, value: vars(self).__setitem__("custom_pipelines", value),

@@ -63,7 +63,7 @@ def push_to_hub(
 ) -> CommitInfo:
     """Publish weights, configurations, tokenizer, model card and code, as one commit.
 
-    All files are written and checked before the first request, and published in one commit.
+    All files are written to a temporary folder and checked before the first request to the Hub.
 
     Args:
         run: Run folder, model folder, Hub name, or a pipeline with its model and tokenizer.
@@ -78,8 +78,8 @@ def push_to_hub(
         The commit, with its address in `commit_url`.
 
     Raises:
-        ValueError: If the run cannot be read, its tokenizer does not fit its model, or the Hub
-            refuses the upload.
+        ValueError: If the run cannot be read, its tokenizer does not belong to its model, or the
+            Hub refuses the upload or cannot be reached.
     """
     if repo_id.count("/") != 1:
         raise ValueError(f"repo_id must be user/name, got {repo_id!r}.")
@@ -128,8 +128,8 @@ def export_for_hub(
         trust_remote_code: Run the Python code that is saved with the model.
 
     Raises:
-        ValueError: If the run cannot be read, its tokenizer does not fit its model, or its class
-            has no `model_type` of its own.
+        ValueError: If the run cannot be read, its tokenizer does not belong to its model, or its
+            class is not of this package but has the same `model_type`.
     """
     folder = checked_folder(folder, "folder")
     model, tokenizer = load_run(run, trust_remote_code)
@@ -169,9 +169,9 @@ def _write_files(
 ):
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    # custom_object_save copies the code and its relative imports into one folder. Registered
-    # classes would be copied in every later save of this process too, and their users would have to
-    # trust the code
+    # custom_object_save copies the file of a class and its relative imports into one folder. The
+    # classes are not registered for this instead: `save_pretrained` would then copy their code in
+    # every later save of this process, and the users of these models would have to trust it
     addresses = {}
     if type(model) is PUBLIC_CLASS:
         custom_object_save(PUBLIC_CLASS, folder)
@@ -183,7 +183,7 @@ def _write_files(
     custom_object_save(TranslationPipeline, folder)
     pipelines = {TASK: {"impl": auto_map_address(TranslationPipeline), "pt": [AUTO_CLASS]}}
     _edit_json(folder / CONFIG_FILE, custom_pipelines=pipelines, **addresses)
-    # a converted model may keep its source's tokenizer, which needs no code of this package
+    # a converted model may keep its original tokenizer, which needs no code of this package
     if isinstance(tokenizer, VanillaTransformerTokenizer):
         custom_object_save(VanillaTransformerTokenizer, folder)
         tokenizers = [auto_map_address(VanillaTransformerTokenizer), None]
@@ -207,7 +207,7 @@ def _read_model_card(path: Path) -> ModelCard:
     text = read_text(path)
     try:
         return ModelCard(text)
-    # metadata that is no YAML, no mapping, or a mapping with keys that are no text
+    # the metadata is no YAML, no mapping, or a mapping with keys that are no text
     except (yaml.YAMLError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ValueError(f"{path} must begin with its metadata in YAML: {reason}.") from error
@@ -216,7 +216,7 @@ def _read_model_card(path: Path) -> ModelCard:
 def _write_model_card(
     run: str | Path | TranslationPipeline, folder: Path, repo_id: str, model: PreTrainedModel
 ):
-    """Write the run's own model card, or a new one, and add how to load the model by its name."""
+    """Write the run's own model card, or a new card, and add how to load the model by Hub name."""
     found = None
     if isinstance(run, str | Path):
         found = cached_file(str(run), CARD_FILE, _raise_exceptions_for_missing_entries=False)

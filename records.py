@@ -1,4 +1,4 @@
-"""Read text and JSON files, and check each against one description of its content."""
+"""Read text and JSON files, and validate their content by a description, a `Kind`."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from .console import shown
 
 # largest file that is read, in bytes; the logs of the longest runs are far smaller
 LARGEST_FILE = 1 << 30
-# largest int64: tensors and other programs hold no larger number
+# largest int64, because tensors and other programs cannot store a larger integer
 LARGEST_NUMBER = 2**63 - 1
 
 
@@ -18,12 +18,13 @@ class Kind(NamedTuple):
     """Description of a value.
 
     Args:
-        words: Rule for the value, for errors; follows "must be".
-        fits: Function that returns whether a value is of this kind, without a check of its parts.
+        words: Rule for the value in words, to be appended to "must be" in an error.
+        fits: Function that returns whether a value is of this kind; it does not check entries and
+            items, which the other fields describe.
         needed: Kind of each required entry, by name.
         optional: Kind of each optional entry, by name.
-        others: Kind of all other entries or items; None for any.
-        names: Regular expression for the names of the other entries.
+        others: Kind of all other entries of a mapping, or of all items of a list; None for any.
+        names: Regular expression for the names of the other entries; empty for any.
     """
 
     words: str
@@ -35,12 +36,12 @@ class Kind(NamedTuple):
 
 
 def _is_number(value: Any) -> bool:
-    # false for NaN too
+    # the comparison is false for NaN too, so NaN is refused
     return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
 
 
 def is_whole_text(value: str) -> bool:
-    """Return whether a text can be written to a file, and can be a file name.
+    """Return whether a text can be written to a file and can be a part of a file name.
 
     Args:
         value: Any text.
@@ -94,8 +95,8 @@ def either(first: Kind, second: Kind) -> Kind:
     """Describe a value of one of two kinds.
 
     Args:
-        first: Any kind; the parts of a value are checked against it.
-        second: Kind of values without parts.
+        first: Any kind; entries and items of a value are checked against this kind.
+        second: Kind of a value without entries and items.
 
     Returns:
         The description.
@@ -166,7 +167,7 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         value: Value that was read from a file.
         kind: Description of the value.
         file: File that the value was read from.
-        field: Field of the value in the file; empty for the whole file.
+        field: Path of the value in the file, such as "a.b[0]"; empty for the whole content.
 
     Raises:
         ValueError: If the value does not match; names the file, the field, the rule and the value.
@@ -250,8 +251,8 @@ def read_json_lines(path: Path, kind: Kind) -> list[Any]:
         kind: Description of a line.
 
     Returns:
-        The content of the lines. A last line without a line end is skipped: a killed program left
-        it.
+        The content of each line. A last line without a line end is skipped, because a killed
+        program may have left it incomplete.
 
     Raises:
         ValueError: If a line does not match the description; names the file and the line.
@@ -277,8 +278,8 @@ def parse_json(text: str, name: str) -> Any:
         The content.
 
     Raises:
-        ValueError: If the text is no JSON, is nested too deeply, or has a name twice, NaN or a
-            number that is too long.
+        ValueError: If the text is no JSON, is nested too deeply, has the same name twice in a
+            mapping, or contains NaN, infinity or an integer with too many digits.
     """
     try:
         return json.loads(

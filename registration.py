@@ -31,7 +31,8 @@ __all__ = [
     "sinusoidal_encoding",
 ]
 
-# a test runner may import the package a second time, under the name of the checkout's folder
+# a test runner may import the package a second time, under the name of the checkout's folder, so
+# every registration may replace an earlier one
 AutoConfig.register(VanillaTransformerConfig.model_type, VanillaTransformerConfig, exist_ok=True)
 AutoModel.register(VanillaTransformerConfig, VanillaTransformerModel, exist_ok=True)
 AutoModelForSeq2SeqLM.register(
@@ -44,7 +45,7 @@ register_translation_task()
 
 
 def _conversion_of(model: PreTrainedModel) -> Any:
-    # imports the models of the library that convert
+    # imported here, because this imports the model classes of transformers that can be converted
     from .conversion.shared_weights import SharedConversion
 
     return SharedConversion(model)

@@ -1,7 +1,7 @@
-"""Log-probabilities of translations: one pass of the decoder reads all tokens of a translation.
+"""Log-probabilities of given translations, computed in one decoder pass over all tokens.
 
-Shapes: B sentences, N translations of all of them, T tokens of the longest translation with its end
-token, S source positions, V tokens in the vocabulary.
+Shapes: B sentences, N translations of these sentences, T tokens of the longest translation with its
+end token, S source positions, V tokens in the vocabulary.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from .ensemble_vanilla_transformer import mean_log_probs
 
-# number of logits in memory at a time
+# maximum number of logits in memory at a time
 MOST_LOGITS = 2**26
 
 
@@ -25,14 +25,14 @@ def token_log_probabilities(
     """Compute the log-probability of each token, given the source and the tokens before it.
 
     Args:
-        models: Any encoder-decoders of one vocabulary, in evaluation mode; the probability of a
-            token is the mean of theirs.
+        models: Encoder-decoders with the same vocabulary, in evaluation mode. With several models,
+            the probability of a token is the mean of their probabilities.
         inputs: `input_ids` and `attention_mask` of the sources, [B, S], on the model's device.
         targets: Token ids of N translations, without start token and padding; N is a multiple of B,
-            and the translations of a source follow one another.
+            and the translations of one source are consecutive.
 
     Returns:
-        Natural logarithms, one for each token.
+        For each translation, the natural log-probability of each token.
 
     Raises:
         ValueError: If the configuration names no token that starts a translation.
@@ -48,7 +48,8 @@ def token_log_probabilities(
     found: list[list[float]] = []
     for part, source in zip(ids.split(rows), sources.split(rows), strict=True):
         read = {name: tensor[source] for name, tensor in inputs.items()}
-        # given the encoder's output in place of the source, FSMT would not hide later tokens
+        # not from the encoder's output, although it is the same for all translations of a source:
+        # without the source tokens, FSMT does not hide later target tokens
         outputs = [
             model(**read, decoder_input_ids=part[:, :-1], use_cache=False) for model in models
         ]
@@ -59,7 +60,7 @@ def token_log_probabilities(
 
 
 def decoder_rows(model: PreTrainedModel, targets: Sequence[Sequence[int]]) -> Tensor:
-    """Return translations as the decoder reads them, with the start token before and after.
+    """Return translations as decoder rows: start token and tokens, padded with the start token.
 
     Args:
         model: Any encoder-decoder.

@@ -1,8 +1,8 @@
-"""Beam search and greedy search of section 6.1, over any decoder.
+"""Beam search of section 6.1 and greedy search, with any decoder.
 
-A search accesses the model only through the methods of `Decoding`. The model's own modules
-implement them (`generation_vanilla_transformer.ModuleDecoding`), and so does the inference engine
-(`engine_vanilla_transformer.EngineDecoding`).
+A search accesses the model only through the methods of `Decoding`. `ModuleDecoding` in
+`generation_vanilla_transformer` implements them with the model's own modules, and `EngineDecoding`
+in `engine_vanilla_transformer` with the inference engine.
 
 Shapes: B sentences that are still searched, K beams, R hypotheses of a sentence (1 or K), C
 candidates, V tokens in the vocabulary, T target tokens so far, L length of the longest allowed
@@ -35,13 +35,14 @@ from .kernels_vanilla_transformer import likeliest
 
 
 class Decoding:
-    """Target side of a model during one search: the hypotheses of B sentences with R rows each.
+    """Decoder of a model during one search, with R hypotheses for each of B sentences.
 
     A search calls `step` and `follow` in turn, and `finish` at its end.
 
     Attributes:
-        is_fixed: Every sentence must stay in the batch until the search ends.
-        share_to_remove: Share of finished sentences from which on they are removed from the batch.
+        is_fixed: Whether every sentence must stay in the batch until the search ends.
+        share_to_remove: Smallest share of finished sentences in the batch at which they are
+            removed.
     """
 
     is_fixed = False
@@ -55,8 +56,8 @@ class Decoding:
                 are equal.
 
         Returns:
-            Logits in float32, which caller and next call may overwrite, [B, R, V]. The first call
-            may return one row for each sentence, [B, 1, V].
+            Logits in float32, [B, R, V], a tensor that the caller and the next call may overwrite.
+            The first call may return one row for each sentence, [B, 1, V].
         """
         raise NotImplementedError
 
@@ -64,17 +65,17 @@ class Decoding:
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
-            parents: Index of the hypothesis that each new one continues, among those of its
+            parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
             stays: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         raise NotImplementedError
 
     def finish(self):
-        """Take part in the steps of other processes until all of them have finished."""
+        """Take part in the steps that all processes run together until all have finished."""
 
     def outputs(self) -> dict[str, Any]:
-        """Return the model's part of the library's output: attentions, states and cache."""
+        """Return the model's part of an output object: attentions, hidden states and KV cache."""
         return {}
 
 
@@ -94,12 +95,12 @@ def gnmt_length_penalty(length: int | Tensor, alpha: float) -> float | Tensor:
 def length_penalty(
     length: int | Tensor, alpha: float | None, exponent: float | None
 ) -> float | Tensor:
-    """Return the number that a search divides a log-probability by.
+    """Return the divisor of a log-probability, by the paper's formula or that of transformers.
 
     Args:
-        length: Number of tokens of the translation, with the end token, of any shape.
-        alpha: `length_penalty_alpha` of the search.
-        exponent: `length_penalty` of the library, which applies if alpha is None; 1 if not given.
+        length: Number of tokens of the translation, the end token included, of any shape.
+        alpha: `length_penalty_alpha`, for the paper's formula.
+        exponent: `length_penalty` of transformers, which is read if alpha is None; 1 if None.
 
     Returns:
         The penalty, of the same shape.
@@ -113,8 +114,8 @@ class SentenceLengthCriteria(StoppingCriteria):
     """Stopping criterion with a maximum number of new tokens for each sentence. Section 6.1.
 
     Args:
-        max_new_tokens: Maximum of each sentence, [B].
-        prompt_length: Number of target tokens that were given.
+        max_new_tokens: Maximum number of new tokens of each sentence, [B].
+        prompt_length: Number of tokens in the decoder's prompt.
     """
 
     def __init__(self, max_new_tokens: Tensor, prompt_length: int):
@@ -122,7 +123,7 @@ class SentenceLengthCriteria(StoppingCriteria):
         self.prompt_length = prompt_length
 
     def __call__(self, input_ids: Tensor, scores, **kwargs) -> Tensor:
-        """Return which rows have reached their maximum.
+        """Return which rows have reached their maximum length.
 
         Args:
             input_ids: Target tokens so far, the same number of rows for each sentence, [rows, T].
@@ -143,9 +144,9 @@ class Hypotheses:
 
     Args:
         ids: Target tokens, [B, C, L].
-        origins: Batch row that the score of each new token came from, -1 where there is no token,
-            [B, C, L - prompt].
-        scores: Log-probability, or its quotient by the length penalty, [B, C].
+        origins: Row of the original batch (sentence * K + beam) whose scores each new token was
+            chosen from, -1 where there is no token, [B, C, L - prompt].
+        scores: Log-probability; for a complete translation, divided by the length penalty, [B, C].
     """
 
     ids: Tensor
@@ -209,19 +210,20 @@ class Hypotheses:
 class PaperBeamSearch:
     """Beam search over a batch of sentences. Section 6.1.
 
-    Each step takes the most probable continuations of all beams of a sentence. Those that end the
-    sentence are complete hypotheses, scored by log-probability over length penalty; the best others
-    stay open. A sentence is finished when no open hypothesis can still be among the best, or when
-    it has reached its maximum length. If it then has too few complete hypotheses, open ones are
-    returned as they are. Finished sentences leave the batch.
+    Each step selects the most probable continuations of all beams of a sentence. Continuations with
+    an end token are complete hypotheses; their score is the log-probability divided by the length
+    penalty. The best other continuations stay open. A sentence is finished when no open hypothesis
+    can still become one of the best, or when it reaches its maximum length. If a sentence then has
+    too few complete hypotheses, open hypotheses are returned without an end token. Finished
+    sentences leave the batch.
 
     Args:
         decoding: Decoder, before its first step.
-        input_ids: Prompt of the decoder, once for each beam, [B * K, prompt].
+        input_ids: Prompt of the decoder, repeated for each beam, [B * K, prompt].
         logits_processor: Processors of the log-probabilities of each step.
         stopping_criteria: Criteria that end a hypothesis.
         config: Generation configuration, as `generate` has prepared it.
-        alpha: Alpha of the length penalty; None for the library's length penalty.
+        alpha: Alpha of the length penalty; None for the length penalty of transformers.
     """
 
     def __init__(
@@ -236,11 +238,11 @@ class PaperBeamSearch:
         self.decoding = decoding
         self.config = config
         self.logits_processor = logits_processor
-        # scores of every token are needed only by other processors and for the library's output
+        # without rules, every token is scored, as other processors and an output of scores need it
         self.rules = None
         if not (config.output_scores or config.output_logits):
             self.rules = TokenRules.of(logits_processor)
-        # lengths and end tokens are checked below, without a call for every hypothesis
+        # `limits` and `end_tokens` below replace these criteria, so that no step calls them
         own = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
         self.stopping_criteria = StoppingCriteriaList(
             criterion for criterion in stopping_criteria if not isinstance(criterion, own)
@@ -252,7 +254,7 @@ class PaperBeamSearch:
         self.end_tokens = torch.cat(ends) if ends else config._eos_token_tensor
         pad = config._pad_token_tensor
         self.fill = int(self.end_tokens[0] if pad is None else pad)
-        # every beam may end with each of the end tokens, and as many hypotheses must stay open
+        # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
         self.num_sentences = input_ids.shape[0] // self.num_beams
         self.prompt_length = input_ids.shape[1]
@@ -269,7 +271,7 @@ class PaperBeamSearch:
         origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
         scores = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
         nothing = torch.full_like(scores, -torch.inf)
-        # the beams of a sentence are equal at first: only one of them may be continued
+        # at first all beams of a sentence are equal, so only one of them may be continued
         scores[:, 1:] = -torch.inf
         self.open = Hypotheses(ids, origins, scores)
         self.complete = Hypotheses(ids, origins, nothing)
@@ -281,7 +283,7 @@ class PaperBeamSearch:
 
         Returns:
             The best hypotheses in the order of the batch, [sentences * num_return_sequences, T], or
-            the library's output if `return_dict_in_generate` is set.
+            an output object of transformers if `return_dict_in_generate` is set.
 
         Raises:
             ValueError: If a sentence has fewer allowed hypotheses than are to be returned.
@@ -289,7 +291,7 @@ class PaperBeamSearch:
         step, is_finished = 0, False
         while not is_finished:
             step += 1
-            # the CPU waits for the device once in each step: here
+            # `tolist` makes the CPU wait for the device, once in each step
             done = self._advance(*self._next_scores(step), step).tolist()
             is_finished = all(done)
             self._leave(done, is_finished)
@@ -297,9 +299,9 @@ class PaperBeamSearch:
         return self._output()
 
     def _next_scores(self, step: int) -> tuple[Tensor, Tensor | None]:
-        """Score C tokens after every open hypothesis, [B, R, C], and return them.
+        """Return log-probabilities of C next tokens of each open hypothesis, and these tokens.
 
-        The tokens are None if all of them are scored, C = V.
+        Both have the shape [B, R, C]. If all tokens are scored, C = V, the tokens are None.
         """
         length = self.prompt_length + step - 1
         ids = self.open.ids[:, :, :length]
@@ -312,7 +314,8 @@ class PaperBeamSearch:
                 scores, tokens = (it.view(-1, rows, self.num_candidates) for it in found)
                 return scores, tokens
         if self.config.return_dict_in_generate and self.config.output_logits:
-            # the next step may overwrite them, and the first may have one row for all beams
+            # a copy, because the next step may overwrite the logits; the first step may return one
+            # row for all beams of a sentence
             times = self.num_beams // rows
             self.record["logits"].append(logits.repeat_interleave(times, dim=0))
         log_probs = logits.log_softmax(dim=-1)
@@ -328,11 +331,12 @@ class PaperBeamSearch:
             return log_probs
         if len(self.sentences) == self.num_sentences:
             return self.logits_processor(ids, log_probs)
-        # a processor may identify each row by its index in the original batch
+        # a processor may identify each row by its index in the original batch, so all rows of this
+        # batch are restored
         beams = torch.arange(self.num_beams, device=ids.device)
         rows = (self.sentences[:, None] * self.num_beams + beams).flatten()
         all_rows = self.num_sentences * self.num_beams
-        # finished sentences are shown with their results
+        # the rows of finished sentences contain their results
         all_ids = self.results.ids[:, :, : ids.shape[1]].flatten(0, 1).clone()
         all_log_probs = log_probs.new_zeros(all_rows, log_probs.shape[1])
         all_ids[rows] = ids
@@ -359,8 +363,8 @@ class PaperBeamSearch:
         if step >= self.first_limit:
             cut = self.open.scores / self._penalty(step)
             self._fill_with_cut(at_limit, Hypotheses(self.open.ids, self.open.origins, cut))
-        # log-probabilities only decrease, so that the penalty at either end of the remaining
-        # lengths bounds the score
+        # upper bound of the final score: the log-probability can only decrease, and the penalty
+        # grows or falls with the length, so it is most favorable at the next or the maximum length
         best_open = self.open.scores.amax(dim=1)
         attainable = torch.maximum(
             best_open / self._penalty(step + 1), best_open / self._penalty(self.limits)
@@ -404,7 +408,7 @@ class PaperBeamSearch:
         return ends
 
     def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
-        """Fill up the complete hypotheses of sentences that must stop with cut ones, best first."""
+        """Fill missing complete hypotheses of sentences at their limit with the best cut ones."""
         missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
         cut = cut.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
         wide = missing[:, :, None]
@@ -415,7 +419,7 @@ class PaperBeamSearch:
         )
 
     def _leave(self, done: list[bool], is_finished: bool):
-        """Store the results of finished sentences, and let the decoder follow the beams."""
+        """Store results of finished sentences, shrink the batch if worthwhile, reorder beams."""
         newly_done = [
             row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
         ]
@@ -481,7 +485,7 @@ def greedy_search(
     stopping_criteria: StoppingCriteriaList,
     config: GenerationConfig,
 ) -> Tensor:
-    """Search greedily, as the library does; finished sentences leave the batch.
+    """Search greedily, as transformers does, but remove finished sentences from the batch.
 
     Args:
         decoding: Decoder, before its first step.
@@ -501,13 +505,14 @@ def greedy_search(
     sentences = torch.arange(num_sentences, device=ids.device)
     is_done = torch.zeros_like(sentences, dtype=torch.bool)
     rules = TokenRules.of(logits_processor)
-    # for the sentences that are still searched, in CPU memory
+    # for each sentence in the batch, whether it is finished; in CPU memory
     done = [False] * num_sentences
     while not all(done):
         logits = decoding.step(ids[sentences, None, :length])[:, 0]  # [B, V]
         suppressed = None if rules is None else rules.suppressed(length, logits.shape[1])
         if suppressed is None:
-            # a processor may identify each row by its index in the original batch
+            # a processor may identify each row by its index in the original batch, so all rows of
+            # this batch are restored
             whole = logits.new_zeros(num_sentences, logits.shape[1])
             whole.index_copy_(0, sentences, logits)
             logits = logits_processor(ids[:, :length], whole)[sentences]
@@ -537,13 +542,16 @@ def is_worth_shrinking(decoding: Decoding, done: Sequence[bool]) -> bool:
 
 
 class TokenRules:
-    """Rules of a search whose processors only forbid or force tokens, or renormalize.
+    """Effect of logits processors that only forbid tokens, force tokens, or renormalize.
+
+    With these rules, a search can select the most probable tokens without calling the processors.
 
     Args:
-        forbidden: Pairs of a length and tokens, which are forbidden in shorter hypotheses.
+        forbidden: Pairs of a length and tokens that are forbidden in hypotheses below this length.
         forced_lengths: Lengths of hypotheses whose next token a processor forces.
-        renormalizes: The probabilities of the allowed tokens sum to 1.
-        highest_bad_word: Highest token of `bad_words_ids`, which must be in the vocabulary.
+        renormalizes: Whether the probabilities of the allowed tokens are rescaled to the sum 1.
+        highest_bad_word: Highest token of `bad_words_ids`, -1 without any; the processor refuses a
+            token that is not in the vocabulary.
     """
 
     def __init__(
@@ -560,20 +568,20 @@ class TokenRules:
 
     @classmethod
     def of(cls, processors: LogitsProcessorList) -> "TokenRules | None":
-        """Read the processors, and so the device, once.
+        """Derive the rules from the processors; read their tensors from the device only once.
 
         Args:
             processors: Processors, as `generate` has prepared them.
 
         Returns:
-            The rules, or None if one of the processors does anything else.
+            The rules, or None if a processor has an effect that they do not describe.
         """
         forbidden: list[tuple[float, set[int]]] = []
         forced_lengths = set()
         renormalizes, highest_bad_word = False, -1
         for processor in processors:
             if renormalizes:
-                # a processor after the normalization
+                # a processor after the renormalization would change the sum again
                 return None
             end = math.inf
             if type(processor) is SuppressTokensLogitsProcessor:
@@ -607,11 +615,11 @@ class TokenRules:
         Args:
             logits: Scores of all tokens in float32, [rows, V].
             count: C, number of tokens to return.
-            length: Number of target tokens so far, with the prompt.
+            length: Number of target tokens so far, the prompt included.
 
         Returns:
             Log-probabilities and tokens, most probable first, [rows, C] each; None if the
-            processors must be called, or if there are fewer than C tokens.
+            processors must be called, or if the vocabulary has fewer than C tokens.
         """
         suppressed = self.suppressed(length, logits.shape[1])
         if suppressed is None or count > logits.shape[1]:
@@ -625,8 +633,8 @@ class TokenRules:
         """Return the tokens that are forbidden at one step.
 
         Args:
-            length: Number of target tokens so far, with the prompt.
-            vocab_size: V; the library ignores `suppress_tokens` that are not in the vocabulary.
+            length: Number of target tokens so far, the prompt included.
+            vocab_size: V; transformers ignores `suppress_tokens` that are not in the vocabulary.
 
         Returns:
             Token ids, sorted; None if the processors must be called: one of them forces the next
@@ -639,14 +647,15 @@ class TokenRules:
 
 
 def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
-    """Return the maximum number of target tokens, with the prompt.
+    """Return the maximum number of target tokens, the prompt included.
 
     Args:
         stopping_criteria: Criteria, as `generate` has prepared them.
         config: Generation configuration, as `generate` has prepared it.
 
     Returns:
-        The smallest maximum among the criteria, or else that of the configuration.
+        The smallest maximum length among the criteria; without one, `max_length` of the
+        configuration.
     """
     lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
     return min(lengths, default=config.max_length)
@@ -667,7 +676,7 @@ def new_token_limits(
         num_sentences: Number of sentences.
 
     Returns:
-        Maxima, at least 1, [B].
+        Maximum of each sentence, at least 1, [B].
     """
     longest = longest_target(stopping_criteria, config) - input_ids.shape[1]
     limits = input_ids.new_full((num_sentences,), longest)

@@ -1,4 +1,4 @@
-"""Check the sizes that a configuration declares, before a model of these sizes is built."""
+"""Check the sizes that a configuration declares, before a model with these sizes is built."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 
 from .configuration_vanilla_transformer import LAYER_FIELDS, VanillaTransformerConfig
 
-# names of these fields in the configurations of T5 and similar models
+# names of this package's fields in the configurations of T5 and similar models
 OTHER_NAMES = {
     "encoder_layers": "num_layers",
     "encoder_attention_heads": "num_heads",
@@ -21,13 +21,14 @@ OTHER_NAMES = {
 }
 # names of the vocabulary size in the configurations of Marian and FSMT
 VOCABULARIES = ("vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size")
-# limits of the largest model; more layers take minutes to build, even without memory
+# largest number of layers in a stack, and of weights; more layers take minutes to build, even if no
+# memory is allocated for their weights
 MOST_LAYERS, MOST_WEIGHTS = 1000, 10**13
-# weights that a configuration may declare beyond those in the files: below this limit, the check of
-# the loaded weights names the weight that is missing
+# number of weights by which a configuration may exceed the weight files. If fewer are missing, the
+# later check of the loaded weights names a missing weight
 SPARE_WEIGHTS = 2**22
 FLOAT32_BYTES = 4
-# in the order in which the library looks for them
+# names of weight files, in the order in which transformers looks for them
 WEIGHT_FILES = ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
 WEIGHT_SUFFIXES = (".safetensors", ".bin")
 CGROUP = Path("/sys/fs/cgroup")
@@ -53,12 +54,12 @@ def num_weights(config: PreTrainedConfig) -> int:
         config: Configuration of an encoder-decoder.
 
     Returns:
-        Number of weights, without biases and norms; an estimate for models of other classes.
+        Number of weights, without biases and norms; an estimate for models of other packages.
     """
     is_ours = isinstance(config, VanillaTransformerConfig)
     d_model = size_of(config, "d_model")
     rows = max(size_of(config, name) or 0 for name in VOCABULARIES)
-    # embeddings of source and target, and the output projection
+    # untied: embeddings of source and target, and the output projection
     rows *= 3 if is_ours and not config.tie_word_embeddings else 1
     if not is_ours or config.position_encoding == "learned":
         rows += 2 * size_of(config, "max_position_embeddings")
@@ -133,7 +134,7 @@ def refuse_beyond_memory(needed: int, what: str) -> None:
 
 
 def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
-    """Refuse a configuration that declares many more weights than the weight files hold.
+    """Refuse a configuration that declares many more weights than the weight files contain.
 
     Args:
         config: Configuration of the source.
@@ -147,7 +148,7 @@ def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
     if held is None:
         return
     declared = num_weights(config)
-    # a weight takes at least one byte
+    # a weight takes at least one byte, so the files contain at most as many weights as bytes
     if declared > held + SPARE_WEIGHTS:
         raise ValueError(
             f"{Path(source, CONFIG_NAME)} must declare the sizes of its weights, got "

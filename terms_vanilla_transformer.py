@@ -1,9 +1,9 @@
 """Terms that a translation must or must not contain.
 
-Required terms are found by a beam search with a bank of beams for each number of tokens of the
-terms that a hypothesis has (grid beam search, Hokamp and Liu 2017). The number falls again if a
+For required terms, the beam search divides its beams into banks. All hypotheses in a bank contain
+the same number of term tokens (grid beam search, Hokamp and Liu 2017). This number falls again if a
 hypothesis leaves a term unfinished (Post and Vilar 2018). Forbidden terms are compared with the
-bytes of the text, so that no other division into tokens spells them.
+bytes of the text, so that no other tokenization of a term is missed.
 
 Shapes: as in `search_vanilla_transformer`, with M terms of a sentence, P tokens of the longest term
 and N hypotheses.
@@ -23,20 +23,20 @@ from transformers.generation import LogitsProcessor
 
 from .search_vanilla_transformer import Hypotheses, PaperBeamSearch
 
-# ends of terms whose tokens are kept in memory
+# maximum number of terms, and of ends of terms, whose matching tokens are cached
 MOST_TERMS = 1024
 
 
 class TermBeamSearch(PaperBeamSearch):
     """Beam search whose translations contain the terms of their sentence.
 
-    The beams of a sentence are C + 1 banks of equal size, where C is the largest number of tokens
-    in the terms of a sentence. The first bank has hypotheses with C tokens of terms, the last one
-    those with none. Only a hypothesis with all terms may end.
+    The beams of a sentence are divided into banks of equal size, one bank for each number of term
+    tokens in a hypothesis. The first bank is for the largest number, that of the sentence with the
+    most term tokens, and the last bank for 0. Only a hypothesis with all terms may end.
 
     Args:
-        *args: As in `PaperBeamSearch`; `num_beams` is the number of all beams.
-        terms: Token ids of the terms of each sentence.
+        *args: Arguments of `PaperBeamSearch`; `num_beams` is the number of beams in all banks.
+        terms: For each sentence, its terms as lists of token ids.
     """
 
     def __init__(self, *args: Any, terms: Sequence[Sequence[Sequence[int]]]):
@@ -57,7 +57,7 @@ class TermBeamSearch(PaperBeamSearch):
         is_open = ~is_met.all(dim=2)[:, :, None]  # [B, R, 1]
         ends = totals[:, :, self.end_tokens].masked_fill(is_open, -torch.inf)
         totals[:, :, self.end_tokens] = ends
-        # the next token of each term that is not met
+        # the next token of each term that a hypothesis does not contain yet
         wide = terms[:, None].expand(-1, num_rows, -1, -1)
         following = wide.gather(3, begun[..., None])[..., 0].clamp(min=0)  # [B, R, M]
         forced = []
@@ -65,7 +65,7 @@ class TermBeamSearch(PaperBeamSearch):
             index = following[:, :, term, None]
             scores, is_taken = totals.gather(2, index), ~is_met[:, :, term, None]
             forced.append(scores.masked_fill(~is_taken, -torch.inf))
-            # not twice among the candidates
+            # this token is a candidate for its term, so it must not be a second candidate
             totals.scatter_(2, index, scores.masked_fill(is_taken, -torch.inf))
         scores, place = totals.view(num_sentences, self.num_banks, -1).topk(
             min(self.num_candidates // self.num_banks, self.bank_size * vocab_size), dim=2
@@ -99,19 +99,19 @@ class TermBeamSearch(PaperBeamSearch):
 
 
 def num_banks(terms: Sequence[Sequence[Sequence[int]]]) -> int:
-    """Return the number of banks of beams, one more than the most tokens of a sentence's terms.
+    """Return the number of banks: one more than the largest number of term tokens of a sentence.
 
     Args:
-        terms: Token ids of the terms of each sentence.
+        terms: For each sentence, its terms as lists of token ids.
     """
     return 1 + max((sum(map(len, of_sentence)) for of_sentence in terms), default=0)
 
 
 def padded_terms(terms: Sequence[Sequence[Sequence[int]]]) -> Tensor:
-    """Return terms as a tensor, [B, M, P]; -1 where there is no token.
+    """Return terms as a tensor of token ids, [B, M, P], padded with -1.
 
     Args:
-        terms: Token ids of the terms of each sentence.
+        terms: For each sentence, its terms as lists of token ids.
     """
     num_terms = max(map(len, terms))
     longest = max(len(term) for of_sentence in terms for term in of_sentence)
@@ -123,15 +123,16 @@ def padded_terms(terms: Sequence[Sequence[Sequence[int]]]) -> Tensor:
 
 
 def term_matches(ids: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which terms hypotheses contain, and how much of the others they end with.
+    """Return which terms each hypothesis contains, and how much of other terms it ends with.
 
     Args:
         ids: All tokens of each hypothesis, [B, N, T].
-        terms: Terms of each sentence, filled up with -1, [B, M, P].
+        terms: Terms of each sentence, padded with -1, [B, M, P].
 
     Returns:
-        True for a term that a hypothesis contains, and for one without tokens; number of first
-        tokens of a term that the hypothesis ends with, 0 for a term of one token. [B, N, M] each.
+        Two tensors, [B, N, M] each. The first is True for a term that the hypothesis contains, and
+        for a term without tokens. The second is the number of first tokens of an unfinished term
+        that the hypothesis ends with, and 0 for a term that it contains.
     """
     longest = terms.shape[2]
     windows = torch.nn.functional.pad(ids, (0, longest - 1), value=-2).unfold(2, longest, 1)
@@ -147,10 +148,10 @@ def term_matches(ids: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class ForbiddenTerms(LogitsProcessor):
-    """Processor that forbids each token with which the text would contain a term.
+    """Logits processor that forbids each token that would complete a term in the text.
 
     Args:
-        terms: Terms of each sentence, text with the case that is forbidden.
+        terms: Forbidden terms of each sentence, as text; upper and lower case differ.
         spelling: Tokens of the vocabulary as bytes.
     """
 
@@ -160,7 +161,7 @@ class ForbiddenTerms(LogitsProcessor):
         self.longest = max(map(len, chain.from_iterable(self.terms)), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Forbid tokens.
+        """Forbid tokens that would complete a term.
 
         Args:
             input_ids: All tokens of each hypothesis, the same number for each sentence, [rows, T].
@@ -184,20 +185,20 @@ class ForbiddenTerms(LogitsProcessor):
         return scores.masked_fill(is_forbidden, -torch.inf)
 
     def _end(self, ids: Sequence[int]) -> bytes:
-        """Return the end of a hypothesis, as far as a term can have begun in it."""
+        """Return the last bytes of a hypothesis, enough to contain the beginning of any term."""
         end = b""
         for token in reversed(ids):
             if len(end) >= self.longest:
                 return end
-            # languages of M2M100 have higher ids than the vocabulary
+            # the ids of M2M100's language tokens are above those of the vocabulary
             parts = self.spelling.parts
             end = (parts[token] if token < len(parts) else b"") + end
-        # the first word begins as the others do
+        # with a space before the first word too, so that a term with a leading space matches there
         return b" " + end
 
 
 class Spelling:
-    """Tokens of a vocabulary as bytes, and those that complete a term.
+    """Tokens of a vocabulary as bytes, with a search for the tokens that complete a term.
 
     Args:
         parts: Bytes that each token adds, by id, as `token_bytes` returns them.
@@ -205,7 +206,7 @@ class Spelling:
 
     def __init__(self, parts: Sequence[bytes]):
         self.parts = parts
-        # a search asks for the same tokens in every step
+        # cached, because every step of a search asks for the same terms
         self._containing = lru_cache(MOST_TERMS)(self._find_containing)
         self._beginning = lru_cache(MOST_TERMS)(self._find_beginning)
 
@@ -216,25 +217,25 @@ class Spelling:
         return {token for token, part in enumerate(self.parts) if part.startswith(text)}
 
     def completing(self, term: bytes, end: bytes) -> set[int]:
-        """Return the tokens with which a text contains a term.
+        """Return the tokens that would complete a term if they were appended to a text.
 
         Args:
             term: Bytes of the term.
-            end: End of the text before them.
+            end: Last bytes of the text.
         """
         begun = (place for place in range(1, len(term)) if end.endswith(term[:place]))
         return self._containing(term).union(*(self._beginning(term[place:]) for place in begun))
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
-    """Return the bytes that each token adds to a text before it.
+    """Return the bytes that each token adds to the text of the tokens before.
 
     Args:
         tokenizer: Any tokenizer.
 
     Returns:
-        Bytes of UTF-8 by id, with the space of a token that begins a word; special tokens have
-        none.
+        UTF-8 bytes by token id, with the space of a token that begins or ends a word; empty for
+        special tokens.
     """
     names = {token: name for name, token in tokenizer.get_vocab().items()}
     ids = range(max(names) + 1)
@@ -242,7 +243,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     if any(name.endswith("</w>") for name in names.values()):
         ends = {token: name.replace("</w>", " ").encode() for token, name in names.items()}
         return [b"" if token in special else ends.get(token, b"") for token in ids]
-    # between two words, so that no space is stripped
+    # each token is decoded between two words, so that `decode` strips none of its spaces
     word = tokenizer("a", add_special_tokens=False)["input_ids"]
     given = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
     before = tokenizer.decode(word, **given)
@@ -250,7 +251,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
     texts = tokenizer.batch_decode([[*word, token, *word] for token in ids], **given)
     return [
         _own_bytes(names.get(token, ""))
-        # a token that is a part of a character has no text
+        # a token that is only a part of a character has no text, so its bytes come from its name
         if "\ufffd" in text
         else text.removeprefix(before).removesuffix(after).encode()
         for token, text in zip(ids, texts, strict=True)
@@ -258,7 +259,7 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
 
 
 def _own_bytes(name: str) -> bytes:
-    """Return the bytes of a token of a byte-level vocabulary, or of a byte such as <0xC3>."""
+    """Return the bytes of a token by its name: <0xC3>, or the characters of byte-level BPE."""
     if match := re.fullmatch("<0x([0-9A-F]{2})>", name):
         return bytes.fromhex(match[1])
     values = {character: value for value, character in bytes_to_unicode().items()}

@@ -1,4 +1,4 @@
-"""Checks of weights that were read from a file: none is missing, cut off or of another shape."""
+"""Checks of weights that were read from a file: none is missing, truncated or of another shape."""
 
 import pickle
 import struct
@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# errors of `torch.load` for a file that is cut off, or of another format
+# errors of `torch.load` for a file that is truncated or of another format
 UNREADABLE = (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, struct.error)
-# pieces of weight names in other architectures, and the parts that they belong to; the first match
-# counts
+# parts of weight names in other architectures, and the feature that each of these parts shows; the
+# first match counts
 FOREIGN_PARTS = {
     "adapter": "adapters",
     "lora_": "LoRA, which must be merged first",
@@ -38,11 +38,12 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
 
     Args:
         model: Model that the weights are for.
-        weights: Tensors by our names; a tensor without a counterpart here keeps its other name.
+        weights: Tensors by the names of `model`; a tensor without a counterpart in the model keeps
+            its original name.
         origin: Model or folder that the weights come from, for the error.
 
     Raises:
-        ValueError: If a weight is left over, missing or of another shape.
+        ValueError: If a weight is unknown, missing or of another shape; names the weight.
     """
     known = model.state_dict()
     for name in sorted(weights.keys() - known.keys()):
@@ -62,7 +63,7 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
 
 
 def check_stored(tensor: Any, name: str, path: str | Path) -> None:
-    """Refuse a tensor if its file holds fewer elements than its shape needs.
+    """Refuse a value that is no plain tensor, or whose file has fewer elements than its shape.
 
     Args:
         tensor: Value that `torch.load` returned for the name.
@@ -70,7 +71,7 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
         path: File, for the error.
 
     Raises:
-        ValueError: If the value is no tensor, or not all of its elements are in the file.
+        ValueError: If the value is no plain tensor, or not all of its elements are in the file.
     """
     if not isinstance(tensor, Tensor):
         raise ValueError(f"{path} must hold a tensor for {name}, got a {type(tensor).__name__}.")
