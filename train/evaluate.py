@@ -88,7 +88,7 @@ def validation_loss(
     # summed in float32, because float64 is not available on every device
     loss_sum = torch.zeros((), device=accelerator.device)
     num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
-    # uncompiled: to compile graphs without gradients would take longer than these batches
+    # not compiled, because compiling graphs without gradients takes longer than these batches
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         for batch in batches:
             inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}

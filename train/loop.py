@@ -499,7 +499,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
         OSError: If the checkpoint cannot be written.
     """
     minutes = run.config.averaged_minutes
-    # with FSDP2 or DeepSpeed each process has only parts of the tensors, so all gather them
+    # with FSDP2 or DeepSpeed a process has only parts of the tensors, so all processes gather them
     weights = distribution.whole_weights(run.model)
     optimizer_state = distribution.whole_optimizer_state(run.accelerator, run.model, run.optimizer)
     moving_average = None

@@ -192,7 +192,7 @@ class Progress:
         self.accelerator.log(numbers, step=numbers.pop("step"))
 
     def to_disk(self):
-        """Force all lines to disk; otherwise a later checkpoint could survive without them."""
+        """Force all lines to disk, so that after a power loss no checkpoint lacks its metrics."""
         to_disk(self.path)
 
 

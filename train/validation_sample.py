@@ -41,7 +41,7 @@ def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float
         rows.with_format("arrow")[:], texts.languages, "validation", repair=True
     )
     model = _whole_model(run)
-    # uncompiled: to compile graphs without gradients would take longer than these batches
+    # not compiled, because compiling graphs without gradients takes longer than these batches
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         pipeline = TranslationPipeline(model, run.data.tokenizer, device=run.accelerator.device)
         translations = translate_shared(PartialState(), pipeline, sources, num_beams=1)
