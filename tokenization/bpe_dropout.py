@@ -11,16 +11,17 @@ from .tokenization_vanilla_transformer import symbol_token
 
 
 class BpeDropout:
-    """Segmentation of tokenized sentences with a random part of the merges.
+    """BPE segmentation of tokenized sentences that applies a random part of the merges.
 
-    The `dropout` of the tokenizers library draws its random numbers without a seed.
+    The tokenizers library also has a `dropout`, but draws its random numbers without a seed.
 
     Args:
         tokenizer: Fast tokenizer with a BPE model.
-        dropout: Probability of skipping a merge each time that it is possible.
+        dropout: Probability of skipping a merge each time that the merge is possible.
 
     Raises:
-        ValueError: If the model is not BPE, or marks the pieces inside or at the end of a word.
+        ValueError: If the model is not BPE, or marks pieces by a prefix inside of a word or by a
+            suffix at its end.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, dropout: float):
@@ -45,7 +46,7 @@ class BpeDropout:
             chance: Random number generator.
 
         Returns:
-            Token ids; those of symbols, added tokens and the end token do not change.
+            Token ids. Symbols, added tokens and the end token keep their ids.
         """
         ids: list[int] = []
         words = zip(encoding.word_ids, encoding.tokens, encoding.ids, strict=True)
@@ -56,7 +57,7 @@ class BpeDropout:
         return ids
 
     def spell(self, word: str, chance: random.Random) -> list[int]:
-        """Segment a word: merge its characters, always with the first of the remaining merges.
+        """Segment a word: repeat the merge of highest priority among those that are not skipped.
 
         Args:
             word: Word in byte-level spelling.

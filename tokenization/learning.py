@@ -44,15 +44,16 @@ def learn_vocabulary(
     """Learn one BPE vocabulary from sentences of both languages. Section 5.1.
 
     The texts are read once. A uniform sample of at most `max_sentences` is kept, so that memory
-    depends on the sample, not on the corpus. Word counts would need no sample, but the number of
-    distinct words grows with the corpus without end. The same texts, seed and sizes give the same
-    vocabulary, bit for bit.
+    depends on the sample, not on the corpus. Counting the words of all texts would need no sample,
+    but the number of distinct words grows with the corpus without a limit. The same texts, seed and
+    sizes give the same vocabulary, bit for bit.
 
     Args:
         texts: Iterable of sentences, or of rows of a translation dataset, {"de": ..., "en": ...},
             of which every language is used. A stream is possible.
         vocab_size: Number of tokens, with the special tokens and the single bytes.
-        symbols: Words that become one token each, whatever the texts; they count in `vocab_size`.
+        symbols: Words that become one token each, even if no text contains them; `vocab_size`
+            includes them.
         max_sentences: Maximum number of sentences to learn from.
         seed: Seed of the sample.
         progress: Show progress bars on stderr.
@@ -62,7 +63,8 @@ def learn_vocabulary(
         tokens occurs twice.
 
     Raises:
-        ValueError: If a size is too small, a text is not a string, or there is no text.
+        ValueError: If `vocab_size` or `max_sentences` is too small, a text is not a string, or
+            there is no text.
     """
     if isinstance(texts, str | Mapping):
         raise ValueError(
@@ -77,8 +79,8 @@ def learn_vocabulary(
     sample = _sample(sentences, max_sentences, seed)
     if not sample:
         raise ValueError("texts must hold at least one sentence, got none.")
-    # the progress bar of the trainer would write to stdout. Counting the words takes most of the
-    # time. A pair that occurs once says nothing about the language
+    # the trainer's progress bar would write to stdout, so another bar shows the counting of words,
+    # which takes most of the time. A pair that occurs only once says nothing about the language
     tokenizer = tokenizer.train_new_from_iterator(
         tqdm(sample, "count words", unit=" sentences", disable=not progress),
         vocab_size - len(symbols),
@@ -102,7 +104,7 @@ def _with_symbols(
     learned = json.loads(tokenizer.backend_tokenizer.to_str())["model"]
     vocab = dict(learned["vocab"])
     for symbol in symbols:
-        # a symbol may also be a word of the texts
+        # a symbol may also be a word of the texts, whose token then exists already
         vocab.setdefault(symbol_token(symbol), len(vocab))
     merges = [tuple(pair) for pair in learned["merges"]]
     return VanillaTransformerTokenizer(vocab, merges, symbols=list(symbols))
@@ -136,12 +138,12 @@ def _sample(sentences: Iterable[str], size: int, seed: int) -> list[str]:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A name for exactly this vocabulary.
+    """Hash a tokenizer, to recognize exactly the same vocabulary and segmentation.
 
     Args:
-        tokenizer: A fast tokenizer.
+        tokenizer: Fast tokenizer.
 
     Returns:
-        The SHA-256 of its definition.
+        SHA-256 of the tokenizer's definition in JSON, in hexadecimal.
     """
     return hashlib.sha256(tokenizer.backend_tokenizer.to_str().encode()).hexdigest()

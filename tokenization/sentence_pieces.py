@@ -1,7 +1,7 @@
 """Convert SentencePiece models (.model) to fast tokenizers.
 
-A model file is a message of protocol buffers. The few fields that a tokenizer needs are read here,
-so that neither the package protobuf nor sentencepiece is needed.
+A model file is a Protocol Buffers message. This file parses the few fields that a tokenizer needs,
+so that neither the package protobuf nor the package sentencepiece is needed.
 """
 
 import re
@@ -13,11 +13,13 @@ from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram
 from transformers import PreTrainedTokenizerFast
 
+# character that stands for a space in a piece
 SPACE = "\u2581"
-# fields of the messages ModelProto, SentencePiece, TrainerSpec and NormalizerSpec
+# field numbers of the messages ModelProto, SentencePiece, TrainerSpec and NormalizerSpec
 PIECES, TRAINER, NORMALIZER = 1, 2, 3
 PIECE, SCORE, KIND = 1, 2, 3
 MODEL_TYPE, BYTE_FALLBACK = 3, 35
+# fields of TrainerSpec with the ids of special tokens: field number and default value
 SPECIAL_IDS = {
     "unk_token": (40, 0),
     "bos_token": (41, 1),
@@ -25,8 +27,9 @@ SPECIAL_IDS = {
     "pad_token": (43, -1),
 }
 CHARACTERS, DUMMY_PREFIX, REMOVE_SPACES, ESCAPE_SPACES = 2, 3, 4, 5
-# kinds of pieces, and of models
+# values of `KIND`
 NORMAL, USER_DEFINED = 1, 4
+# values of `MODEL_TYPE`
 UNIGRAM, BYTE_PAIRS = 1, 2
 
 
@@ -40,7 +43,7 @@ def read_sentence_pieces(path: str | Path) -> PreTrainedTokenizerFast:
         The tokenizer, with the special tokens that the model has.
 
     Raises:
-        ValueError: If the file is no such model.
+        ValueError: If the file is not a unigram or BPE model of SentencePiece.
     """
     try:
         model = _fields(Path(path).read_bytes())
@@ -55,7 +58,7 @@ def read_sentence_pieces(path: str | Path) -> PreTrainedTokenizerFast:
         ) from error
     user_defined = [piece for piece, _, kind in pieces if kind == USER_DEFINED]
     ids = {name: _last(trainer, *field) for name, field in SPECIAL_IDS.items()}
-    # the number -1 is stored in 64 bits
+    # the id -1 means no such token; as a varint it is 2**64 - 1, which is outside of the range
     special = {name: pieces[index][0] for name, index in ids.items() if index in range(len(pieces))}
     has_bytes = bool(_last(trainer, BYTE_FALLBACK, False))
     if kind == UNIGRAM:
@@ -104,13 +107,13 @@ def _normalizer(fields: dict[int, list], has_prefix: bool) -> normalizers.Normal
     if _last(fields, ESCAPE_SPACES, True):
         steps.append(normalizers.Replace(" ", SPACE))
     if has_prefix:
-        # the pre-tokenizer adds no prefix where there is one
+        # SentencePiece adds a prefix to every text, but Metaspace skips a text that begins with one
         steps.append(normalizers.Replace(Regex(rf"\A{SPACE}"), SPACE * 2))
     return normalizers.Sequence(steps)
 
 
 def _merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
-    """Return the merges of a BPE model, which stores only the pieces that they give."""
+    """Reconstruct the merges of a BPE model, which stores only the pieces that merges produce."""
     normal = {
         piece: (score, number)
         for number, (piece, score, kind) in enumerate(pieces)
@@ -135,7 +138,7 @@ def _last(fields: dict[int, list], number: int, default: Any) -> Any:
 
 
 def _fields(message: bytes) -> dict[int, list]:
-    """Read the fields of a message: numbers, and bytes of everything else."""
+    """Parse the fields of a message by number: varints as integers, all other values as bytes."""
     found: dict[int, list] = {}
     position = 0
 
@@ -152,6 +155,7 @@ def _fields(message: bytes) -> dict[int, list]:
 
     while position < len(message):
         key = varint()
+        # wire type: 0 is a varint, 1 and 5 have a fixed size, 2 begins with its size
         kind = key & 7
         if kind == 0:
             value: int | bytes = varint()

@@ -1,6 +1,6 @@
 """The tokenizer: one byte-level BPE vocabulary for source and target. Section 5.1.
 
-This file travels to the Hub without the package and imports nothing from it.
+This file is copied to the Hub without the package, so it imports nothing from the package.
 """
 
 import json
@@ -22,12 +22,13 @@ WORDS = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)
 class VanillaTransformerTokenizer(TokenizersBackend):
     """Tokenizer with one byte-level BPE vocabulary for both languages. Section 5.1.
 
-    Every text can be encoded. Decoding returns the text in Unicode's NFC, with every space, line
-    break and control character. A word has the same tokens at the start of a text and after a
-    space. The end token follows every text. The name of a special token inside a text is encoded
-    like other text, unless `split_special_tokens` is off.
+    Every text can be encoded. Decoding returns the text, normalized to Unicode's NFC, with every
+    space, line break and control character. A word has the same tokens at the start of a text and
+    after a space. The end token follows every text. The name of a special token inside a text is
+    encoded like other text, unless `split_special_tokens` is off.
 
-    Without arguments the vocabulary has only single bytes; `train_new_from_iterator` learns one.
+    Without arguments the vocabulary has only special tokens and single bytes;
+    `train_new_from_iterator` learns a new vocabulary.
 
     Args:
         vocab: Id of every token, with the special tokens and the byte alphabet.
@@ -35,7 +36,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         pad_token: Padding token.
         bos_token: First input of the decoder.
         eos_token: End token.
-        unk_token: Unknown token, which no text contains; the library needs its id.
+        unk_token: Unknown token. No text is encoded with it, but the library needs its id.
         split_special_tokens: Encode the name of a special token inside a text like other text.
         symbols: Words of a formal language, such as the brackets of a linearized tree. Each is one
             token wherever it stands between spaces, and is decoded like other words.
@@ -71,17 +72,18 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 token: index
                 for index, token in enumerate((*SPECIAL_TOKENS, *alphabet, *symbol_tokens))
             }
-        # no merge makes a symbol: the vocabulary is searched for it first
+        # merges do not lead to a symbol, so with `ignore_merges` BPE first looks up the whole word
         self._tokenizer = Tokenizer(
             BPE(vocab=vocab, merges=merges or [], ignore_merges=bool(symbols))
         )
         # the pre-tokenizer puts a space before a text that begins without one, and the normalizer
-        # doubles a space that is there: the decoder can then always remove one
+        # doubles a space at the beginning, so that the decoder can always remove one space
         self._tokenizer.normalizer = normalizers.Sequence(
             [normalizers.NFC(), normalizers.Replace(Regex(r"\A "), "  ")]
         )
-        # add_prefix_space of ByteLevel would also put a space after every token that a user adds.
-        # its pattern separates letters from punctuation, so that no merges make a special token
+        # Metaspace puts the space, because add_prefix_space of ByteLevel would also put one after
+        # every token that a user adds. The pattern of ByteLevel separates letters from punctuation,
+        # so that no merges make a special token
         self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [
                 pre_tokenizers.Metaspace(replacement=" ", prepend_scheme="first", split=False),
@@ -90,7 +92,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             ]
         )
         self._set_decoder()
-        # the library saves the post-processor that this makes, not the setting
+        # the library saves the post-processor that this setting makes, but not the setting
         kwargs.setdefault("add_eos_token", True)
         super().__init__(
             pad_token=pad_token,
@@ -102,8 +104,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             **kwargs,
         )
         self.symbols = list(symbols or [])
-        # the library would give a missing token the next free id, outside the model's embedding;
-        # with another name than the default, this is what the caller wants
+        # the library would give a missing token the next free id, which is outside of the model's
+        # embedding. This is refused for the default names; a caller with other names wants new ids
         known = set(self._tokenizer.get_vocab(with_added_tokens=False))
         known |= {str(token) for token in kwargs.get("added_tokens_decoder", {}).values()}
         named = [str(token) for token in (pad_token, bos_token, eos_token, unk_token)]
@@ -132,9 +134,10 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         self, new_tokens: list[str] | list[AddedToken], special_tokens: bool = False
     ) -> int:
         # with split_special_tokens the backend finds no special token in a text. This is right for
-        # the named ones, but one that a user adds (a language tag) must be found. So the backend
-        # has it as an ordinary token, and only this class knows that it is special. The backend
-        # looks for it in the normalized text: otherwise the text after it would be a start of text
+        # the named tokens, but a token that a user adds, such as a language tag, must be found. So
+        # the backend stores an added token as an ordinary one, and only this class marks it as
+        # special. The backend searches the normalized text for added tokens: otherwise it would
+        # treat the text after such a token as the start of a text
         named = {*SPECIAL_TOKENS, *map(str, self._special_tokens_map.values())}
         tokens = []
         for token in new_tokens:
@@ -143,7 +146,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
             tokens.append(AddedToken(**state | {"special": is_named, "normalized": not is_named}))
             if special_tokens and not is_named and str(token) not in self.extra_special_tokens:
                 self._extra_special_tokens.append(tokens[-1])
-        # tokens of a saved tokenizer are not checked
+        # `symbols` is set after super().__init__, which adds the tokens of a saved tokenizer: these
+        # tokens are not checked
         if hasattr(self, "symbols"):
             self._refuse_byte_symbols([token for token in tokens if str(token) not in named])
         num_added = self._tokenizer.add_tokens(tokens)
@@ -161,7 +165,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
                 )
 
     def _set_decoder(self):
-        # ByteLevel would decode a token that a user has added, such as Zürich, as symbols of bytes
+        # ByteLevel decodes every character as the symbol of a byte, also in a token that a user has
+        # added, such as Zürich. So each such token is first replaced by the symbols of its bytes
         vocab = self._tokenizer.get_vocab(with_added_tokens=False)
         added = {
             unicodedata.normalize("NFC", str(token))
@@ -178,7 +183,7 @@ class VanillaTransformerTokenizer(TokenizersBackend):
 
     def __setstate__(self, state: dict):
         self.__dict__.update(state)
-        # the state of the backend does not contain this setting
+        # the pickled state of the backend does not contain this setting
         self._tokenizer.encode_special_tokens = self.split_special_tokens
 
     def backend_for_others(self) -> Tokenizer:
@@ -198,7 +203,8 @@ class VanillaTransformerTokenizer(TokenizersBackend):
         names = super()._save_pretrained(save_directory, *args, **kwargs)
         if self._extra_special_tokens:
             self.backend_for_others().save(names[-1])
-            # other classes find special tokens in a text only if they do not split them
+            # with split_special_tokens, another class would not find the added special tokens in a
+            # text, so its settings must not contain it
             prefix = Path(names[-1]).name.removesuffix("tokenizer.json")
             path = Path(save_directory, f"{prefix}tokenizer_config.json")
             settings = json.loads(path.read_text(encoding="utf-8"))
@@ -236,20 +242,20 @@ def symbol_token(symbol: str) -> str:
 
 
 def _byte_symbols(text: str) -> str:
-    """Spell a text in the symbols of its bytes."""
+    """Replace each byte of a text in UTF-8 by the character that ByteLevel uses for this byte."""
     spelled = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     return spelled.pre_tokenize_str(text)[0][0]
 
 
 def _is_of_byte_symbols(token: str) -> bool:
-    """Return whether the characters of a token could be the symbols of other bytes."""
+    """Return whether ByteLevel could read the characters of a token as symbols of other bytes."""
     return not token.isascii() and BYTE_SYMBOLS.issuperset(token)
 
 
 def _parts_before_bytes(symbols: list[str] | None) -> list[pre_tokenizers.PreTokenizer]:
     if not symbols:
         return []
-    # every word has a space before it, also the first
+    # every word has a space before it, also the first word, which gets one from Metaspace
     whole = f" (?:{'|'.join(map(re.escape, symbols))})(?=\\s|\\z)"
     return [pre_tokenizers.Split(Regex(f"{whole}|{WORDS}"), "isolated")]
 

@@ -18,12 +18,13 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train") -> int:
         0 if the run is finished; 128 plus the number of the signal that stopped it.
 
     Raises:
-        ValueError: If a setting, the data or the folder does not fit.
-        FloatingPointError: If the loss stays infinite or not a number.
-        OSError: If a file cannot be written.
+        ValueError: As in `loop.train`, or if a flag is unknown.
+        FloatingPointError: As in `loop.train`.
+        MemoryError: As in `loop.train`.
+        OSError: As in `loop.train`.
     """
     config, switches = parse_arguments(argv, prog)
-    # a wrong setting is refused before the libraries of training are imported
+    # a wrong setting is refused before the slow imports of the training libraries
     if switches.dry_run:
         from .dry_run import describe
 

@@ -10,7 +10,8 @@ from ..loading import GENERATION_FILE
 from ..pipeline_vanilla_transformer import evaluating
 from .score import load_with_pairs, pairs_parser
 
-# pairs that are read to choose heads: each is read once for each of its source tokens
+# largest number of pairs that are read to choose heads: the model reads each pair as many times as
+# it has source tokens, each time without one of them
 MOST_PAIRS = 200
 
 
@@ -24,10 +25,10 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         prog: Name of the command, for its help.
 
     Yields:
-        Alignment of each pair in Pharaoh's format, or with a flag the chosen heads.
+        Alignment of each pair in Pharaoh format; with `--choose_heads`, the chosen heads.
 
     Raises:
-        ValueError: As in `score`, or if the folder of the heads cannot be written.
+        ValueError: As in `score`, or if RUN is no folder in which the heads can be saved.
     """
     parser = pairs_parser(
         prog,

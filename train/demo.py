@@ -22,7 +22,7 @@ COLUMN_WIDTH = 38
 def run_demo(output_dir: str | Path = "runs/demo") -> str:
     """Train on the embedded corpus by `accelerate launch`, and evaluate on its test split.
 
-    An interrupted run resumes. A finished run is only evaluated.
+    An interrupted run is resumed. A finished run is only evaluated.
 
     Args:
         output_dir: Run folder.
@@ -38,13 +38,13 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     launch += ["--num_processes", "1", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
     launch += ["-m", "vanilla_transformer.train", "demo", "--output_dir", str(folder), "--resume"]
-    # the default of the launcher is one thread
+    # without this variable the launcher limits the process to one thread
     environment = {"OMP_NUM_THREADS": str(os.cpu_count() or 1), **os.environ}
     environment[STARTER] = str(os.getpid())
     status = _run_and_forward_signals(launch, environment)
     if status:
         raise ValueError(f"training must succeed to be evaluated, got exit status {status}.")
-    # a single process evaluates, so there are scores
+    # not None, because the evaluation runs in a single process
     scores: Any = evaluate(folder)
     return "\n\n".join(
         [
@@ -67,7 +67,8 @@ def _run_and_forward_signals(launch: list[str], environment: dict[str, str]) -> 
             except subprocess.TimeoutExpired:
                 number = requests.pending()
             if number is not None and not is_passed_on:
-                # a launcher of a single process would end without waiting for the process
+                # the children get the signal, because the launcher of a single process would end
+                # without waiting for this process
                 for process in psutil.Process(launcher.pid).children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.send_signal(number)
@@ -78,7 +79,7 @@ def _run_and_forward_signals(launch: list[str], environment: dict[str, str]) -> 
 
 
 def translation_table(folder: Path, split: str, num_sentences: int) -> str:
-    """Format some translations of a split, spread over it, next to source and reference.
+    """Format translations of evenly spaced sentences of a split, with source and reference.
 
     Args:
         folder: Folder of the translations.
@@ -86,7 +87,7 @@ def translation_table(folder: Path, split: str, num_sentences: int) -> str:
         num_sentences: Number of sentences to show.
 
     Returns:
-        Table with three columns; a mark shows translations that differ from the reference.
+        Table with three columns; an asterisk marks translations that differ from the reference.
     """
     columns = [
         read_text(folder / f"{split}.{side}.txt").split("\n")[:-1]
@@ -110,13 +111,13 @@ def _row(cells: list[str]) -> str:
 
 
 def contents(folder: Path) -> str:
-    """List the files of a run folder, and a command to continue with.
+    """List the files of a run folder, and show a command to continue with.
 
     Args:
         folder: Run folder.
 
     Returns:
-        One line for each file that exists.
+        One line for each file that exists, and the command.
     """
     parts = {
         "model.safetensors": "averaged model; load the folder with from_pretrained",

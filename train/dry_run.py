@@ -1,4 +1,4 @@
-"""Preview of a run: its first pairs, and its sizes, computed without weights."""
+"""Preview of a run: its first pairs, and its sizes, computed without allocating weights."""
 
 import dataclasses
 import math
@@ -23,14 +23,14 @@ from .schedule import rate_of
 from .scoring import refuse_bleu_tokenizer
 from .vocabulary import learn_tokenizer, load_tokenizer, refuse_unknown_text
 
-# pairs to show of each corpus, to learn a vocabulary from, and to count the tokens of
+# numbers of pairs of each corpus: to show, to learn a vocabulary from, and to count tokens in
 SHOWN_PAIRS, LEARNED_PAIRS, COUNTED_PAIRS = 3, 100_000, 2000
 
 
 def describe(config: TrainConfig, recipe: str) -> str:
     """Describe a run: its first pairs, settings, sizes and memory, and results of its recipe.
 
-    Only corpora in files and folders are read.
+    Only corpora in files and folders are read, so that nothing is downloaded.
 
     Args:
         config: Settings of the run.
@@ -41,7 +41,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
 
     Raises:
         ValueError: If the recipe is unknown, the tokenizer or a corpus cannot be read, or the
-            model, the BLEU tokenizer or a tracker is refused.
+            model, the BLEU tokenizer or a tracker is invalid.
     """
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     refuse_trackers(config.report_to)
@@ -54,7 +54,8 @@ def describe(config: TrainConfig, recipe: str) -> str:
     model_config = config.model_config(vocab_size)
     with torch.device("meta"):
         model = make_model(config, model_config)
-    # a run may end, or begin its cooldown, before the warmup ends
+    # the learning rate is highest at the end of the warm-up, or before it, if the run ends or its
+    # cooldown begins within the warm-up
     highest = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
     peak = rate_of(config, model_config.d_model)(highest)
     tokens = config.max_steps * config.tokens_per_step
@@ -88,10 +89,10 @@ def describe(config: TrainConfig, recipe: str) -> str:
 
 
 def _local_texts(config: TrainConfig) -> Texts | None:
-    """Read the text as training does; None if a corpus is not in a file or folder."""
+    """Load the corpora as training does; return None if one of them is no file or folder."""
     languages = (config.source_lang, config.target_lang)
     corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
-    # a missing file is refused; a name that may be on the Hub is not looked up
+    # `load_texts` refuses a missing file; a name that may be on the Hub is not looked up
     is_here = [is_local(it, *languages) or is_file_name(it) for it in corpora]
     return load_texts(config) if all(is_here) and "demo" not in corpora else None
 
@@ -100,7 +101,7 @@ def _epochs(
     config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokenizerBase | None
 ) -> dict[str, str]:
     """Estimate the number of epochs from the first pairs."""
-    # the size of a stream is unknown, and corpora with weights have no common end
+    # the size of a stream is unknown, and corpora with weights do not end at the same time
     if config.streaming or texts.weights is not None:
         return {}
     first = [rows.select(range(min(len(rows), LEARNED_PAIRS))) for rows in texts.train]
@@ -191,7 +192,7 @@ def group(title: str, facts: dict[str, str]) -> str:
 
 
 def _yaml_lines(settings: dict[str, Any]) -> list[str]:
-    # one line each, in the form of a recipe: a mapping in braces, without them
+    # one line for each setting, in the form of a recipe: a mapping {name: value} without its braces
     return [
         yaml.safe_dump(
             {name: value},
@@ -205,17 +206,17 @@ def _yaml_lines(settings: dict[str, Any]) -> list[str]:
 
 
 def flops_per_token(model: nn.Module) -> int:
-    """Return the work of training on one source token and one target token.
+    """Count the floating-point operations of training on one source token and one target token.
 
-    Each weight is multiplied once with each source or target token that it processes. Backward
-    takes twice the work of forward.
+    In the forward pass, each weight of a linear layer takes 2 operations for a token, a
+    multiplication and an addition. The backward pass takes twice as many, so both take 6.
 
     Args:
         model: Model or part of a model; the weights may be on the meta device.
 
     Returns:
-        Floating-point operations, without those between queries, keys and values, which depend on
-        the length of sentences.
+        Number of operations, without the products of queries, keys and values, whose number depends
+        on the length of sentences.
     """
     weights = [layer.weight for layer in model.modules() if isinstance(layer, nn.Linear)]
     return 6 * sum(weight.numel() for weight in weights)

@@ -1,4 +1,4 @@
-"""Stop a run before its last step: on a signal, without its launcher, or if a process stalls."""
+"""Stop a run early: on a signal, after the end of its launcher, or if a process stalls."""
 
 import contextlib
 import os
@@ -21,14 +21,16 @@ from ..console import EXIT_SIGNAL, Interrupted
 
 # a closed terminal sends SIGHUP, which Windows does not have
 SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if name in dir(signal)]
-# a launcher may repeat a signal that the whole process group has already received
+# a launcher may forward a signal that the whole process group has already received, so signals
+# within this time count as one request
 SAME_REQUEST_SECONDS = 2.0
+# longest interval between two signs of life of a process
 SECONDS_BETWEEN_SIGNS = 2.0
 # environment variables that show that torchrun, or accelerate alone, started this process
 LAUNCHED = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
 # environment variable with a process id; the run stops when this process ends
 STARTER = "VANILLA_TRANSFORMER_STARTER"
-# waits for the end of the launcher, at most a minute, then prints
+# program that waits for the end of the launcher, at most a minute, and then prints a text
 SAY_AFTER = """
 import os, sys, time
 text, launcher = sys.argv[1], int(sys.argv[2])
@@ -48,7 +50,7 @@ class Requests:
     """Requests to stop, from signals or because the launcher has ended.
 
     Args:
-        is_told: Whether this process prints what a request does.
+        is_told: Whether this process prints that the run ends after the current step.
     """
 
     def __init__(self, is_told: bool):
@@ -94,7 +96,7 @@ class Requests:
 
         Args:
             number: Number of the signal.
-            frame: Not used.
+            frame: Interrupted stack frame, not used.
 
         Raises:
             Interrupted: If requests are not deferred.
@@ -102,7 +104,8 @@ class Requests:
         if self.number is not None:
             return
         self.number = number
-        # a write to a closed terminal would end the run
+        # a write to a closed terminal would raise an error and end the run, so stdout and stderr
+        # are redirected to the null device
         for terminal in self._terminals:
             if not os.isatty(terminal):
                 nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -111,7 +114,7 @@ class Requests:
         if not self._is_deferred:
             raise Interrupted(number)
         if self.is_told:
-            # os.write takes no lock, which the interrupted code might hold
+            # os.write needs no lock; a lock might be held by the code that the signal interrupted
             with contextlib.suppress(OSError):
                 name = signal.Signals(number).name
                 text = f"\n{name}: the run ends after this step. A second signal ends it at once.\n"
@@ -123,7 +126,7 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
     """Handle requests to stop until the block ends; an ignored signal stays ignored.
 
     Args:
-        is_told: Whether this process prints what a request does.
+        is_told: Whether this process prints that the run ends after the current step.
 
     Yields:
         The requests.
@@ -132,7 +135,7 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
     # Python handles signals only in its main thread
     is_main_thread = threading.current_thread() is threading.main_thread()
     found = {number: signal.getsignal(number) for number in SIGNALS if is_main_thread}
-    # nohup makes a process ignore SIGHUP
+    # nohup makes a process ignore SIGHUP, which must stay ignored
     before = {number: it for number, it in found.items() if it != signal.SIG_IGN}
     for number in before:
         signal.signal(number, requests.receive)
@@ -148,8 +151,8 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
 def _ending_at_a_second(numbers: Collection[int]) -> Iterator[None]:
     """End the process at a second signal, also during a long operation.
 
-    Python calls handlers only between operations, and a backward pass is a single one. So a thread
-    reads the signals.
+    Python calls a handler only between two bytecode instructions, and a backward pass is a single
+    one. So a thread reads the signals from a socket, to which Python's C code writes them at once.
 
     Args:
         numbers: Numbers of the signals that are handled; none for a thread other than the main one.
@@ -184,7 +187,7 @@ def _end_at_a_second(reading: socket.socket, numbers: Collection[int]):
 
 
 def ignore_signals(worker: int):
-    """Make a DataLoader worker ignore signals, because the run needs it until it has saved.
+    """Make a DataLoader worker ignore signals, because the run needs the worker until it saves.
 
     Args:
         worker: Number of the worker, not used.
@@ -195,9 +198,10 @@ def ignore_signals(worker: int):
 
 @contextlib.contextmanager
 def naming_a_dead_worker(workers: int) -> Iterator[None]:
-    """Wait for torch's error about a dead DataLoader worker if reading from it failed first.
+    """Wait for torch's error about a dead DataLoader worker if reading from the worker fails first.
 
-    The pipes of a killed process close a moment before its parent is told about its end.
+    The pipes of a killed process close a moment before its parent receives SIGCHLD. The handler of
+    this signal raises torch's error, which names the worker.
 
     Args:
         workers: Number of workers.
@@ -214,15 +218,15 @@ def naming_a_dead_worker(workers: int) -> Iterator[None]:
 
 
 def print_after_launcher(text: str):
-    """Print a line on stderr after the launcher has ended, which prints a traceback.
+    """Print a line on stderr after the end of the launcher, which first prints a traceback.
 
     Args:
-        text: One line.
+        text: Line to print.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return
     command = [sys.executable, "-c", SAY_AFTER, f"{text}\n", str(os.getppid())]
-    # a new session, so that a signal to the launcher's process group does not end it
+    # a new session, so that a signal to the launcher's process group does not end this program
     subprocess.Popen(command, start_new_session=True, stdin=subprocess.DEVNULL)
 
 
@@ -230,11 +234,12 @@ def print_after_launcher(text: str):
 def ending_if_stalled(minutes: float) -> Iterator[None]:
     """End this process with an error if another process of the run stalls.
 
-    Otherwise the processes would wait for a process that was stopped or whose machine is gone. A
-    thread of each process sends regular signs of life through a store of the main process.
+    Without this check, all processes would wait for hours for a process that was stopped or whose
+    machine is gone. A thread of each process regularly writes a sign of life, a counter, to a
+    TCPStore of the main process.
 
     Args:
-        minutes: Time without a sign of life that ends the run.
+        minutes: Minutes without a sign of life of a process after which the run ends.
     """
     state = PartialState()
     if state.num_processes == 1:
@@ -248,7 +253,7 @@ def ending_if_stalled(minutes: float) -> Iterator[None]:
     broadcast_object_list(port)
     if not state.is_main_process:
         store = TCPStore(host, port[0], is_master=False, timeout=timeout)
-    # other processes may use the store a moment longer
+    # keep the store after this block, because other processes may still use it
     _stores.append(store)
     store.set(str(state.process_index), "0")
     state.wait_for_everyone()
@@ -270,12 +275,13 @@ class _StallWatch:
         self.names = [str(process) for process in range(count)]
         self.interval = min(SECONDS_BETWEEN_SIGNS, seconds / 4)
         self.is_over = threading.Event()
-        # last sign of each process, and the time at which it changed
+        # last sign of each process, and the time at which this process saw it change
         self.seen = {name: (b"", time.monotonic()) for name in self.names}
+        # time of the last answer of the store
         self.answered = time.monotonic()
 
     def exchange(self):
-        """Send own signs and read those of the others; the store may never answer."""
+        """Send the signs of this process and read those of all; the store may never answer."""
         sign = 0
         while not self.is_over.wait(self.interval):
             sign += 1
@@ -283,7 +289,7 @@ class _StallWatch:
                 self.store.set(str(self.own), str(sign))
                 found = self.store.multi_get(self.names)
             except RuntimeError:
-                # the main process, which has the store, has ended; the launcher ends the others
+                # the main process, which hosts the store, has ended; the launcher ends the others
                 self.is_over.set()
                 return
             self.answered = time.monotonic()
@@ -296,12 +302,14 @@ class _StallWatch:
         last = time.monotonic()
         while not self.is_over.wait(self.interval):
             now = time.monotonic()
-            # if this process itself was stopped, it has missed the signs of the others
+            # if this process itself was stopped, it has missed signs of the others, so all times
+            # begin anew
             if now - last > 4 * self.interval + 1:
                 self.answered = now
                 self.seen = {name: (value, now) for name, (value, _) in self.seen.items()}
             last = now
             silent = [int(name) for name, (_, new) in self.seen.items() if now - new > self.seconds]
+            # without an answer of the store, the main process, which hosts the store, is silent
             if now - self.answered > self.seconds:
                 silent = [0]
             if silent:
@@ -322,7 +330,7 @@ def _end_without(silent: list[int], own: int, seconds: float, is_over: threading
             "resume with --resume.\n"
         )
         os.write(2, text.encode())
-    # the main thread waits for the stalled process, and would not see an exception
+    # not an exception: the main thread waits for the stalled process, and would not handle it
     os._exit(1)
 
 

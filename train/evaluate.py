@@ -65,9 +65,9 @@ from .translate import SEARCH, add_search, fitting_lines, one_line, translate_li
 
 logger = logging.getLogger(__name__)
 
-# time to wait for another evaluation, which locks the folder only while it writes
+# seconds to wait for another evaluation, which locks the folder only while it writes
 SECONDS_TO_WAIT = 10.0
-# beginning of the name of a test set of sacreBLEU
+# first word of `Evaluation.dataset` for a test set of sacreBLEU
 SACREBLEU = "sacrebleu"
 
 
@@ -78,17 +78,17 @@ def validation_loss(
     """Compute the loss without label smoothing and without dropout, over all processes.
 
     Args:
-        accelerator: Accelerator with the processes and the precision.
+        accelerator: Accelerator of the run, which determines device and precision.
         model: Model, not wrapped; the mode of each module is restored afterwards.
-        batches: Batches of the split on this process.
+        batches: Batches of this process.
 
     Returns:
-        Mean loss per target token.
+        Mean loss per target token, in nats.
     """
-    # float64 is not available on every device
+    # summed in float32, because float64 is not available on every device
     loss_sum = torch.zeros((), device=accelerator.device)
     num_tokens = torch.zeros((), dtype=torch.long, device=accelerator.device)
-    # graphs without gradients would take longer to compile than these batches
+    # not compiled, because compiling graphs without gradients takes longer than these batches
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         for batch in batches:
             inputs = {name: tensor.to(accelerator.device) for name, tensor in batch.items()}
@@ -111,7 +111,8 @@ def _loss_sum(
         # run its own forward
         return smoothed_loss_sum(model(**inputs, use_cache=False).logits, labels, 0.0)
     states = model.model(**inputs, use_cache=False).last_hidden_state.flatten(0, 1)
-    # memory for each logit: as computed, in float32, and as a log-probability
+    # each logit is stored three times, in at most 4 bytes: as computed, in float32, and as a
+    # log-probability
     rows = max(1, block_bytes(states.device.type) // (3 * 4 * model.config.vocab_size))
     parts = zip(states.split(rows), labels.flatten().split(rows), strict=True)
     losses = (smoothed_loss_sum(model.lm_head(x)[None], label, 0.0) for x, label in parts)
@@ -124,7 +125,7 @@ class Evaluation:
 
     Args:
         run: Run folder, model folder or Hub name.
-        recipe: Recipe of the run; None for another model.
+        recipe: Settings of the run; None if the model is not in a run folder.
         folder: Folder for the results.
         split: Split to translate; None for files and for a test set of sacreBLEU.
         dataset: Argument of `load_translations`, the source file, or the name of the test set.
@@ -135,7 +136,7 @@ class Evaluation:
         streaming: Argument of `load_translations`.
         references: Reference files; empty for a dataset and for a test set of sacreBLEU.
         bleu_tokenizer: Tokenizer of sacreBLEU.
-        default_tokenizer: Tokenizer of sacreBLEU by default, from the recipe or the language.
+        default_tokenizer: Default of `bleu_tokenizer`, from the recipe or the target language.
     """
 
     run: str
@@ -154,7 +155,7 @@ class Evaluation:
 
     @property
     def data_name_parts(self) -> list[str]:
-        """Parts of the name of the data: only the split, for the dataset of the run."""
+        """Parts of the data's name in the results: only the split for the run's own dataset."""
         names = ("dataset", "name", "source_lang", "target_lang", "revision")
         recipe = self.recipe
         if (
@@ -191,24 +192,24 @@ def evaluate(
     its share, and the main process scores all sentences.
 
     Writes `hypotheses/` and `scores.json`, and adds the scores to the model card of a run. Results
-    are saved under the name of the split. Other data, another search or another tokenizer than the
-    run's own become part of this name. Files and test sets of sacreBLEU give it their own name.
+    are saved under the name of the split, or of the file or the test set of sacreBLEU. If data,
+    search or BLEU tokenizer differ from the run's own, they become part of this name.
 
     Args:
         run: Run folder, model folder or Hub name.
         split: Split of the dataset, by default "test".
-        dataset: Argument of `load_translations`; the default of this and the four following
-            arguments is the run's own.
+        dataset: Argument of `load_translations`. The defaults of `dataset`, `name`, `source_lang`,
+            `target_lang` and `revision` are the run's own.
         name: Configuration of the dataset.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
         revision: Commit, branch or tag of a dataset on the Hub.
         source: Text file to translate instead of a split, plain or compressed.
-        reference: Reference file or files of the source file, with as many lines.
+        reference: Reference file or files, each with as many lines as the source file.
         sacrebleu: Name of a test set of sacreBLEU to translate instead of a split.
-        bleu_tokenizer: Tokenizer of sacreBLEU; by default that of the run or the language.
-        comet: COMET model to score with, in addition.
-        against: Other run, to compare with its saved translations of the same split.
+        bleu_tokenizer: Tokenizer of sacreBLEU; by default that of the run, or of the language.
+        comet: COMET model to score with in addition; None for no COMET score.
+        against: Other run; its saved translations of the same sentences are compared with these.
         output_dir: Folder for the results; by default the run folder.
         trust_remote_code: Run the Python code that is saved with the model.
         search: Settings of `generate` that differ from the model's, `num_beams` for example.
@@ -239,7 +240,7 @@ def evaluate(
     model = pipeline.model
     in_all_processes(lambda: list(fitting_lines([sources], pipeline, title)))
     key = _result_name(task, search, model)
-    # the engine changes the speed, not the translations
+    # the engine changes only the speed, so it is not recorded among the settings of the search
     engine = {"engine": search.pop("engine")} if "engine" in search else {}
     if other is not None:
         other_key, others = in_all_processes(
@@ -251,7 +252,7 @@ def evaluate(
     seconds = time.monotonic() - started
     if not state.is_main_process:
         return None
-    # saved before scoring, which can fail
+    # saved before scoring, so that they are kept if scoring fails
     is_unchanged = _save_translations(task.folder, key, sources, references, translations)
     scores = _scores_of(task, sources, references, translations, comet)
     defaults = {field: getattr(model.generation_config, field, None) for field in SEARCH}
@@ -306,7 +307,8 @@ def _resolve(
             dataset, name = recipe.dataset, name or recipe.name
         if recipe is not None and dataset == recipe.dataset:
             revision = revision or recipe.revision
-            # a streamed dataset is not stored, but its evaluation splits are loaded whole
+            # streaming stores no copy of the dataset and loads evaluation splits into memory; the
+            # training split would stay a stream, which cannot be evaluated
             streaming = recipe.streaming and split != "train"
     if sacrebleu is not None:
         refuse_sacrebleu_set(sacrebleu, source_lang, target_lang)
@@ -339,7 +341,7 @@ def _check_test_set(
     sacrebleu: str | None,
     of_dataset: Mapping[str, str | None],
 ) -> str | None:
-    """Refuse arguments that name several test sets; return the name of one outside of a dataset."""
+    """Refuse several test sets at once; return the name of one that is no dataset, or None."""
     if (source is None) != (not references):
         missing = "source" if source is None else "reference"
         raise ValueError(f"source and reference must be given together, got no {missing}.")
@@ -358,7 +360,7 @@ def _load_with_average(task: Evaluation, *options: Any) -> tuple[TranslationPipe
     while True:
         before = describe_average(folder) if folder else None
         pipeline = load(task.run, *options)
-        # another command may have replaced the model meanwhile
+        # load again if another command has replaced the model in the meantime
         if before == (describe_average(folder) if folder else None):
             return pipeline, before
 
@@ -366,7 +368,7 @@ def _load_with_average(task: Evaluation, *options: Any) -> tuple[TranslationPipe
 def _check_arguments(
     run: str, dataset: str | None, output_dir: str | None, comet: str | None
 ) -> TrainConfig | None:
-    """Refuse arguments that cannot be used; return the recipe of a run."""
+    """Refuse arguments that cannot be used; return the settings of a run, or None."""
     is_run = (checked_folder(run, "run") / RECIPE_FILE).is_file()
     if output_dir is not None:
         checked_folder(output_dir, "output_dir")
@@ -433,7 +435,7 @@ def _translations_to_compare(
 ) -> tuple[str, list[str]]:
     """Return the saved translations to compare with, and the name that they are saved under."""
     other = Path(against)
-    # a comparison of a run with itself is one with its default search
+    # a run is compared with itself to measure another search: use the results of its own search
     is_itself = other.resolve() in (Path(task.run).resolve(), task.folder.resolve())
     own = _file_name(task.data_name_parts)
     keys = [own] if is_itself else [key, task.split or own]
@@ -451,7 +453,7 @@ def _translations_to_compare(
 def _save_translations(
     folder: Path, key: str, sources: list[str], references: list[list[str]], translations: list[str]
 ) -> bool:
-    """Save the texts, and return whether the same texts were there before."""
+    """Save sources, references and translations; return whether the same ones were there before."""
     texts = {
         path: "".join(f"{line}\n" for line in map(one_line, lines))
         for path, lines in zip(
@@ -476,7 +478,7 @@ def _scores_of(
     translations: list[str],
     comet: str | None,
 ) -> dict[str, Any]:
-    """Score the translations; return the scores after the fields that name the data."""
+    """Score the translations; return the fields that name the data, then the scores."""
     fields = ("dataset", "name", "revision", "split", "source_lang", "target_lang")
     scores = {field: getattr(task, field) for field in fields}
     if task.references:
@@ -491,7 +493,7 @@ def _scores_of(
         scores["leaks"] = _leaks_of(task, task.recipe, sources, references)
     if comet is not None:
         scores["comet"] = comet_score(sources, translations, references[0], comet)
-        # the program reads a single reference
+        # `comet-score` reads a single reference for each sentence
         others = f", the first of {len(references)} references" if len(references) > 1 else ""
         scores["comet_signature"] = f"{comet}{others}"
     return scores
@@ -500,7 +502,7 @@ def _scores_of(
 def _leaks_of(
     task: Evaluation, recipe: TrainConfig, sources: list[str], references: list[list[str]]
 ) -> dict[str, int] | str:
-    """Count the sentences that the training text contains, or return why they are not counted."""
+    """Count the sentences that are in the training text, or return why they cannot be counted."""
     if recipe.streaming:
         return STREAMED
     languages = recipe.source_lang, recipe.target_lang
@@ -521,7 +523,7 @@ def _leaks_of(
             finder = LeakFinder(sources, list(chain(*references)), own_languages)
             hits = find_leaks(texts.train, texts.hashes, finder)
         if recipe.drop_leaks:
-            # these pairs were not trained on
+            # the run dropped these pairs, so it was not trained on them
             hits = hits[~np.isin(hits[:, PAIR], texts.leaks[:, PAIR])]
     except (ValueError, OSError) as error:
         logger.warning("The training text cannot be read: %s", error)
@@ -534,7 +536,7 @@ def _save_scores(
 ):
     """Add the scores to `scores.json`, and to the model card if the folder is that of the run."""
     with hold_run(task.folder, SECONDS_TO_WAIT):
-        # read only now: another evaluation may have saved its scores meanwhile
+        # read under the lock, because another evaluation may have saved scores in the meantime
         before = read_scores(task.folder)
         if is_unchanged and key in before:
             _keep_comparisons(scores, before[key])
@@ -567,7 +569,7 @@ def translate_shared(
         state: State of the processes.
         pipeline: Model and tokenizer.
         sources: Sentences.
-        title: Name of the text, for a progress bar; without it there is none.
+        title: Name of the data in the progress bar; None for no progress bar.
         search: Settings of the pipeline's call that differ from the model's.
 
     Returns:
@@ -594,7 +596,7 @@ def _file_name(parts: list[str]) -> str:
 
 
 def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None:
-    """Keep comparisons and COMET of the same translations: they are valid, and slow to compute."""
+    """Copy comparisons and COMET, which are slow, from earlier scores of the same translations."""
     if "against" in before and before["bleu_signature"] == scores["bleu_signature"]:
         scores["against"] = {**before["against"], **scores.get("against", {})}
     if "comet" in before and "comet" not in scores:
@@ -604,7 +606,7 @@ def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None
 def _saved_translations(
     folder: Path, keys: Iterable[str], sources: list[str], references: list[list[str]]
 ) -> tuple[str, list[str]]:
-    """Return the first key with saved translations of the same sources, and the translations."""
+    """Return the first key with saved translations of the same pairs, and the translations."""
     for key in keys:
         paths = _saved_files(folder, key, len(references))
         if all(path.is_file() for path in paths):
@@ -680,11 +682,11 @@ def _refuse_unwritable(state: PartialState, folder: Path, key: str):
     read_scores(folder)
     try:
         if state.is_main_process:
-            # a running training locks its folder for a long time
+            # fails if a training run uses the folder, which stays locked until the run ends
             with hold_run(folder, SECONDS_TO_WAIT):
                 pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
-        # fails if the name is too long for the file system
+        # fails if the name of the file is too long for the file system
         _saved_files(folder, key)[0].stat()
     except FileNotFoundError:
         pass
@@ -759,7 +761,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.train.evaluate") -> st
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Evaluate as a command, which reports an error in one sentence.
+    """Run the evaluation as a command, and report an error as one sentence on stderr.
 
     Args:
         argv: Arguments of the command line; by default those of the process.

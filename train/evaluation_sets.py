@@ -41,7 +41,7 @@ def read_files(paths: Sequence[str | Path]) -> list[list[str]]:
 
 
 def refuse_sacrebleu_set(name: str, source_lang: str, target_lang: str) -> None:
-    """Refuse a test set that sacreBLEU does not have, or not in these languages.
+    """Refuse a test set that sacreBLEU does not have, or does not have in these languages.
 
     Args:
         name: Name of the test set.
@@ -65,7 +65,10 @@ def refuse_sacrebleu_set(name: str, source_lang: str, target_lang: str) -> None:
 
 
 def read_sacrebleu_set(name: str, source_lang: str, target_lang: str) -> list[list[str]]:
-    """Read a test set of sacreBLEU, which is downloaded unless it is in the folder `SACREBLEU`.
+    """Read a test set of sacreBLEU, and download it if it is not stored yet.
+
+    sacreBLEU stores test sets in the folder of the environment variable `SACREBLEU`, or else in
+    `~/.sacrebleu`.
 
     Args:
         name: Name of the test set.
@@ -81,7 +84,7 @@ def read_sacrebleu_set(name: str, source_lang: str, target_lang: str) -> list[li
     pair = f"{source_lang}-{target_lang}"
     try:
         files = [DATASETS[name].get_source_file(pair), *DATASETS[name].get_reference_files(pair)]
-    # sacreBLEU ends the process after a wrong checksum or certificate, and logs the reason
+    # for a wrong checksum or certificate, sacreBLEU logs the reason and raises SystemExit
     except (OSError, EOFError, tarfile.TarError, zipfile.BadZipFile, SystemExit) as error:
         reason = "see above" if isinstance(error, SystemExit) else " ".join(str(error).split())
         raise ValueError(

@@ -62,7 +62,7 @@ LAST = "last"
 
 @dataclass
 class FineTuneArguments:
-    """Arguments that the library does not have: the model and the dataset."""
+    """Arguments that `Seq2SeqTrainingArguments` does not have, for the model and the dataset."""
 
     run: str = field(metadata={"help": "run folder, model folder or Hub name to start from"})
     dataset: str = field(
@@ -90,9 +90,9 @@ class FineTuneArguments:
 class KeepGenerationConfig(TrainerCallback):
     """Callback that restores the model's generation config after each batch of an evaluation.
 
-    `Seq2SeqTrainer` writes the library's defaults into it, a maximum output length of 20 tokens
-    among them. The search of this package ignores that default, but other programs that read the
-    saved file would truncate translations.
+    `Seq2SeqTrainer` writes the library's defaults into this config, a maximum output length of 20
+    tokens among them. The search of this package ignores that default, but other programs that read
+    the saved file would truncate translations.
 
     Args:
         model: The model whose `generate` is called.
@@ -126,7 +126,7 @@ def compute_metrics(
         Scores from `score_translations`: BLEU and chrF with their signatures.
     """
     translations, references = (
-        # several processes fill the last batch by repeating the first sentences
+        # several processes fill the last batch with the first sentences, which are cut off here
         tokenizer.batch_decode(
             np.where(ids == IGNORED, tokenizer.pad_token_id, ids)[:num_sentences],
             skip_special_tokens=True,
@@ -137,7 +137,7 @@ def compute_metrics(
 
 
 def add_adapters(model: PreTrainedModel, rank: int) -> PreTrainedModel:
-    """Freeze a model, and add low-rank adapters to the queries and values of every attention.
+    """Freeze a model, and add low-rank adapters to the query and value projections.
 
     Args:
         model: The model.
@@ -201,8 +201,8 @@ def load_rows(
 def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
     """Train a model further, save it, and on request evaluate and publish it.
 
-    The model in `output_dir` has weights of the same type as before. Adapters are merged into the
-    weights; the subfolder `adapter` contains the adapters alone, for peft.
+    The weights of the model in `output_dir` have the same dtype as before. Adapters are merged into
+    the weights; the subfolder `adapter` contains the adapters alone, for peft.
 
     Args:
         options: Model and dataset.
@@ -223,16 +223,17 @@ def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dic
 
 
 def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
-    # new adapters are random, and are created before the trainer sets its seed
+    # new adapters are random and are created before the trainer sets its seed, so set the seed now
     set_seed(args.seed)
     use_attention_for_all_shapes()
     model, tokenizer = in_all_processes(lambda: _load_model(options))
     dtype = model.dtype
     if not options.lora_rank and dtype != torch.float32:
-        # a training step is smaller than the spacing of numbers in half precision
+        # an update of a weight is smaller than the spacing of numbers in half precision, so that
+        # rounding would undo the update
         model.float()
         logger.info("the weights are trained in float32, and saved in %s", dtype)
-    # a model saved by another tool may have no maximum length of a translation
+    # a model that was saved by another tool may have no maximum length of a translation
     if getattr(model.generation_config, "length_penalty_alpha", None) is None:
         set_paper_search(model)
     is_evaluated = args.do_eval or args.predict_with_generate
@@ -240,10 +241,11 @@ def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> di
     # the main process prepares the data, and the others then find it in the cache
     rows = main_process_first(lambda: load_rows(options, splits, tokenizer))
     longest = max_source_tokens(model.config)
-    # an evaluation without the long sentences would score another split
+    # sentences that are too long for the model are refused, because without them the evaluation
+    # would score another split
     if longest is not None and is_evaluated:
         in_all_processes(lambda: _refuse_longer(rows["validation"], longest))
-    # the library would publish every checkpoint, without the code that loads it
+    # published below: the library would publish every checkpoint, without the code to load it
     is_published, args.push_to_hub = args.push_to_hub, False
     trainer = _make_trainer(options, args, model, tokenizer, rows)
     _train(trainer, args)
@@ -272,7 +274,7 @@ def _make_trainer(
     tokenizer: PreTrainedTokenizerBase,
     rows: dict[str, Dataset],
 ) -> FusedTrainer:
-    # the first token of a sentence must have the first position
+    # padding on the right: the first token of a sentence must have the first position
     padding = copy.copy(tokenizer)
     padding.padding_side = "right"
     scoring = None
@@ -286,8 +288,8 @@ def _make_trainer(
     trainer = FusedTrainer(
         model=add_adapters(model, options.lora_rank) if options.lora_rank else model,
         args=args,
-        # with label smoothing the trainer removes the labels from the model's inputs; a collator
-        # with the model creates the decoder_input_ids, which the model then needs
+        # with label smoothing the trainer removes the labels from the model's inputs, so the model
+        # needs decoder_input_ids; a collator with the model creates them
         data_collator=DataCollatorForSeq2Seq(padding, model=model),
         train_dataset=rows["train"],
         eval_dataset=rows.get("validation"),
@@ -318,7 +320,7 @@ def _save(
     tokenizer: PreTrainedTokenizerBase,
     dtype: torch.dtype,
 ):
-    """Save the trained model, with weights of a type, and its adapters if there are any."""
+    """Save the trained model with weights of a dtype, and its adapters if there are any."""
     own_parts = {
         name: weight.to_local() if isinstance(weight, DTensor) else weight
         for name, weight in model.named_parameters()
@@ -330,7 +332,7 @@ def _save(
     folder = trainer.args.output_dir
     trainer.save_model(str(Path(folder, ADAPTER_FOLDER)) if options.lora_rank else None)
     if options.lora_rank:
-        # merged before an evaluation in half precision, which rounds the weights in place
+        # merged now, because a later evaluation in half precision rounds the weights in place
         merged = trainer.model.merge_and_unload()
         if trainer.is_world_process_zero():
             merged.save_pretrained(folder)
@@ -342,7 +344,7 @@ def _save(
 
 @torch.no_grad()
 def _round_weights(model: PreTrainedModel, dtype: torch.dtype):
-    """Round weights in float32 to the values that are saved."""
+    """Round weights in float32 to the values that a dtype can represent."""
     for weight in model.parameters():
         weight.copy_(weight.to(dtype))
 
@@ -497,7 +499,7 @@ def run(argv: list[str]):
         "[any flag of Seq2SeqTrainingArguments]",
         allow_abbrev=False,
     )
-    # the library's parser accepts only flags
+    # the library's parser accepts only flags, so RUN becomes one
     if argv and not argv[0].startswith("-"):
         argv = ["--run", *argv]
     if is_launched_on_cpu():
@@ -512,7 +514,7 @@ def run(argv: list[str]):
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Fine-tune as a command, which reports an error in one sentence.
+    """Run fine-tuning as a command, and report an error as one sentence on stderr.
 
     Args:
         argv: Arguments of the command line; by default those of the process.

@@ -57,19 +57,23 @@ PACKAGE_LOGGER = logging.getLogger("vanilla_transformer")
 def train(config: TrainConfig, resume: bool = False) -> bool:
     """Train a model and fill its run folder: tokenizer, checkpoints, averaged model, model card.
 
-    Runs as a single process, or as one of several that `accelerate launch` started.
+    Call it in a single process, or in each of the processes that `accelerate launch` starts.
 
     Args:
         config: Settings of the run.
-        resume: Resume from the last checkpoint, if there is one.
+        resume: Whether to resume from the last checkpoint; without one, the run begins with step 1.
 
     Returns:
-        Whether the run is finished. If not, a signal stopped it and it can be resumed.
+        True if the run is finished; False if a signal stopped the run, which can then be resumed.
 
     Raises:
-        ValueError: If a setting, the data or the folder does not fit.
-        FloatingPointError: If the loss stays infinite or not a number.
-        OSError: If a checkpoint cannot be written.
+        Interrupted: If a signal comes before the first step or after the last step.
+        ValueError: If a setting is invalid, a corpus or tokenizer cannot be used, or the run folder
+            is locked, contains other files, or belongs to a run with other settings or data.
+        FloatingPointError: If loss or gradient is infinite or NaN in `max_skipped_steps` steps in a
+            row, or a weight to be saved is infinite or NaN.
+        MemoryError: If a step does not fit into memory.
+        OSError: If a file of the run cannot be written, or a DataLoader worker dies.
     """
     return train_until_signal(config, resume) is None
 
@@ -85,9 +89,10 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
         Number of the signal, or None if the run is finished.
 
     Raises:
-        Interrupted: If the signal came before the first step or after the last step.
+        Interrupted: As in `train`.
         ValueError: As in `train`.
         FloatingPointError: As in `train`.
+        MemoryError: As in `train`.
         OSError: As in `train`.
     """
     # only the main process prints
@@ -105,10 +110,11 @@ def train_until_signal(config: TrainConfig, resume: bool = False) -> int | None:
                 _say_end(error.number, saved)
             raise
         except RuntimeError as error:
-            # torch raises this error in any call of the main thread
+            # torch's signal handler raises this error, so it can come out of any call of the main
+            # thread, and only its text identifies it
             if "DataLoader worker" not in str(error):
                 raise
-            # the progress bar has not ended its line
+            # the line of the progress bar is still open, so the error needs a new line
             sys.stderr.write("\n")
             intact, reason = intact_checkpoint(config.folder), str(error).strip()
             raise OSError(
@@ -127,7 +133,7 @@ def _train(run: Run, requests: Requests) -> int | None:
     stopped = _make_steps(run, requests)
     if stopped is not None:
         step, number = stopped
-        # the progress bar is closed only now
+        # logged here and not in `_make_steps`, in which the progress bar is still open
         if run.accelerator.is_main_process:
             _say_end(number, f"step {step} is saved")
         end_run(run)
@@ -141,7 +147,7 @@ def _train(run: Run, requests: Requests) -> int | None:
 
 
 def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
-    """Train to the last step, or return the last step and the signal that stopped the run."""
+    """Train to the end of the run; after a signal, return the last step and the signal's number."""
     config, is_alone = run.config, run.accelerator.num_processes == 1
     if run.is_finished:
         run.progress.bar.close()
@@ -169,14 +175,15 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
                 run.progress.bar.total = run.expected_last_step(step)
             if step % config.eval_every_steps == 0 or is_last:
                 evaluate_step(run, step)
-            # a single process also notices a signal that came since the step
+            # a single process also obeys a signal that came during logging or evaluation; several
+            # processes first have to agree, in `_reasons_to_end`
             is_asked = is_asked or (is_alone and requests.pending() is not None)
             is_stopped = is_asked and not is_last
             is_due = run.is_late or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _read_results(run)
-                # if steps are skipped, the weights may be bad already, and saving them would
-                # remove a good checkpoint
+                # if the last steps were skipped, the weights may be bad already, and saving them
+                # would remove a good checkpoint. So the save waits for a step that is not skipped
                 run.is_late = is_due and run.skipped_in_a_row > 0
                 is_regular = is_due and not run.is_late
                 if is_regular and config.best_metric is not None:
@@ -194,12 +201,12 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
 
 
 def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool, int]:
-    """Return whether a signal asks the run to end, whether its time is over, and the due cooldown.
+    """Return whether a signal asks for the end, whether `max_minutes` are over, and `due_cooldown`.
 
-    With several processes, those are the reasons of one step ago: reading those of this step would
-    wait for the device.
+    With several processes, the values are those of the step before: to read the reduced values of
+    this step, the host would have to wait for the device.
     """
-    # one clock decides for all processes
+    # clocks differ, so only the main process decides on a cooldown; the others add 0 to the sum
     cooldown_steps = run.due_cooldown(step) if run.accelerator.is_main_process else 0
     reasons = requests.pending() is not None, run.is_time_over, cooldown_steps
     if run.accelerator.num_processes == 1:
@@ -212,7 +219,7 @@ def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool
 
 
 def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
-    """Let the learning rate decay from the next step on."""
+    """Begin a cooldown, in which the learning rate decays linearly from the next step on."""
     run.cooldown = {
         "steps": cooldown_steps,
         "last_step": step + cooldown_steps,
@@ -236,7 +243,7 @@ def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
 
 
 def _refuse_short_time(run: Run, step: int):
-    # several processes learn one step later that the time is over
+    # several processes notice one step late that the time is over, so step 2 is refused too
     if step > min(run.accelerator.num_processes, 2):
         return
 
@@ -250,21 +257,21 @@ def _refuse_short_time(run: Run, step: int):
 
 
 def _compare_with_best(run: Run, step: int, metric: str):
-    """Evaluate the step, if this is not done yet, and compare it with the best checkpoint."""
+    """Compare the validation score of a step with the best one; evaluate first if necessary."""
     if run.scores.get("step") != step:
         evaluate_step(run, step)
     score, best = run.scores[metric], run.best
     if best is not None:
         best = {**best, "later": best["later"] + 1}
     sign = -1 if metric == LOSS else 1
-    # a loss may be infinite
+    # the loss of a model that diverges may be infinite or NaN, and must not count as the best
     if math.isfinite(score) and (best is None or sign * score > sign * best["score"]):
         best = {"metric": metric_of(run.config), "step": step, "score": score, "later": 0}
     run.best = best
 
 
 def _say_finished(run: Run):
-    """Say why nothing is left to train, and what continues the run."""
+    """Log which setting must be raised to continue a finished run."""
     if not run.accelerator.is_main_process:
         return
     config = run.config
@@ -311,7 +318,7 @@ def _warn_of_skipped_end(run: Run, step: int):
 
 
 def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
-    # a forked worker would warn that its tokenizer cannot use threads
+    # without this variable, each forked worker would warn that its tokenizer uses no threads
     if run.config.num_workers:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loader = DataLoader(
@@ -321,7 +328,7 @@ def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
         num_workers=run.config.num_workers,
         worker_init_fn=ignore_signals,
         pin_memory=run.accelerator.device.type == "cuda",
-        # otherwise it would draw from the generator of dropout
+        # without its own generator, DataLoader draws a seed from the one that dropout uses
         generator=torch.Generator(),
     )
     for step, item in enumerate(loader, start=run.steps_done + 1):
@@ -334,7 +341,7 @@ def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
 
 
 class _StepsOrErrors(torch.utils.data.Dataset):
-    """Dataset of steps that returns errors: a raised error would contain the worker's traceback."""
+    """Dataset of steps that returns errors: DataLoader adds a worker's traceback to raised ones."""
 
     def __init__(self, steps: TrainingSteps | StreamedSteps):
         self.steps = steps
@@ -343,7 +350,7 @@ class _StepsOrErrors(torch.utils.data.Dataset):
         try:
             return self.steps[steps_done]
         except (ValueError, OSError) as error:
-            # errors of libraries cannot always be pickled
+            # some errors of libraries cannot be pickled, so a worker returns a built-in error
             kind = ValueError if isinstance(error, ValueError) else OSError
             return kind(str(error))
 
@@ -357,10 +364,10 @@ def _log_block(run: Run, position: dict[str, Any], step: int):
 
 
 def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResult:
-    """Train one step. Its result stays on the device.
+    """Train one step; its result stays on the device.
 
     Args:
-        run: Run.
+        run: Run that makes the step.
         step: Number of the step, from 1.
         batches: Micro-batches of this process.
 
@@ -370,11 +377,11 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
     Raises:
         MemoryError: If the step does not fit into memory.
     """
-    # dropout depends only on the step, so checkpoints need no generator state
+    # dropout is seeded by the step, so checkpoints need not store the state of the generator
     seeds = np.random.SeedSequence([run.config.seed, step, run.accelerator.process_index])
     torch.manual_seed(int(seeds.generate_state(1)[0]))
     cells = count_cells(batches)
-    # an edited model may read the mask itself
+    # an edited model may read the mask itself, so only the released code gets a mask for SDPA
     is_sdpa = run.model.config._attn_implementation in ("sdpa", FLOAT32_ATTENTION)
     if is_sdpa and difference_outside_layers(run.model) is None:
         batches = [mask_for_sdpa(batch, is_kept=run.config.compile) for batch in batches]
@@ -403,7 +410,8 @@ def make_step(run: Run, step: int, batches: list[dict[str, Tensor]]) -> StepResu
 
 
 def _read_results(run: Run):
-    # reading waits for the device, so results are read only when something is written
+    # reading a result makes the host wait for the device, so results are read only when metrics or
+    # checkpoints are written
     for step, result, cells in run.unread:
         if not result.is_skipped:
             run.skipped_in_a_row = 0
@@ -413,7 +421,7 @@ def _read_results(run: Run):
         run.skipped_in_a_row += 1
         logger.warning("step %d skipped: loss or gradient is not finite", step)
         if run.skipped_in_a_row >= run.config.max_skipped_steps:
-            # every process has the same loss, so all of them raise
+            # every process has the same loss, so all processes raise the error
             distribution.in_all_processes(partial(_refuse_to_skip_more, run, step))
     run.unread.clear()
 
@@ -430,11 +438,11 @@ def _log(run: Run, step: int, result: StepResult):
     _read_results(run)
     run.progress.log(
         step=step,
-        # the length of a stream is unknown
+        # a stream has no known length, so its number of passes stands for the epoch
         epoch=round(step / run.steps.steps_per_epoch, 4)  # type: ignore[union-attr]
         if run.position is None
         else run.position["places"][0]["pass"],
-        # the scheduler already has the learning rate of the next step
+        # computed, because the scheduler already has the learning rate of the next step
         learning_rate=run.rate(step),
         grad_norm=float(result.grad_norm),
         skipped=run.skipped,
@@ -442,7 +450,9 @@ def _log(run: Run, step: int, result: StepResult):
 
 
 def evaluate_step(run: Run, step: int):
-    """Compute, log and write the validation scores, if there is a validation split.
+    """Evaluate the model on the validation split, if there is one, and log the scores.
+
+    All processes must call this.
 
     Args:
         run: Run; its `scores` are replaced.
@@ -480,7 +490,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
     """Save a checkpoint. All processes must call this.
 
     Args:
-        run: Run.
+        run: Run to save.
         step: Number of the step.
         is_stop: Argument of `save_checkpoint`.
 
@@ -489,7 +499,7 @@ def save_step(run: Run, step: int, is_stop: bool = False):
         OSError: If the checkpoint cannot be written.
     """
     minutes = run.config.averaged_minutes
-    # each process may have only a part of each tensor
+    # with FSDP2 or DeepSpeed a process has only parts of the tensors, so all processes gather them
     weights = distribution.whole_weights(run.model)
     optimizer_state = distribution.whole_optimizer_state(run.accelerator, run.model, run.optimizer)
     moving_average = None
@@ -528,13 +538,13 @@ def save_step(run: Run, step: int, is_stop: bool = False):
 
 
 def end_run(run: Run):
-    """Free the model and leave the processes.
+    """Free the model, and leave the process group.
 
     Args:
-        run: Run; it cannot be used any more.
+        run: Run, which cannot be used afterwards.
     """
-    # if the wrapped model is freed after the process group, its destructor holds Python's lock
-    # while it waits for threads that need this lock
+    # the model is freed before the process group: otherwise its destructor would hold Python's GIL
+    # while it waits for threads that need the GIL, a deadlock
     del run.wrapped_model
     run.accelerator.free_memory()
     run.accelerator.end_training()

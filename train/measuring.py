@@ -19,19 +19,19 @@ from .dry_run import group
 from .loop import batches_of, end_run, evaluate_step, make_step, save_step
 from .run import Run, open_run
 
-# approximate time to measure steps for, and their largest number
+# approximate duration of the measured steps in seconds, and their largest number
 MEASURED_SECONDS, MOST_STEPS = 20, 50
 
 
 class Costs(NamedTuple):
-    """Seconds that the parts of a training take.
+    """Time that the parts of a run take, and the size of its steps.
 
     Args:
-        step: Seconds of a step.
-        evaluation: Seconds of an evaluation.
-        checkpoint: Seconds of a checkpoint.
-        tokens: Target tokens of a step.
-        steps_per_epoch: Steps of an epoch; None for a stream.
+        step: Seconds for one step.
+        evaluation: Seconds for one evaluation.
+        checkpoint: Seconds for saving one checkpoint.
+        tokens: Mean number of target tokens in a step.
+        steps_per_epoch: Number of steps in an epoch; None for a stream.
     """
 
     step: float
@@ -41,7 +41,7 @@ class Costs(NamedTuple):
     steps_per_epoch: int | None
 
     def parts(self, config: TrainConfig) -> dict[str, tuple[float, int]]:
-        """Return the seconds of each part of a run, and how often the run has it.
+        """Return the seconds of a step, an evaluation and a checkpoint, and the number of each.
 
         Args:
             config: Settings of the run.
@@ -89,7 +89,7 @@ def measure(config: TrainConfig) -> str:
 
 
 def measure_costs(config: TrainConfig) -> Costs:
-    """Train a few steps in a folder that is removed, and measure their time.
+    """Train a few steps in a temporary folder, and measure the time of each part.
 
     Works in one process, or in several processes of `accelerate launch`.
 
@@ -104,13 +104,13 @@ def measure_costs(config: TrainConfig) -> Costs:
         MemoryError: If a step does not fit into memory.
     """
     is_main = os.environ.get("RANK", "0") == "0"
-    # the same path in all processes
+    # not a random name, because all processes must use the same path
     folder = config.folder.with_name(f".{config.folder.name}.measured.unfinished")
     vocabulary = config.folder / "tokenizer"
     changes: dict[str, Any] = {"output_dir": str(folder), "report_to": [], "max_minutes": None}
     if config.tokenizer is None and vocabulary.is_dir():
         changes["tokenizer"] = str(vocabulary)
-    # the learning rate does not matter
+    # the learning rate does not change the time, so the cooldown can be left out
     changes |= {"max_steps": MOST_STEPS + 2, "cooldown_steps": 0}
     is_new = not folder.parent.exists()
     if is_main:
@@ -125,7 +125,7 @@ def measure_costs(config: TrainConfig) -> Costs:
         if is_main:
             remove(folder)
             if is_new:
-                # unless something else was put there meanwhile
+                # if the folder has other files in the meantime, `rmdir` fails and the folder stays
                 with contextlib.suppress(OSError):
                     folder.parent.rmdir()
     return costs
@@ -133,9 +133,10 @@ def measure_costs(config: TrainConfig) -> Costs:
 
 def _measured(run: Run) -> Costs:
     steps = enumerate(batches_of(run), start=1)
-    # the first step is slower
+    # the first step is slower than the others, so it is not measured
     _seconds_of(run, steps, 1)
     numbers = [max(2, min(MOST_STEPS, int(MEASURED_SECONDS / _seconds_of(run, steps, 1))))]
+    # all processes must make the same number of steps
     broadcast_object_list(numbers)
     (number,) = numbers
     before = len(run.unread)

@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 INPUTS = ("input_ids", "attention_mask", "decoder_input_ids", "use_cache")
 # configuration fields that training reads
 SIZES = ("vocab_size", "d_model", *LAYER_FIELDS)
-# further fields of a row of Table 3 that other configurations can have
+# further fields of a row of Table 3 that configurations of other classes can have
 SHARED = ("activation_function", "dropout", "attention_dropout", "activation_dropout")
-# content of the loaded files, at the time they were loaded
+# content that the file of each loaded module had when it was loaded
 _LOADED: dict[ModuleType, bytes] = {}
 
 
@@ -45,7 +45,7 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
 
     Args:
         config: Settings of the run.
-        folder: Run folder, which has a copy of the file after the run has begun.
+        folder: Run folder, which contains a copy of the file once the run has begun.
 
     Returns:
         Class of this package, or the class that `model_class` names.
@@ -62,7 +62,8 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
         module = _module_of(Path(source), None if folder is None else folder / Path(source).name)
     model_class: Any = getattr(module, name, None)
     if not _is_model(model_class):
-        # the library imports a class only when it is used, so its names are not filtered
+        # to check each name of transformers would import all its models, so these names are not
+        # filtered
         is_library = module is transformers
         names = [it for it in dir(module) if is_library or _is_model(vars(module).get(it))]
         raise ValueError(
@@ -72,7 +73,7 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
     _refuse_other_kind(model_class)
     if module is not transformers:
         if name in modeling.__all__:
-            # the class of the package would replace it when the model is loaded
+            # when the model is loaded, the package's class of this name would be used instead
             raise ValueError(
                 f"model_class must have a name of its own, got {name}: rename the class."
             )
@@ -103,7 +104,7 @@ def _module_of(path: Path, kept: Path | None) -> ModuleType:
         own = Path(file).read_bytes() if file is not None and Path(file).is_file() else None
         if code == _LOADED.get(known, own):
             return known
-        # a file that was edited is loaded again
+        # a file that was edited is loaded again, but a module from elsewhere is never replaced
         if known not in _LOADED:
             raise ValueError(
                 f"model_class must be in a file whose name is not that of a module, got "
@@ -129,7 +130,7 @@ def _refuse_other_kind(model_class: type[PreTrainedModel]):
         if "forward" in vars(kind):
             parameters = inspect.signature(kind.forward).parameters
             known |= parameters.keys()
-            # other arguments are passed on to the base class
+            # with **kwargs, other arguments are passed on to the forward of the base class
             if not any(it.kind == it.VAR_KEYWORD for it in parameters.values()):
                 break
     missing = [argument for argument in INPUTS if argument not in known]
@@ -173,13 +174,13 @@ def make_config(
         The configuration.
 
     Raises:
-        ValueError: If the row or a field is unknown, a field does not fit, or a field would be lost
-            when the model is saved and loaded.
+        ValueError: If the row or a field is unknown, a field has an invalid value, or a field would
+            be lost when the model is saved and loaded.
     """
     config_class = model_class.config_class
     fields = _fields_of(config_class)
     for name in given:
-        # the configuration itself has the better error about separate vocabularies
+        # fields of separate vocabularies pass, because the configuration has a better error
         known = {*fields, *TOKEN_ID_FIELDS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
         if not {name, OTHER_NAMES.get(name)} & known:
             raise ValueError(
@@ -197,7 +198,7 @@ def make_config(
         sizes = {name: getattr(row, name) for name in (*SIZES, *SHARED)}
         sizes |= {other: sizes[name] for name, other in OTHER_NAMES.items()}
         sizes["d_kv"] = row.d_k or row.d_model // row.encoder_attention_heads
-        # the default token ids of the class belong to another vocabulary
+        # the default token ids of the class belong to another vocabulary, so 0 replaces them
         sizes |= dict.fromkeys(TOKEN_ID_FIELDS, 0)
         sizes = {name: size for name, size in sizes.items() if name in fields}
         config = config_class(**sizes | {it: given[it] for it in given if it not in shared})
@@ -212,7 +213,7 @@ def make_config(
 
 
 def make_model(config: "TrainConfig", model_config: PreTrainedConfig) -> PreTrainedModel:
-    """Make the model that a run trains, with new weights.
+    """Create the model that a run trains, with initial weights.
 
     Args:
         config: Settings of the run.
@@ -285,10 +286,10 @@ def keep_file(config: "TrainConfig", folder: Path):
 
 
 def set_search(model: PreTrainedModel, config: "TrainConfig"):
-    """Make the search settings of the recipe the defaults of a trained model.
+    """Set the search settings of the recipe as the defaults of a model.
 
     Args:
-        model: Trained model; a model of another class gets the library's nearest settings.
+        model: Model to change; a model of another class gets the library's nearest settings.
         config: Settings of the run.
     """
     if isinstance(model, SearchMixin):

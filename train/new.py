@@ -1,4 +1,4 @@
-"""A recipe for a corpus: settings by its number of pairs, each with its reason."""
+"""Write a recipe for a corpus: settings for its number of pairs, each with its reason."""
 
 import argparse
 import dataclasses
@@ -27,25 +27,28 @@ CORPUS = (
     "validation_pairs",
 )
 MINUTES = "max_minutes"
+# flags that must be given
 NEEDED = ("dataset", "source_lang", "target_lang")
-# most pairs of a corpus that are read to count those that can be used
+# largest number of pairs of a corpus that are read to estimate how many pairs can be used
 SAMPLED_PAIRS = 100_000
-# one pair in so many is held out, but at most so many pairs
+# one pair in HELD_OUT_SHARE is held out for validation, but at most MOST_HELD_OUT pairs
 HELD_OUT_SHARE, MOST_HELD_OUT = 20, 1000
+# width of a comment in a recipe, without "# "
 LINE = 98
-# part of the minutes for which steps are planned, since a machine is not always equally fast
+# share of the minutes for which steps are planned; the rest is a margin, because the speed of a
+# machine varies
 PLANNED_SHARE = 0.95
-# fewer steps do not train a model
+# smallest number of steps in max_minutes; fewer steps would not train a useful model
 FEWEST_STEPS = 100
 
 
 class Rule(NamedTuple):
-    """Settings for corpora of one size: those of one run.
+    """Settings for corpora of similar size, taken from one run.
 
     Args:
         below: Number of pairs below which the rule applies.
         pairs: Number of training pairs of the run.
-        run: Name of the run, for comments.
+        run: Name of the run, for a comment of the recipe.
         recipe: Recipe that the settings of the run come from.
         settings: Settings of the run that differ from this recipe.
     """
@@ -123,10 +126,10 @@ RULES = (
         "paper-big-en-fr",
     ),
 )
-# settings that grow with the number of pairs
+# settings that grow with the square root of the number of pairs
 STEPS = ("max_steps", "warmup_steps", "cooldown_steps", "eval_every_steps", "save_every_steps")
 
-# the settings of a recipe in their order, with the reasons of their values
+# groups of settings in the order of a recipe, each with its reason, which becomes a comment
 CORPUS_REASONS = {
     " ".join(CORPUS[:-1]): "The corpus, and the direction of translation.",
     "validation_pairs": "Pairs that are held out for validation. If the corpus has no validation "
@@ -160,7 +163,7 @@ REASONS = {
     MINUTES: "The run ends after these minutes at the latest. The numbers of steps above fit into "
     "this time on the machine that wrote the recipe: a step took {seconds} seconds.",
 }
-# settings that a recipe has also where they are the defaults
+# settings that a recipe always contains, even with their default values
 ALWAYS = (
     *("vocab_size", "tokens_per_step", "max_steps", "warmup_steps", "eval_every_steps"),
     *("save_every_steps", "num_averaged_checkpoints"),
@@ -201,7 +204,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         Size of the corpus, path of the recipe, and the next commands.
 
     Raises:
-        ValueError: If an argument is missing or refused, the corpus cannot be read, or the recipe
+        ValueError: If an argument is missing or invalid, the corpus cannot be read, or the recipe
             exists.
     """
     parser = argparse.ArgumentParser(
@@ -213,7 +216,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         "steps are trained, and the numbers of steps fit into this time. All other settings are "
         "changed in the recipe.",
     )
-    # argparse would answer a missing name with its usage
+    # optional, because argparse would answer a missing name with its usage; `_new_file` refuses it
     parser.add_argument("model", nargs="?", help="name of the model; the recipe is MODEL.yaml")
     given, corpus = parse_settings(parser, argv, "model", (*CORPUS, MINUTES))
     minutes = corpus.pop(MINUTES, None)
@@ -221,7 +224,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     missing = [f"--{name}" for name in NEEDED if name not in corpus]
     if missing:
         raise ValueError(f"{', '.join(missing)} must be given: `new` does not guess.")
-    # a corpus has no configuration that is not given
+    # the default of `name` belongs to the default dataset, so it must not apply to this corpus
     texts = load_texts(TrainConfig(**{"name": None, **corpus}))
     counts = count_pairs(texts)
     if texts.validation is None:
@@ -235,7 +238,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         counts = counts._replace(pairs=counts.pairs - held_out)
     text = recipe_for(path, corpus, counts, minutes)
     try:
-        # another command may have written it in the meantime
+        # "x" fails if another command has written the recipe in the meantime
         with path.open("x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError as error:
@@ -312,20 +315,21 @@ def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainC
         most_steps: Largest number of steps.
 
     Returns:
-        The rule for this number, and the settings of its run, in bf16 where this machine has
-        instructions for it. The numbers of steps grow with the square root of the number of pairs,
-        as between the kept runs on 29,000 and on 416,210 pairs.
+        The rule for this number of pairs, and the settings of its run. The numbers of steps grow
+        with the square root of the number of pairs, as they do from the run on 29,000 pairs to the
+        run on 416,210 pairs. The precision is bf16 if this machine has instructions for it.
     """
     rule = next(rule for rule in RULES if pairs < rule.below)
     config = rule.config
-    # no run shows that fewer steps are enough for fewer pairs than the smallest run has
+    # a corpus that is smaller than that of the smallest run gets as many steps as this run: no run
+    # shows that fewer steps are enough
     growth = math.sqrt(max(pairs, RULES[0].pairs) / rule.pairs)
     growth = min(growth, most_steps / config.max_steps)
     for name in STEPS:
-        # few runs have no cooldown
+        # 0 stays 0: some runs have no cooldown
         fewest = min(1, getattr(config, name))
         setattr(config, name, max(fewest, round(growth * getattr(config, name))))
-    # the highest learning rate stays the one of the run
+    # the warm-up is `growth` times as long; this factor keeps the highest learning rate of the run
     config.learning_rate_factor = round(config.learning_rate_factor * math.sqrt(growth), 3)
     if has_fast_bf16():
         config.precision = "bf16"
@@ -340,14 +344,15 @@ def has_fast_bf16() -> bool:
 
 
 def _steps_in(minutes: float, config: TrainConfig) -> tuple[int, float]:
-    """Measure how many steps a run makes in its minutes; return also the seconds of a step."""
-    # the libraries of training
+    """Measure how many steps a run makes in these minutes; return also the seconds of a step."""
+    # imported here, because the module imports the libraries of training
     from .measuring import measure_costs
 
     config = dataclasses.replace(config, max_minutes=minutes)
     costs = measure_costs(config)
     parts = costs.parts(config)
-    # a shorter run has as many evaluations and checkpoints
+    # a run with fewer steps has as many evaluations and checkpoints, because their intervals shrink
+    # with the number of steps
     others = sum(math.prod(parts[name]) for name in ("evaluation", "checkpoint"))
     steps = int((PLANNED_SHARE * 60 * minutes - others) / costs.step)
     if steps < FEWEST_STEPS:
@@ -374,7 +379,7 @@ def recipe_for(
         YAML text with comments.
 
     Raises:
-        ValueError: If the minutes are too few.
+        ValueError: If fewer than `FEWEST_STEPS` steps fit into the minutes.
     """
     rule, config = settings_for(counts.pairs)
     seconds = math.nan

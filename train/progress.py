@@ -22,7 +22,7 @@ from .data.batches import IGNORED
 from .run_folder.files import METRICS_FILE, read_metrics
 from .step import StepResult
 
-# fits into 80 columns
+# format of the bar, which fits into 80 columns
 BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
 SECONDS_BETWEEN_LINES = 30
 TRACKERS_FOLDER = "trackers"
@@ -30,7 +30,7 @@ TRACKERS = tuple(kind.value for kind in LoggerType if kind != LoggerType.ALL)
 
 
 def refuse_trackers(names: Sequence[str]) -> None:
-    """Refuse trackers that accelerate does not know, or that are not installed.
+    """Refuse trackers that accelerate does not support, or that are not installed.
 
     Args:
         names: Names of trackers.
@@ -49,13 +49,13 @@ def refuse_trackers(names: Sequence[str]) -> None:
 
 
 def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int) -> None:
-    """Start the trackers of `report_to` and give them the settings.
+    """Start the trackers of `report_to`, and send them the settings.
 
     Args:
         accelerator: Accelerator, which passes metrics to the trackers.
         config: Settings of the run.
-        steps_done: Number of steps done before; metrics of later steps are removed if the tracker
-            can do this.
+        steps_done: Number of steps done before; metrics of later steps are removed from trackers
+            that support it.
     """
     if not config.report_to:
         return
@@ -74,13 +74,15 @@ def open_trackers(accelerator: Accelerator, config: TrainConfig, steps_done: int
 
 
 class Progress:
-    """Progress bar on stderr, `metrics.jsonl`, and the sums since its last line.
+    """Progress bar on stderr, `metrics.jsonl`, and the sums of loss and tokens since its last line.
 
     Args:
         folder: Run folder.
         config: Settings of the run.
-        steps_done: Number of steps done before; later lines of `metrics.jsonl` are removed.
-        window: Sums since the last line, from the checkpoint to resume from.
+        steps_done: Number of steps done before; lines of later steps are removed from
+            `metrics.jsonl`.
+        window: Sums since the last line of `metrics.jsonl`, from the checkpoint to resume from;
+            None for a new run.
         accelerator: Accelerator, which passes metrics to the trackers.
     """
 
@@ -97,7 +99,7 @@ class Progress:
         self.window = window or self._empty_window()
         self.started = time.monotonic()
         self.tokens_before = self.window["tokens"]
-        # parts of the bar
+        # parts of the bar's text
         self.training = self.validation = ""
         # in a log file every update of the bar takes a line
         interval = 0.1 if sys.stderr.isatty() else SECONDS_BETWEEN_LINES
@@ -120,7 +122,7 @@ class Progress:
         return {"loss": 0.0, "tokens": 0, "cells": 0, "filled_cells": 0}
 
     def count(self, result: StepResult, cells: dict[str, int]):
-        """Count one step that was not skipped.
+        """Add a step that was not skipped to the sums.
 
         Args:
             result: Result of the step.
@@ -133,7 +135,7 @@ class Progress:
             self.window[name] += number
 
     def log(self, **facts: Any):
-        """Write a line with the means since the last line.
+        """Write a line with mean loss, share of non-padding tokens and speed since the last line.
 
         Args:
             facts: Other entries of the line.
@@ -164,7 +166,7 @@ class Progress:
             scores: Validation scores by name, `loss` among them.
         """
         self.write(step=step, **{f"validation_{name}": score for name, score in scores.items()})
-        # both would not fit
+        # the bar has room for one score: BLEU if it was computed, or else the loss
         is_scored = "bleu" in scores
         self.validation = f" BLEU {scores['bleu']:.1f}" if is_scored else f" val {scores[LOSS]:.3f}"
         self._describe()
@@ -173,7 +175,7 @@ class Progress:
         self.bar.set_description_str(f"{self.training}{self.validation}", refresh=False)
 
     def write(self, **facts: Any):
-        """Write a line.
+        """Write a line to `metrics.jsonl`, and send it to the trackers.
 
         Args:
             facts: Entries of the line; null replaces a number that is not finite.
@@ -190,7 +192,7 @@ class Progress:
         self.accelerator.log(numbers, step=numbers.pop("step"))
 
     def to_disk(self):
-        """Force all lines to disk, so that they are never older than a checkpoint."""
+        """Force all lines to disk, so that after a power loss no checkpoint lacks its metrics."""
         to_disk(self.path)
 
 
@@ -201,7 +203,8 @@ def count_cells(batches: list[dict[str, Tensor]]) -> dict[str, int]:
         batches: Micro-batches in host memory.
 
     Returns:
-        `cells`, all positions, and `filled_cells`, the non-padding ones, of sources and targets.
+        `cells`, the number of all positions, and `filled_cells`, the number of non-padding tokens,
+        both of sources and targets together.
     """
     counts = {"cells": 0, "filled_cells": 0}
     for batch in batches:
@@ -215,9 +218,10 @@ def perplexity(loss: float) -> float:
     """Return the perplexity of a loss per token.
 
     Args:
-        loss: Unsmoothed loss, in nats.
+        loss: Unsmoothed loss per token, in nats.
 
     Returns:
         Exponential of the loss; infinity if it is too large for a float.
     """
+    # the largest float is about exp(709.8)
     return math.exp(loss) if loss < 700 else math.inf

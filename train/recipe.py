@@ -20,20 +20,21 @@ from .resuming import by_field
 RECIPES = Path(__file__).parent / "recipes"
 # name of the recipe in a run folder
 RECIPE_FILE = "recipe.yaml"
-# most characters and levels of a recipe
+# largest number of characters, and of nested levels, in a recipe
 LONGEST_RECIPE, DEEPEST = 1_000_000, 20
-# entry of a recipe with the runs that were measured, and the facts about each
+# entry of a recipe that lists its measured runs, and value of `DRY_RUN` for a preview that trains
 MEASURED = "measured"
-# flag for a preview of a run, and its two kinds
+# flag for a preview of a run, and its default value, a preview that only computes
 DRY_RUN, COMPUTED = "--dry_run", "computed"
+# facts that a recipe contains about each measured run
 MEASURED_FACTS = ("device", "time", "score", "signature", "results")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML loader that refuses repeated names, references and deep nesting.
+    """YAML loader that refuses repeated names, anchors, aliases and deep nesting.
 
-    Otherwise the last of two values of a name would win silently, and a few lines of nested
-    references could expand to more values than memory holds.
+    The loader of PyYAML would silently use the last of two values with the same name, and expand a
+    few lines of nested aliases to more values than fit into memory.
     """
 
     depth = 0
@@ -83,7 +84,7 @@ def _parsed(text: str, name: str, kind: str) -> Any:
         problem = " ".join(filter(None, (error.context, error.problem)))
         position = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         raise ValueError(f"{name} must be {kind}: {position}{problem}.") from error
-    # an invalid date raises ValueError, an invalid character another YAMLError
+    # for an invalid date PyYAML raises a ValueError, for an invalid character another YAMLError
     except (yaml.YAMLError, ValueError) as error:
         raise ValueError(f"{name} must be {kind}: {' '.join(str(error).split())}.") from error
 
@@ -137,7 +138,8 @@ def read_recipe_file(recipe: str) -> tuple[dict[str, Any], list[dict[str, str]]]
         Settings of the recipe, and `MEASURED_FACTS` of each measured run.
 
     Raises:
-        ValueError: If there is no such recipe, or it has another form.
+        ValueError: If there is no such recipe, the file is not YAML or does not map names to
+            values, or a measured run does not have exactly the facts of `MEASURED_FACTS`.
     """
     path = _recipe_path(recipe)
     settings = _parsed(read_text(path), f"recipe {path}", "YAML")
@@ -162,15 +164,15 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
 
     Args:
         recipe: Name of a recipe of the package, or path of a .yaml file.
-        overrides: Settings that replace those of the recipe; `model` is merged with the recipe's.
-            In both, `dataset` without `name` means a dataset without configurations, and without
-            `columns` one with the usual names.
+        overrides: Settings that replace those of the recipe; the fields of `model` are merged with
+            the recipe's. Where the recipe or the overrides set `dataset`, `name` and `columns` are
+            None unless they are set there too.
 
     Returns:
         The settings.
 
     Raises:
-        ValueError: If the recipe or a setting is unknown, or a value is refused.
+        ValueError: If the recipe or a setting is unknown, or a value is invalid.
     """
     recipe = str(recipe)
     settings, _ = read_recipe_file(recipe)
@@ -183,7 +185,7 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
         overrides = {**overrides, "model": merged}
     given: dict[str, Any] = {}
     for part in (settings, overrides):
-        # these belong to one dataset and are not kept for another
+        # `name` and `columns` belong to one dataset, so another dataset resets them
         given |= {"name": None, "columns": None, **part} if "dataset" in part else part
     config = TrainConfig(**given)
     if config.output_dir is None:
@@ -201,10 +203,11 @@ def parse_arguments(
         prog: Name of the command in the help text.
 
     Returns:
-        Settings of the run, and the parsed flags, `resume` and `dry_run` among them.
+        Settings of the run, and the parsed arguments, such as `resume` and `dry_run`.
 
     Raises:
-        ValueError: If the recipe or a flag is unknown, or a value is refused.
+        ValueError: If the recipe or a flag is unknown, a value is invalid, the recipe names code
+            that is not trusted, or the run to resume has been moved to another folder.
     """
     names = recipe_names()
     width = max(map(len, names))
@@ -262,7 +265,7 @@ def parse_settings(
     """
     for name in names:
         known = TrainConfig.__dataclass_fields__[name]
-        # the help shows a default in the form that the flag takes
+        # the help shows a default in the form that the flag accepts
         is_empty = known.default is dataclasses.MISSING
         default = "" if is_empty else _flag_text(known.default)
         parser.add_argument(
@@ -290,7 +293,7 @@ def parse_settings(
 
 
 def _with_kind_of_dry_run(argv: list[str]) -> list[str]:
-    """Join `--dry_run` with the word after it only if this is no recipe."""
+    """Give `--dry_run` a value, because argparse would parse the recipe after it as its value."""
     joined: list[str] = []
     for argument in argv:
         if joined and joined[-1] == f"{DRY_RUN}={COMPUTED}" and argument == MEASURED:
@@ -301,7 +304,7 @@ def _with_kind_of_dry_run(argv: list[str]) -> list[str]:
 
 
 def _refuse_code_of_others(recipe: str, config: TrainConfig, is_named: bool):
-    """Refuse to run a file that the user has not named: recipes can come from other people."""
+    """Refuse to run a file that only the recipe names: recipes can come from other people."""
     model_class = config.model_class or ""
     path = Path(model_class.rpartition(":")[0])
     if is_named and path.is_file():

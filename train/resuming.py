@@ -8,7 +8,7 @@ from typing import Any
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from .config import TrainConfig
 
-# settings that decide the vocabulary
+# settings on which the learned vocabulary depends
 VOCABULARY_SETTINGS = (
     "dataset",
     "name",
@@ -25,8 +25,9 @@ VOCABULARY_SETTINGS = (
     "symbol_lang",
     "seed",
 )
-# settings of the last step and of each step; a resumed run may change them and records the change
+# settings that determine the last step; a resumed run may change them, and records the change
 END_SETTINGS = ("max_steps", "max_minutes", "patience")
+# settings of each step; a resumed run may change them, and records the change
 STEP_SETTINGS = (
     "tokens_per_micro_batch",
     "warmup_steps",
@@ -45,15 +46,15 @@ STEP_SETTINGS = (
 def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     """Refuse to resume a run with settings that would make it another run.
 
-    The path of a corpus may change, because its text is compared later. A streamed corpus is known
-    only by its name, which must stay.
+    The path of a corpus may change, because the hash of its text is compared later. The hash of a
+    streamed corpus is unknown, so its path must stay the same.
 
     Args:
         config: New settings.
         before: Settings of the run so far.
 
     Raises:
-        ValueError: If data, batches or model differ; names the settings.
+        ValueError: If a setting of data, batches or model differs; names the settings.
     """
     names = [known.name for known in dataclasses.fields(TrainConfig) if known.metadata["data"]]
     if not config.streaming and len(config.mix) == len(before.mix):
@@ -65,11 +66,11 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     # the path of a tokenizer may change too: its content is compared later
     if None not in (config.tokenizer, before.tokenizer):
         names.remove("tokenizer")
-    # so may the path of a model class. another class is not loaded here, because that would run
-    # the file that the recipe in the run folder names
+    # the path of a model class may change too, but not the name of its file and class. The file in
+    # `before` is never loaded, because that would run code that only the run folder names
     if Path(config.model_class or "").name == Path(before.model_class or "").name:
         before = dataclasses.replace(before, model_class=config.model_class)
-        # a field with its default value makes no other model
+        # resolved, because a field that is set to its default value does not change the model
         resolved = [each.model_config(before.vocab_size).to_dict() for each in (config, before)]
         if resolved[0] == resolved[1]:
             names = [name for name in names if name not in ("paper_row", "model")]
@@ -79,7 +80,7 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
 
 
 def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
-    """Describe the changed settings of a training step in a resumed run.
+    """Describe the changes of `END_SETTINGS` and `STEP_SETTINGS` in a resumed run.
 
     Args:
         config: New settings.
@@ -103,7 +104,8 @@ def refuse_late_cooldown(config: TrainConfig, before: TrainConfig, steps_done: i
         steps_done: Number of steps done.
 
     Raises:
-        ValueError: If the learning rate would jump; names the longest cooldown.
+        ValueError: If a changed cooldown is longer than the remaining steps, so that the learning
+            rate would jump; names the longest cooldown.
     """
     if not _differences(config, before, ("max_steps", "cooldown_steps")):
         return

@@ -44,7 +44,7 @@ from .vocabulary import prepare_tokenizer, refuse_files_of_no_run
 
 logger = logging.getLogger(__name__)
 
-# settings that may differ between machines
+# settings that may differ between the machines of one run
 MACHINE_SETTINGS = ("dataset", "mix", "tokenizer", "num_workers", "output_dir", "bleu_tokenizer")
 SHARED_FOLDER = ", as in a folder that all machines share"
 # state of a run before its first step
@@ -67,33 +67,36 @@ class Run:
     """Objects and state of a training run.
 
     Args:
-        config: Settings of the run, with the size of a micro-batch.
+        config: Settings of the run, with `tokens_per_micro_batch` filled in.
         accelerator: Accelerator of this process.
         folder: Run folder.
         data: Training and validation data.
         collator: Collator of micro-batches.
-        steps: Micro-batches of this process for each step.
+        steps: Dataset that contains the micro-batches of this process for each step.
         model: Model, not wrapped.
         wrapped_model: Model that `accelerator` prepared.
         optimizer: Optimizer, not wrapped.
         wrapped_optimizer: Optimizer that `accelerator` prepared.
-        rate: Learning rate of a step, from 1.
+        rate: Function from a step, counted from 1, to its learning rate.
         scheduler: Scheduler of the optimizer.
-        moving_average: Moving average of the weights, if the run has one.
+        moving_average: Exponential moving average of the weights; None without `ema_decay`.
         steps_done: Number of steps done before this process began.
-        position: Position in a stream at which the block of the last step began.
+        position: Position in the streams at which the block of the last step began; None for
+            corpora that are not streamed.
         skipped: Number of skipped steps so far.
         skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
         is_late: Whether a checkpoint is due and waits for a step that is not skipped.
-        best: Best checkpoint so far, as in its state; None without `best_metric`.
-        cooldown: Cooldown that began early, as in its state: its `steps`, its `last_step`, and the
-            `max_minutes` that it was planned for.
-        seconds_before: Training time before this process began.
-        started: Time at which this process began, on the monotonic clock.
-        unread: Steps whose results are still on the device, with their `count_cells`.
-        reasons: Number of processes that were asked to end by the last step, of those whose time
-            was over, and of the steps of a due cooldown, on the device.
-        scores: Validation scores of the last evaluation, with its step.
+        best: `metric`, `step` and `score` of the best checkpoint so far, and the number of `later`
+            checkpoints; None before the first checkpoint and without `best_metric`.
+        cooldown: Number of `steps` and `last_step` of a cooldown that began early, and the
+            `max_minutes` for which it was planned; None without such a cooldown.
+        seconds_before: Training time before this process began, in seconds.
+        started: Time at which this process began, on the monotonic clock, in seconds.
+        unread: Number, result and `count_cells` of each step whose result was not read yet.
+        reasons: Sums over all processes after the last step, on the device, [3]: the processes with
+            a pending signal, the processes whose time is over, and the steps of a due cooldown;
+            None in a single process.
+        scores: Validation scores of the last evaluation, by name, and its `step`.
         progress: Progress bar, metrics and trackers; set when the run folder is ready.
     """
 
@@ -126,7 +129,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Training time of all parts of the run."""
+        """Training time in seconds, including the parts of the run before it was resumed."""
         return self.seconds_before + time.monotonic() - self.started
 
     @property
@@ -137,15 +140,15 @@ class Run:
 
     @property
     def last_step(self) -> int:
-        """Last step of the run, unless its time is over before."""
+        """Last step of the run, unless `max_minutes` or `patience` end the run earlier."""
         last_step = self.config.max_steps
         return last_step if self.cooldown is None else min(last_step, self.cooldown["last_step"])
 
     def expected_last_step(self, step: int) -> int:
-        """Return the last step that the run will probably make.
+        """Estimate the last step of the run from the mean time of the steps so far.
 
         Args:
-            step: Number of the last step.
+            step: Number of the step that was done last.
         """
         if self.config.max_minutes is None:
             return self.last_step
@@ -155,13 +158,13 @@ class Run:
     def due_cooldown(self, step: int) -> int:
         """Return the length of a cooldown that must begin now to end within `max_minutes`.
 
-        It has at most `cooldown_steps` steps, and at most the second half of the time.
+        A cooldown has at most `cooldown_steps` steps, and begins in the second half of the time.
 
         Args:
-            step: Number of the last step.
+            step: Number of the step that was done last.
 
         Returns:
-            Number of steps; 0 if no cooldown is due.
+            Number of steps of the cooldown; 0 if no cooldown is due.
         """
         config = self.config
         begins = config.max_steps - config.cooldown_steps
@@ -182,7 +185,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether nothing is left to train."""
+        """Whether the run was finished before this process began."""
         minutes = self.config.max_minutes
         is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
         return self.steps_done == self.last_step or is_time_over or self.is_past_best
@@ -193,19 +196,20 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
 
     Args:
         config: Settings of the run.
-        resume: Resume from the last checkpoint, if there is one.
-        until_end: Holds the lock of the run folder.
+        resume: Whether to resume from the last checkpoint; without one, the run begins with step 1.
+        until_end: Stack that keeps the run folder locked until the stack is closed.
 
     Returns:
         The run, ready for its next step.
 
     Raises:
-        ValueError: If a setting, the data or the folder does not fit.
+        ValueError: If a setting is invalid, a corpus or tokenizer cannot be used, or the run folder
+            is locked, contains other files, or belongs to a run with other settings or data.
         OSError: If a file cannot be written.
     """
     accelerator = _open_accelerator(config)
     checkpoint, changes, tokenizer, data = _open_folder(config, resume, accelerator, until_end)
-    # a layout may leave every process with a part of the weights, so they are loaded before
+    # weights are loaded before `prepare`, which may leave only a part of them in each process
     model, collator, state = distribution.in_all_processes(
         lambda: _make_or_load_model(config, tokenizer, checkpoint)
     )
@@ -269,7 +273,8 @@ def metric_of(config: TrainConfig) -> str:
         config: Settings of the run, with a `best_metric`.
 
     Returns:
-        Name, with the number of translated pairs if they decide.
+        Name of the metric. For BLEU and chrF it includes the number of translated pairs, because
+        scores of different samples cannot be compared.
     """
     if config.best_metric == LOSS:
         return LOSS
@@ -278,32 +283,32 @@ def metric_of(config: TrainConfig) -> str:
 
 def _best_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | None:
     best: dict[str, Any] | None = state.get("best")
-    # scores of another metric cannot be compared
+    # scores of different metrics cannot be compared, so another metric begins without a best one
     is_known = best is not None and config.best_metric and best["metric"] == metric_of(config)
     return best if is_known else None
 
 
 def _cooldown_of(config: TrainConfig, state: dict[str, Any]) -> dict[str, Any] | None:
     cooldown: dict[str, Any] | None = state.get("cooldown")
-    # with another budget the cooldown comes later
+    # with other `max_minutes` the cooldown begins at another step
     is_planned = cooldown is not None and cooldown["max_minutes"] == config.max_minutes
     return cooldown if is_planned else None
 
 
 def _open_accelerator(config: TrainConfig) -> Accelerator:
-    """Check the settings that need no data, and join the other processes."""
+    """Check the settings as far as possible without data, and join the other processes."""
     refuse_trackers(config.report_to)
     refuse_bleu_tokenizer(config.bleu_tokenizer)
     accelerator = distribution.open_accelerator(config)
     if not accelerator.is_main_process:
         logging.getLogger("vanilla_transformer").setLevel(logging.ERROR)
         datasets.disable_progress_bars()
-    # an impossible model is refused before the data is prepared for it
+    # an impossible model is refused now, because preparing the data may take hours
     model_config = config.model_config(config.vocab_size)
     refuse_too_large(config, model_config, accelerator.device, accelerator.num_processes)
     if config.tokenizer is None:
         refuse_small_vocabulary(config.vocab_size)
-    # each machine may have been started with another command
+    # the run is started on each machine, so the commands may differ
     settings = dataclasses.asdict(config).items()
     distribution.refuse_disagreement(
         {name: value for name, value in settings if name not in MACHINE_SETTINGS}
@@ -354,7 +359,7 @@ def _prepare(
         tokenizer = prepare_tokenizer(config, texts, is_resumed=checkpoint is not None)
         return checkpoint, changes, tokenizer, prepare_data(config, texts, tokenizer)
     except ValueError:
-        # the user may correct the text in its place, and then needs another vocabulary
+        # if the user corrects the corpus, the run needs another vocabulary than the one just made
         for path in filter(Path.exists, created):
             shutil.rmtree(path) if path.is_dir() else path.unlink()
         raise
@@ -431,7 +436,7 @@ def _make_steps(
 def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path | None):
     """Write environment, recipe and model file of a run that begins or resumes.
 
-    `given` has the settings before the size of a micro-batch was computed.
+    `given` contains the settings of the user, without a computed `tokens_per_micro_batch`.
     """
     first_step = run.steps_done + 1
     facts = {
@@ -445,17 +450,19 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
         **run.data.facts,
         **run.steps.fingerprint(),
     }
-    # a finished run makes no step with other settings
+    # a finished run makes no further step, so changed settings have no effect
     if changes and not run.is_finished:
         facts["changed"] = changes
         logger.warning("From step %d on: %s.", first_step, changes)
     write_environment(run.folder, facts)
-    # after the environment: a start that is killed in between records its changes again
+    # the recipe of a finished run keeps the settings with which its steps were made
     if checkpoint is not None and run.is_finished:
         before = read_recipe(run.folder)
         given = dataclasses.replace(
             given, **{name: getattr(before, name) for name in STEP_SETTINGS}
         )
+    # written after the environment: if the process is killed in between, the next start still finds
+    # the old recipe, and records the changes
     save_config(given, run.folder / RECIPE_FILE)
     keep_file(given, run.folder)
     if checkpoint is not None and run.is_finished:
@@ -464,14 +471,14 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
 
 
 def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:
-    """Return hashes and counts that a resumed run must find again.
+    """Return facts about data and tokenizer that must be unchanged when the run is resumed.
 
     Args:
         data: Data of the run.
         steps: Steps of the run.
 
     Returns:
-        Hashes and counts by name.
+        Hashes, counts and special tokens, by name.
     """
     tokenizer = data.tokenizer
     return {
@@ -479,7 +486,7 @@ def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str,
         "text_sha256": data.facts.get("text_sha256"),
         "validation_sha256": data.facts["validation_sha256"],
         "tokenizer_sha256": tokenizer_hash(tokenizer),
-        # they are in the tokenizer's configuration, which the hash does not cover
+        # special tokens are in the tokenizer's configuration, which the hash does not cover
         **{name: getattr(tokenizer, name) for name in ("pad_token", "bos_token", "eos_token")},
     }
 
@@ -505,7 +512,7 @@ def _make_model(
         eos_token_id=tokenizer.eos_token_id,
         decoder_start_token_id=start,
     )
-    # every process makes the same weights
+    # with the same seed, every process makes the same initial weights
     set_seed(config.seed)
     model = make_model(config, model_config)
     set_search(model, config)
@@ -523,7 +530,7 @@ def _with_micro_batch(
     """Return the settings with the size of a micro-batch, the same on every process."""
     if config.tokens_per_micro_batch is not None:
         return config
-    # the size decides the rounding of sums, so a resumed run keeps it
+    # the size of micro-batches changes the rounding of sums, so a resumed run keeps the size
     before = state["tokens_per_micro_batch"]
     if before is not None and state["num_processes"] == accelerator.num_processes:
         return dataclasses.replace(config, tokens_per_micro_batch=before)
@@ -534,7 +541,7 @@ def _with_micro_batch(
             model.num_parameters(),
             accelerator.device,
             accelerator.num_processes,
-            # an edited model keeps all logits
+            # other layouts and edited models keep all logits in memory
             accelerator.distributed_type in REPLICATED and difference_outside_layers(model) is None,
         )
     )
@@ -544,13 +551,13 @@ def _with_micro_batch(
 
 @contextlib.contextmanager
 def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
-    """Name the checkpoint to resume from if the disk is full while other files are written.
+    """Name the checkpoint to resume from in the error of a full disk.
 
     Args:
         folder: Run folder.
 
     Raises:
-        OSError: If the disk is full.
+        OSError: If the disk is full; names the last checkpoint.
     """
     try:
         yield
@@ -564,13 +571,13 @@ def naming_intact_checkpoint(folder: Path) -> Iterator[None]:
 
 
 def intact_checkpoint(folder: Path) -> str:
-    """Return a clause that names the last checkpoint of a run.
+    """Return a clause for an error message, which names the last checkpoint of a run.
 
     Args:
         folder: Run folder.
 
     Returns:
-        Clause for an error message.
+        Clause without a period.
     """
     last = checkpointing.checkpoints(folder / "checkpoints")
     return f"{last[-1].name} is intact" if last else "there is no checkpoint yet"

@@ -11,12 +11,12 @@ from .config import TrainConfig
 
 
 def learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.0) -> float:
-    """Return the learning rate of a step: warmup, then inverse root decay. Section 5.3, eq. (3).
+    """Return the learning rate of a step: warm-up, then inverse square root. Section 5.3, eq. (3).
 
     Args:
         step: Number of the step, from 1.
         d_model: Width of the model.
-        warmup_steps: Number of steps in which the learning rate rises.
+        warmup_steps: Number of first steps, in which the learning rate rises linearly.
         factor: Factor on the learning rate; 1 in the paper.
 
     Returns:
@@ -35,18 +35,18 @@ def learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.
 def cooled_down(
     rate: Callable[[int], float], max_steps: int, cooldown_steps: int
 ) -> Callable[[int], float]:
-    """Add a linear cooldown, which would reach 0 one step after the last step.
+    """Add a linear cooldown, in which the learning rate would reach 0 one step after the last.
 
     The paper has no cooldown. Hägele et al. 2024, "Scaling Laws and Compute-Optimal Training
     Beyond Fixed Training Durations", measure its effect.
 
     Args:
-        rate: Learning rate of a step, from 1.
+        rate: Function from a step, counted from 1, to its learning rate.
         max_steps: Number of steps of the run.
-        cooldown_steps: Number of last steps with cooldown, below `max_steps`.
+        cooldown_steps: Number of last steps, in which the learning rate decays; below `max_steps`.
 
     Returns:
-        Learning rate of a step, with cooldown.
+        Function from a step to its learning rate, with cooldown.
     """
     last = max_steps - cooldown_steps
 
@@ -66,11 +66,11 @@ def rate_of(
     Args:
         config: Settings of the run.
         d_model: Width of the model.
-        cooldown: Number of `steps` and `last_step` of a cooldown that began early; if None, that
-            of the settings.
+        cooldown: Number of `steps` and `last_step` of a cooldown that began early; None for the
+            cooldown of the settings.
 
     Returns:
-        Learning rate of a step, from 1.
+        Function from a step, counted from 1, to its learning rate.
     """
     rate = partial(
         learning_rate,
@@ -88,16 +88,18 @@ def follow_rate(
 ) -> LambdaLR:
     """Make a scheduler that sets the learning rate of each step.
 
-    Do not pass the scheduler to `accelerator.prepare`: it would step once for each process.
+    Do not pass the scheduler to `accelerator.prepare`: in each step, a prepared scheduler advances
+    once for each process.
 
     Args:
         optimizer: Optimizer that was made with a learning rate of 1.
-        rate: Learning rate of a step, from 1.
+        rate: Function from a step, counted from 1, to its learning rate.
         steps_done: Number of steps done before, in a resumed run.
 
     Returns:
         Scheduler, set to the learning rate of the next step.
     """
+    # LambdaLR multiplies `rate` by this entry, and sets it itself only if `last_epoch` is -1
     for group in optimizer.param_groups:
         group["initial_lr"] = 1.0
     # the scheduler counts steps from 0, the paper from 1

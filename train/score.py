@@ -92,15 +92,16 @@ def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
 def load_with_pairs(
     settings: dict[str, Any], doing: str
 ) -> tuple[TranslationPipeline, Iterator[tuple[list[str], list[str]]]]:
-    """Load a model, and read pairs that fit it, with a progress bar.
+    """Load a model, and read the pairs that it can process, with a progress bar.
 
     Args:
-        settings: Arguments of `pairs_parser`, which are removed, except the languages.
+        settings: Parsed arguments of `pairs_parser`; all except the languages are removed.
         doing: Text of the progress bar.
 
     Returns:
-        Model and tokenizer, and sources and targets, some lines at a time. A line that is not UTF-8
-        or too long for the model raises a ValueError that names it, after the lines before.
+        Pipeline, and an iterator over lists of sources and targets. If a line is not UTF-8 or is
+        too long for the model, the iterator yields the lines before it, and then raises a
+        ValueError that names the line.
 
     Raises:
         ValueError: If a file cannot be read, the files differ in their number of lines, or the

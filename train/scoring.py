@@ -27,15 +27,17 @@ logger = logging.getLogger(__name__)
 
 COMET_PROGRAM = "comet-score"
 COMET_MODEL = "Unbabel/wmt22-comet-da"
-# tokenizer for languages that separate words by spaces
+# tokenizer of sacreBLEU for languages that separate words by spaces
 DEFAULT = "13a"
 # tokenizer for text that is already tokenized
 ALREADY_TOKENIZED = "none"
 # samples of the bootstrap, as many as sacreBLEU draws by default in a comparison
 SAMPLES = 1000
-# more sentences get no intervals: sacreBLEU holds all samples in memory, 100 kB for each sentence
+# largest number of sentences that get confidence intervals: sacreBLEU keeps all samples in memory,
+# 100 kB for each sentence
 MOST_RESAMPLED = 20_000
-# the original script works on bytes: between two hyphens, one byte of a letter is enough to match
+# pattern of bytes, as in the original script: a letter of two bytes between two hyphens is part of
+# two matches, so both hyphens are split; a letter of one byte is part of the first match only
 HYPHEN = re.compile(rb"(\S)-(\S)")
 
 
@@ -58,9 +60,9 @@ def score_translations(
         more_references: Further reference translations of the same sentences.
 
     Returns:
-        `bleu` and `chrf` with their signatures, `exact_match` between 0 and 1, the share of
-        translations that are one of their references, `empty`, the number of empty translations,
-        and `sentences`.
+        `bleu` and `chrf`, each with its signature; `exact_match`, the share of translations that
+        equal one of their references, from 0 to 1; `empty`, the number of empty translations;
+        `sentences`, the number of all sentences.
 
     Raises:
         ValueError: If there are no references, the numbers of translations and references differ,
@@ -136,7 +138,7 @@ def confidence_intervals(
 
 
 def _plain_score(compute: Callable[[Any], Score], stats: Any) -> Score:
-    """Return the score of a sample, which is a number of numpy unless it is 0: mixed, both fail."""
+    """Return the score of a sample as a float: sacreBLEU cannot average numpy's floats and 0.0."""
     score = compute(stats)
     score.score = float(score.score)
     return score
@@ -159,7 +161,7 @@ def refuse_bleu_tokenizer(name: str | None) -> None:
 
 
 def _metrics(bleu_tokenizer: str) -> dict[str, BLEU | CHRF]:
-    # sacreBLEU warns of sentences that end in " .", which is normal in tokenized text
+    # `force` turns off a warning about sentences that end in " .", as all tokenized text does
     is_tokenized = bleu_tokenizer == ALREADY_TOKENIZED
     try:
         bleu = BLEU(tokenize=bleu_tokenizer, force=is_tokenized)
@@ -185,7 +187,7 @@ def compound_bleu(
     Args:
         translations: Translations of the model.
         references: Reference translations.
-        language: Language of both, supported by Moses.
+        language: Target language, which Moses must support.
         more_references: Further reference translations of the same sentences.
 
     Returns:
@@ -308,14 +310,15 @@ def compare_translations(
         systems, metrics, [references, *more_references], test_type="bs"
     )()
     comparison = {}
-    # the test has its own names for the metrics
+    # the test has its own names for the metrics, in the same order
     for name, metric in zip(metrics, signatures, strict=True):
         compared: Any = results[metric]
         other, this = compared
-        # the test counts only larger differences, so that equal scores would be significant
+        # for two equal systems, the test finds no sample with a larger difference, and would call
+        # their difference of 0 significant
         p_value = this.p_value if this.score != other.score else 1.0
         comparison[name] = {
-            # some values are numpy scalars
+            # some values are numpy scalars, which json cannot write
             "score": float(this.score),
             "ci": float(this.ci),
             "other": float(other.score),

@@ -1,4 +1,4 @@
-"""A training step with the loss of section 5.4, in which all target tokens weigh the same."""
+"""Training step with the loss of section 5.4, averaged over the target tokens of all processes."""
 
 import math
 from collections.abc import Sequence
@@ -31,9 +31,9 @@ class StepResult:
     """Result of a step, the same on every process. Reading a value waits for the device.
 
     Args:
-        loss: Smoothed loss per target token.
+        loss: Mean smoothed loss per target token.
         num_tokens: Number of target tokens of the step, over all processes.
-        grad_norm: Norm of the gradient, before clipping.
+        grad_norm: L2 norm of the gradient before clipping.
         is_skipped: Whether loss or gradient was not finite, so that no weight changed.
     """
 
@@ -46,11 +46,12 @@ class StepResult:
 def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) -> Tensor:
     """Return the cross entropy with smoothed targets, summed over tokens. Section 5.4.
 
-    The true token gets 1 - label_smoothing; the rest is spread evenly over the whole vocabulary.
+    The true token gets the probability 1 - label_smoothing; the probability label_smoothing is
+    spread evenly over the whole vocabulary, the true token included.
 
     Args:
         logits: Logits of the next token, [B, T, V].
-        labels: Next tokens, `IGNORED` at padding, [B, T].
+        labels: Ids of the next tokens, with `IGNORED` at padding, [B, T].
         label_smoothing: epsilon_ls.
 
     Returns:
@@ -68,9 +69,9 @@ def smoothed_loss_sum(logits: Tensor, labels: Tensor, label_smoothing: float) ->
 def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
     """Return whether the loss can be computed without keeping all logits.
 
-    Every process must have all weights, and embeddings, output projection and stacks must be those
-    of this release. An edited model, a subclass, and a model compiled as a whole compute their own
-    logits.
+    Every process must have all weights, and embeddings, output projection and layer stacks must
+    run the released code. An edited model, a subclass, and a model compiled as a whole compute
+    their own logits.
 
     Args:
         accelerator: Accelerator that prepared the model.
@@ -86,12 +87,13 @@ def takes_fused_loss(accelerator: Accelerator, model: nn.Module) -> bool:
 def batch_loss_sum(
     accelerator: Accelerator, model: nn.Module, inputs: dict[str, Tensor], label_smoothing: float
 ) -> Tensor:
-    """Return the smoothed loss of a batch, from the fused loss if the model allows it.
+    """Sum the smoothed loss over a batch's tokens, with the fused loss if the model allows it.
 
     Args:
         accelerator: Accelerator that prepared the model.
         model: Prepared model.
-        inputs: Batch on the device, with `places`, the indices in [B * T] of labels that count.
+        inputs: Batch on the device, with `places`, the indices of the labels that are not
+            `IGNORED`, in the flattened labels [B * T].
         label_smoothing: epsilon_ls.
 
     Returns:
@@ -104,7 +106,8 @@ def batch_loss_sum(
     if not isinstance(model, DistributedDataParallel):
         with accelerator.autocast():
             return fused_loss_sum(model, **inputs, label_smoothing=label_smoothing)
-    # DistributedDataParallel sums gradients over processes only after its own forward
+    # DistributedDataParallel reduces gradients over processes only after its own forward, so the
+    # fused loss replaces the forward that it calls
     plain, model.module.forward = model.module.forward, partial(fused_loss_sum, model.module)
     try:
         with accelerator.autocast():
@@ -114,18 +117,18 @@ def batch_loss_sum(
 
 
 def mask_for_sdpa(batch: dict[str, Tensor], is_kept: bool = False) -> dict[str, Tensor]:
-    """Convert the mask of a batch to the form that torch's attention takes.
+    """Convert the padding mask of a batch to the form of torch's scaled_dot_product_attention.
 
-    Given the original mask, transformers would check on the device whether it hides anything, and
-    the host would wait for the answer.
+    With the original mask, transformers would check on the device whether the mask hides any
+    position, and the host would wait for the result.
 
     Args:
         batch: Batch in host memory, with `attention_mask`, [B, S].
-        is_kept: Whether to keep a mask that hides nothing: a compiled model would have a graph for
-            each of the two cases.
+        is_kept: Whether to keep a mask that hides nothing. A compiled model should keep it, because
+            torch would compile one graph with a mask and another one without.
 
     Returns:
-        Batch with a mask of shape [B, 1, 1, S], or without a mask if it hides nothing.
+        Batch with a boolean mask, [B, 1, 1, S], or without a mask if the mask hides nothing.
     """
     mask = batch["attention_mask"].bool()
     others = {name: tensor for name, tensor in batch.items() if name != "attention_mask"}
@@ -135,7 +138,7 @@ def mask_for_sdpa(batch: dict[str, Tensor], is_kept: bool = False) -> dict[str, 
 
 
 def on_device(batch: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """Copy a batch to the device, without waiting for it.
+    """Copy a batch to the device, without waiting for the copy.
 
     Args:
         batch: Tensors in host memory.
@@ -164,20 +167,20 @@ def training_step(
 ) -> StepResult:
     """Update the weights once, with the mean loss over all target tokens of all processes.
 
-    A step whose loss or gradient is not finite changes only the learning rate. The host does not
-    wait for the device.
+    If loss or gradient is not finite, the weights stay and only the learning rate advances. The
+    host does not wait for the device, except with DeepSpeed.
 
     Args:
         accelerator: Accelerator that prepared model and optimizer.
         model: Prepared model.
-        optimizer: Prepared fused optimizer.
+        optimizer: Prepared optimizer, made with `fused=True`.
         scheduler: Scheduler of the optimizer, not prepared.
-        batches: Micro-batches of this process, as many as on every other process, in host memory.
+        batches: Micro-batches of this process in host memory; each process has the same number.
         label_smoothing: epsilon_ls.
-        max_grad_norm: Largest norm of the gradient, or None.
+        max_grad_norm: Norm to which a larger gradient is clipped; None for no clipping.
 
     Returns:
-        Loss, tokens and gradient norm of the step.
+        Result of the step, on the device.
 
     Raises:
         ValueError: If this process has no batch or no target token.
@@ -192,32 +195,33 @@ def training_step(
     device = accelerator.device
     step_tokens = accelerator.reduce(torch.full((), local_tokens, device=device), reduction="sum")
     step_loss = torch.zeros((), device=device)
-    # autocast keeps its copies of the weights in half precision until the outermost context ends.
-    # This context keeps them for all micro-batches of the step; it is disabled, because backward
-    # should run without autocast
+    # autocast caches its half-precision copies of the weights until the outermost autocast context
+    # ends. This outer context keeps the cache for all micro-batches of the step. It is disabled,
+    # because the backward pass should run without autocast
     with torch.autocast(device.type, enabled=False):
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
             shared_cores.check()
-            # DeepSpeed updates the weights at the end of the backward pass that sums over processes
+            # with DeepSpeed, the backward pass for which this flag is set also updates the weights
             accelerator.sync_gradients = is_last
             with nullcontext() if is_last else accelerator.no_sync(model):
                 places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
                 inputs = on_device({**batch, "places": torch.from_numpy(places)}, device)
                 loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
-                # data-parallel training averages gradients over processes; undo it to get a sum
+                # data-parallel training averages gradients over processes; the factor
+                # num_processes turns the average into a sum
                 accelerator.backward(loss_sum * accelerator.num_processes / step_tokens)
             step_loss += loss_sum.detach()
     step_loss = accelerator.reduce(step_loss, reduction="sum") / step_tokens
     grad_norm = _clipped_grad_norm(accelerator, model, optimizer, max_grad_norm)
     if accelerator.distributed_type == DistributedType.DEEPSPEED:
-        # DeepSpeed clips by its own setting, and checks itself whether the gradient is finite
+        # DeepSpeed has clipped the gradient by its own setting, and checked whether it is finite
         grad_norm = torch.full((), float(grad_norm), device=device)
         is_skipped = torch.full((), optimizer.step_was_skipped, device=device)
     else:
         is_skipped = ~(torch.isfinite(step_loss) & torch.isfinite(grad_norm))
-        # if `found_inf` is 1, a fused optimizer leaves the weights unchanged; the gradient scaler
-        # of float16 sets it itself
+        # if `found_inf` is 1, a fused optimizer leaves the weights unchanged; in float16 the
+        # gradient scaler sets `found_inf`
         if accelerator.scaler is None:
             optimizer.optimizer.found_inf = is_skipped.float()
     optimizer.step()
@@ -232,11 +236,11 @@ def _clipped_grad_norm(
     optimizer: AcceleratedOptimizer,
     max_grad_norm: float | None,
 ) -> Tensor:
-    """Clip the gradient, if at all, and return its norm before clipping."""
+    """Clip the gradient if `max_grad_norm` is set, and return its norm before clipping."""
     if max_grad_norm is None and accelerator.distributed_type in REPLICATED:
-        # the paper does not clip; with an infinite bound torch would rewrite the gradient
+        # the paper does not clip; clipping at infinity would only multiply each gradient by 1
         accelerator.unscale_gradients(optimizer)
         return get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
     norm = accelerator.clip_grad_norm_(model.parameters(), max_grad_norm or math.inf)
-    # with FSDP2 every process has a part of the gradient
+    # with FSDP2 every process has only a part of the gradient, so its norm is a DTensor
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -45,14 +45,14 @@ logger = logging.getLogger(__name__)
 DISTILL, BACK_TRANSLATE = "distill", "back-translate"
 # lines that are translated and saved together
 BLOCK_LINES = 500
-# files of the folder: the pairs, the settings, and the folder of the blocks before the end
+# files of the folder: the pairs, the settings, and until the end a subfolder of translated blocks
 PAIRS_FILE, PLAN_FILE, BLOCKS = "train.jsonl", "synthetic.json", "blocks"
-# settings that may change, because the content of the files is compared
+# settings that may change before a command is resumed, because hashes of the files are compared
 PATHS = ("model", "files")
 PLAN = mapping({"command": TEXT, "lines": whole(1)})
-# digits of a score: further ones depend on the number of threads
+# decimal places of a score in the corpus: further ones depend on the number of threads
 DIGITS = 4
-# longest line, in tokens, if no recipe has a longest one
+# default of `max_length`, in tokens, for a model without a recipe
 MAX_TOKENS = 256
 # reasons to drop a pair
 TOO_LONG, NO_TEXT = "too long", "without text"
@@ -96,7 +96,7 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
     """Translate lines and write them as a corpus, or resume an interrupted call.
 
     Works in one process, or in several processes of `accelerate launch`, which share the lines in
-    blocks. The corpus is the same whatever their number, up to rounding.
+    blocks. Up to rounding, the corpus does not depend on the number of processes.
 
     Args:
         task: Settings of the command.
@@ -109,7 +109,7 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
     Raises:
         ValueError: If the model or a file cannot be read, there is no line, or the folder has other
             files or belongs to another command.
-        Interrupted: If a signal asks the command to end; what is translated stays.
+        Interrupted: If a signal asks the command to end; complete blocks are kept.
     """
     state = joined_processes()
     with contextlib.ExitStack() as until_end:
@@ -121,7 +121,7 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
                 until_end.enter_context(held(task.folder))
 
         in_all_processes(lock)
-        # before the model, which takes longer to load
+        # read before the model is loaded, so that a wrong file is reported early
         num_lines, text_sha256 = main_process_first(lambda: _measure_text(task))
         int8 = bool(task.search.get("int8"))
         pipeline = in_all_processes(lambda: load(task.model, state.device, trust_remote_code, int8))
@@ -205,7 +205,7 @@ def _begin(state: PartialState, folder: Path, plan: Mapping[str, Any]):
 def _plan(
     task: Task, pipeline: TranslationPipeline, num_lines: int, text_sha256: str
 ) -> dict[str, Any]:
-    """Return everything that decides the pairs, except the limit of their score."""
+    """Return all settings and hashes that determine the pairs, except `min_score`."""
     weights = hashlib.sha256()
     for name, tensor in sorted(pipeline.model.state_dict().items()):
         weights.update(name.encode())
@@ -230,7 +230,7 @@ def _plan(
 def _translate_blocks(
     state: PartialState, task: Task, pipeline: TranslationPipeline, num_lines: int
 ):
-    """Translate the blocks of this process that are not there yet."""
+    """Translate those blocks of this process that are not saved yet."""
     if (task.folder / PAIRS_FILE).exists():
         return
     lines = _lines(task)
@@ -244,7 +244,7 @@ def _translate_blocks(
                 records = _translated(task, pipeline, block, number)
                 text = "".join(json.dumps(it, ensure_ascii=False) + "\n" for it in records)
                 write_atomically(path, text)
-            # the other processes have translated about as many
+            # the bar counts the blocks of all processes, which translate about equally fast
             bar.update(len(block))
 
 
@@ -255,7 +255,7 @@ def _block_path(task: Task, number: int) -> Path:
 def _translated(
     task: Task, pipeline: TranslationPipeline, block: list[str], number: int
 ) -> list[dict[str, Any]]:
-    """Translate a block; a dropped pair is a reason in place of its texts."""
+    """Translate a block; the record of a dropped pair has the reason in place of the texts."""
     lengths = [len(ids) for ids in pipeline.tokenizer(block)["input_ids"]]
     longest = min(task.max_length, max_source_tokens(pipeline.model.config) or task.max_length)
     reasons = [
@@ -264,7 +264,7 @@ def _translated(
     ]
     kept = [line for line, reason in zip(block, reasons, strict=True) if reason is None]
     if task.seed is not None:
-        # sampling depends on the block alone
+        # seeded for each block, so that samples do not depend on the number of processes
         seeds = np.random.SeedSequence([task.seed, number])
         torch.manual_seed(int(seeds.generate_state(1)[0]))
     found = search_lines(pipeline, kept, return_scores=True, **task.search) if kept else iter(())
@@ -289,7 +289,7 @@ def _translated(
 
 
 def _join(task: Task, num_lines: int) -> dict[str, int]:
-    """Join the blocks to the corpus, without the pairs below the lowest score."""
+    """Join the blocks to the corpus, without the pairs below `min_score`; return the counts."""
     path, plan_path = task.folder / PAIRS_FILE, task.folder / PLAN_FILE
     plan = read_json(plan_path, PLAN)
     if path.exists():
@@ -323,7 +323,7 @@ def _join(task: Task, num_lines: int) -> dict[str, int]:
     if not found["kept"]:
         remove(unfinished)
         raise ValueError(f"a pair must be left, got {_dropped(counts)}.")
-    # before the pairs: a command that is killed in between joins them again
+    # settings are written before pairs: if the command is killed in between, it joins them again
     plan |= {"min_score": task.min_score, "counts": counts}
     write_atomically(plan_path, json.dumps(plan, indent=1, ensure_ascii=False) + "\n")
     unfinished.replace(path)
@@ -401,7 +401,7 @@ def _parser(command: str, prog: str) -> argparse.ArgumentParser:
 
 
 def _task(command: str, flags: dict[str, Any]) -> Task:
-    """Check the flags, and fill in what the recipe of a run says."""
+    """Check the flags, and fill in languages and `max_length` from the recipe of a run."""
     model, tag, search = flags.pop("model"), flags.pop("tag"), flags
     folder, is_sampled = Path(search.pop("output_dir")), search.pop("sample")
     seed, min_score, max_length, files = (
@@ -459,12 +459,12 @@ def run(command: str, argv: list[str], prog: str) -> str | None:
     """Run the command line of `distill` or `back-translate`.
 
     Args:
-        command: Which of them.
+        command: `distill` or `back-translate`.
         argv: Arguments of the command line.
         prog: Name of the command, for its help.
 
     Returns:
-        Summary; None in processes other than the main process.
+        Counts of pairs, and flags to train with them; None in processes other than the main one.
 
     Raises:
         ValueError: As in `synthesize`, or if flags contradict each other.
@@ -496,11 +496,11 @@ def _dropped(counts: Mapping[str, int]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command, which reports an error in one sentence.
+    """Run a command, and report an error as one sentence on stderr.
 
     Args:
-        argv: Arguments of the command line, the first of them the command; by default those of the
-            process.
+        argv: `distill` or `back-translate`, and the arguments of this command; by default the
+            arguments of the process.
 
     Returns:
         Exit status: 0, or 1 after an error.

@@ -19,13 +19,13 @@ class FusedTrainer(Seq2SeqTrainer):
     """`Seq2SeqTrainer` that computes the same training step in fewer passes over memory.
 
     Arguments, loss and checkpoints are the library's. The library's own step is used for adapters,
-    weights spread over devices, a compiled model, noise on the embeddings, and the user's own
-    inputs or loss. On a CPU dropout uses a faster generator: it drops the same share of values, but
-    not the same values.
+    weights that are spread over devices, a compiled model, noise on the embeddings, and the user's
+    own inputs or loss. On a CPU, dropout uses a faster random number generator, so it drops other
+    values than torch would, but with the same probability.
     """
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> Optimizer:
-        """Make the optimizer, after the model got the kernels of its device.
+        """Put the CPU kernels of this package into a model on a CPU, and create the optimizer.
 
         Args:
             args: Positional arguments of `Seq2SeqTrainer.create_optimizer`.
@@ -46,13 +46,14 @@ class FusedTrainer(Seq2SeqTrainer):
         return_outputs: bool = False,
         num_items_in_batch: Tensor | int | None = None,
     ) -> Tensor | tuple[Tensor, Any]:
-        """Return the loss of a batch, in training without keeping the logits.
+        """Return the loss of a batch; in training, do not keep all logits in memory.
 
         Args:
             model: Model that the trainer has prepared.
             inputs: Batch, with labels [B, T].
             return_outputs: Whether to return the outputs too.
-            num_items_in_batch: Number of target tokens of the step; of this batch if None.
+            num_items_in_batch: Number of target tokens of the whole step; None to count those of
+                this batch.
 
         Returns:
             The loss, or loss and outputs.
@@ -80,6 +81,7 @@ class FusedTrainer(Seq2SeqTrainer):
         loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
         if num_items_in_batch is None:
             return loss / len(places)
-        # processes average their gradients; a token count of all processes needs their sum
+        # processes average their gradients, but with the token count of all processes the gradients
+        # must be summed
         is_total = self.args.average_tokens_across_devices
         return loss * (self.accelerator.num_processes if is_total else 1) / num_items_in_batch

@@ -27,6 +27,7 @@ from .data.text_files import MAX_LINE_BYTES, lines_of, opened, read_lines
 
 logger = logging.getLogger(__name__)
 
+# flags of the search: type and help text
 SEARCH = {
     "num_beams": (int, "beam size"),
     "length_penalty_alpha": (float, "length penalty, section 6.1"),
@@ -35,9 +36,9 @@ SEARCH = {
 # characters at which `str.splitlines` splits
 LINE_ENDS = re.compile("[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]")
 TABS = "the first line of {} has a tab, and whole lines are translated; --column 1 takes one column"
-# capacity of a pipe
+# capacity of a pipe on Linux, in bytes
 PIPE_BYTES = 65536
-# longest line that is translated: memory and time grow with the square of its length
+# longest line that is translated, in tokens: memory and time grow with the square of its length
 MAX_LINE_TOKENS = 4096
 
 
@@ -68,12 +69,13 @@ def search_lines(
     glossary: Mapping[str, str] | None = None,
     **search: Any,
 ) -> Iterator[list[dict[str, Any]]]:
-    """Translate lines, and return all that the pipeline finds.
+    """Translate lines, and yield the complete results of the pipeline.
 
     Args:
         pipeline: Model and tokenizer.
         lines: Sentences without line feeds.
-        glossary: Target term by source term, for lines that have the source term.
+        glossary: Target term by source term; where a line has the source term, its translation must
+            contain the target term.
         search: Settings of the pipeline's call that differ from the model's.
 
     Yields:
@@ -110,7 +112,7 @@ def one_line(text: str) -> str:
 
 
 def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
-    """Read lines as they arrive. Each list holds the lines of one read.
+    """Read lines as they arrive; each list contains the lines that were complete after one read.
 
     Args:
         file: Buffered file that is open for bytes.
@@ -122,11 +124,11 @@ def arriving_lines(file: IO[bytes], name: str) -> Iterator[list[str]]:
     Raises:
         ValueError: If a line is not UTF-8 or is longer than `MAX_LINE_BYTES`; names the line.
     """
-    # number of lines of each read: `read_lines` checks the lines one by one
+    # number of lines of each read, to group the lines after `read_lines`, which yields them singly
     counts: deque[int] = deque()
 
     def arriving() -> Iterator[bytes]:
-        # a bytearray grows in place: a line can arrive in thousands of parts
+        # a bytearray, which grows in place, because a line can arrive in thousands of parts
         unfinished = bytearray()
         # read1 returns as soon as some bytes have arrived; IO[bytes] does not declare it
         read = file.read1  # type: ignore[attr-defined]
@@ -161,7 +163,7 @@ def fitting_lines(
     name: str,
     split: Callable[[str], list[str]] = lambda line: [line],
 ) -> Iterator[list[str]]:
-    """Pass lines through until a line has too many tokens.
+    """Yield the lists of lines until a line has too many tokens.
 
     Args:
         groups: Lists of lines.
@@ -173,8 +175,8 @@ def fitting_lines(
         The same lists; if a line is too long, first the lines before it.
 
     Raises:
-        ValueError: If a line has more tokens than `MAX_LINE_TOKENS` or the positions of the model;
-            names the line.
+        ValueError: If a line has more tokens than `MAX_LINE_TOKENS`, or than the model has
+            positions; names the line.
     """
     most = min(MAX_LINE_TOKENS, max_source_tokens(pipeline.model.config) or MAX_LINE_TOKENS)
     num_lines_read = 0
@@ -335,19 +337,20 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         prog: Name of the command, for its help.
 
     Yields:
-        Translation of each line, in order, as soon as it is complete; with flags, other lines.
+        Translation of each line, in order, as soon as the translation is complete, in the format
+        that the flags select.
 
     Raises:
         ValueError: If the file cannot be read, a model cannot be loaded, a line is not UTF-8 or too
             long for the model, or flags contradict each other.
     """
-    # the file can follow flags
+    # FILE can follow flags
     search = vars(parse_flags(_parser(prog), argv, is_intermixed=True))
     trust, column, scores, jsonl, runs, terms = (
         search.pop(name)
         for name in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")
     )
-    # the parser takes every word for a run
+    # the parser assigns FILE to `runs` too: the last of several words is FILE unless it is a folder
     path = runs.pop() if len(runs) > 1 and not Path(runs[-1]).is_dir() else None
     path = None if path == "-" else path
     name = path or "stdin"
@@ -474,7 +477,7 @@ def read_glossary(path: Path) -> dict[str, str]:
 
 
 def terms_in(line: str, glossary: Mapping[str, str]) -> list[str]:
-    """Return the target terms of the source terms that a line has as whole words.
+    """Return the target terms of the source terms that a line contains as whole words.
 
     Args:
         line: Source text.
@@ -515,7 +518,7 @@ def n_best(number: int, translations: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def fields_of(found: Mapping[str, Any]) -> list[str]:
-    """Return the parts of a result: the translation, and the alignment and scores if it has them.
+    """Return the parts of a result: translation, and alignment and scores if the result has them.
 
     Args:
         found: Result of the pipeline.

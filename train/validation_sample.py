@@ -22,11 +22,11 @@ from .scoring import score_translations
 def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float]:
     """Translate validation pairs with the weights of this step. All processes must call this.
 
-    The pairs are spread evenly over those that fit into training, so that they are the same at each
-    evaluation.
+    The pairs are evenly spaced among the validation pairs that the filter of training keeps, so
+    that every evaluation translates the same pairs.
 
     Args:
-        run: Run.
+        run: Run that is evaluated.
         validation: Validation pairs.
         num_pairs: Number of pairs to translate.
 
@@ -41,7 +41,7 @@ def score_sample(run: Run, validation: Pairs, num_pairs: int) -> dict[str, float
         rows.with_format("arrow")[:], texts.languages, "validation", repair=True
     )
     model = _whole_model(run)
-    # graphs without gradients would take longer to compile than these batches
+    # not compiled, because compiling graphs without gradients takes longer than these batches
     with evaluating(model), torch.compiler.set_stance("force_eager"):
         pipeline = TranslationPipeline(model, run.data.tokenizer, device=run.accelerator.device)
         translations = translate_shared(PartialState(), pipeline, sources, num_beams=1)

@@ -23,34 +23,34 @@ logger = logging.getLogger(__name__)
 
 # sentences to test a given tokenizer on, and the largest share of unknown tokens in them
 SAMPLED_SENTENCES, MOST_UNKNOWN = 1000, 0.5
-# file beside a learned vocabulary with the hashes of its corpora
+# file beside a learned vocabulary, with the SHA-256 of each corpus that it was learned from
 TEXT_FILE = "text_sha256.txt"
 
 
 def prepare_tokenizer(
     config: TrainConfig, texts: Texts | None = None, is_resumed: bool = False
 ) -> PreTrainedTokenizerBase:
-    """Load the given or earlier tokenizer, or learn one, and keep a copy in the run folder.
+    """Load or learn the tokenizer of a run, and save it in the run folder.
 
     Args:
         config: Settings of the run.
         texts: Corpora to learn from; loaded if not given.
-        is_resumed: Whether the run is resumed; its settings are then checked elsewhere.
+        is_resumed: Whether the run is resumed; `refuse_other_run` then compares its settings.
 
     Returns:
         The tokenizer.
 
     Raises:
-        ValueError: If the tokenizer cannot be loaded, lacks a token that training needs, was
-            learned with other settings, or differs from the one in the run folder; or if a file
-            that is no file of a run would be replaced.
+        ValueError: If the tokenizer cannot be loaded, has too many unknown tokens in the text, was
+            learned with other settings or from other text, or differs from the tokenizer in the run
+            folder; or if a file that is no file of a run would be replaced.
     """
     folder = config.folder
     own = folder / "tokenizer"
     if not is_resumed and not own.is_dir():
         refuse_files_of_no_run(folder, config)
     kept = read_recipe(folder) if own.is_dir() and (folder / RECIPE_FILE).is_file() else None
-    # the copy in the run folder is enough, even if the given tokenizer is gone
+    # if the run folder has a copy of the given tokenizer, the original may be gone
     if config.tokenizer is not None and (kept is None or kept.tokenizer != config.tokenizer):
         tokenizer = load_tokenizer(config.tokenizer)
         texts = texts or load_texts(config)
@@ -95,7 +95,7 @@ def refuse_unknown_text(
         return
     for language in (config.source_lang, config.target_lang):
         sample = list(islice(vocabulary_texts(texts, [language], config.seed), SAMPLED_SENTENCES))
-        # without the end token of each sentence
+        # tokens without the end token of each sentence
         tokens = [token for ids in tokenizer(sample).input_ids for token in ids[:-1]]
         num_unknown = tokens.count(tokenizer.unk_token_id)
         if num_unknown > MOST_UNKNOWN * len(tokens):
@@ -107,7 +107,7 @@ def refuse_unknown_text(
 
 
 def _refuse_vocabulary_of_other_text(config: TrainConfig, texts: Texts, own: Path):
-    # the hash of a stream is unknown before it is read
+    # the hash of a streamed text is unknown before the text is read
     if config.streaming:
         return
     before, now = read_text(own / TEXT_FILE).strip(), ", ".join(texts.hashes)
@@ -133,7 +133,7 @@ def learn_tokenizer(
         The tokenizer.
 
     Raises:
-        ValueError: If a size is too small, or there is no text.
+        ValueError: If `vocab_size` is too small, or there is no text.
     """
     languages = [config.source_lang, config.target_lang]
     symbols = set()
@@ -164,7 +164,7 @@ def refuse_files_of_no_run(folder: Path, config: TrainConfig):
     refuse_other_files(folder, rule)
     recipe = folder / RECIPE_FILE
     if not ((folder / "tokenizer").is_dir() and recipe.is_file()):
-        # a run that was killed at its beginning has left only its recipe
+        # a run that was killed at its beginning may have left its recipe without a tokenizer
         is_own = recipe.is_file() and recipe.read_bytes() == recipe_text(config).encode()
         refuse_other_files(
             folder, rule, [METRICS_FILE, ENVIRONMENT_FILE, *([] if is_own else [RECIPE_FILE])]
@@ -178,10 +178,11 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
         source: Folder, Hub name, or file of a SentencePiece model (.model).
 
     Returns:
-        The tokenizer. It ends each sentence with its end token, and adds no other.
+        Tokenizer that adds its end token, and no other special token, to each sentence.
 
     Raises:
-        ValueError: If the tokenizer cannot be loaded, needs its own code, or is not fast.
+        ValueError: If the tokenizer cannot be loaded, needs its own code, is not fast, or has an id
+            that is not below its number of tokens.
     """
     if source.endswith(".model"):
         if not Path(source).is_file():
@@ -214,7 +215,8 @@ def _completed(tokenizer: PreTrainedTokenizerBase, source: str) -> PreTrainedTok
         added["eos_token"] = tokenizer.sep_token or "</s>"
     if not added and tokenizer("").input_ids == [tokenizer.eos_token_id]:
         return tokenizer
-    # the library's own classes may make other special tokens of a sentence when they are loaded
+    # the generic class, because a class of the library may replace the post-processor, and so add
+    # other special tokens, when the tokenizer is loaded again
     whole = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer.backend_tokenizer,
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
