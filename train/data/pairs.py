@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 # source files that determine the cached token ids and verdicts: a change of one makes new files
 CODE = (__file__, bpe_dropout.__file__)
 
-# verdicts on a pair: it is kept, or the first of the other rules that applies drops it
+# verdicts on a pair: it is kept, or it is dropped for the first of these reasons that applies
 VERDICTS = ("kept", "wrong_encoding", "empty", "leak", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
 # `GARBLED` finds mojibake: UTF-8 text that was decoded as Windows-1252, so that each byte of a
@@ -463,7 +463,7 @@ class Pairs:
 
     @cached_property
     def _columns(self) -> tuple[np.ndarray, dict[str, list[tuple[np.ndarray, np.ndarray]]]]:
-        """Index of the first pair of each Arrow chunk; views of the offsets and ids of the chunks."""
+        """First pair index of each Arrow chunk; views of the offsets and ids of the chunks."""
         columns = {name: self.rows.data.column(name).chunks for name in ("input_ids", "labels")}
         sizes = [len(chunk) for chunk in columns["input_ids"]]
         return np.cumsum([0, *sizes[:-1]]), {
