@@ -193,7 +193,7 @@ class Api:
             raise HTTPException(403, "api_key must be a key of this server, got another one.")
 
     def _order(self, fields: Mapping[str, Any]) -> Order:
-        """Validate the fields of a request; `_prepared` checks its texts and their lengths."""
+        """Validate the fields of a request; `_prepared` checks Unicode and tokens of the texts."""
         for name in ("q", "source", "target"):
             if fields.get(name) is None:
                 raise HTTPException(400, f"{name} must be given.")

@@ -5,7 +5,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BoundedRequests:
-    """Middleware that refuses a request with too large a body, without reading the whole body.
+    """Middleware that refuses a request whose body is too large, without reading the whole body.
 
     Args:
         app: ASGI application.

@@ -167,7 +167,7 @@ def _with_languages(
     elif pair is None:
         pairs = [_own_languages(name, pipeline)]
     else:
-        # T5 gets its languages by the name of the task of the pipeline
+        # T5 gets its languages from the name of the pipeline's task
         task = "translation_{}_to_{}".format(*pair)
         device = pipeline.device
         pipeline = TranslationPipeline(pipeline.model, pipeline.tokenizer, task, device=device)
@@ -210,7 +210,7 @@ def _codes_of_the_api(codes: Iterable[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for code in codes:
         short = api_code(code)
-        # two codes of NLLB can have the same short code; the second one then stays long
+        # two codes of NLLB can have the same short code; the second code is then not shortened
         found[code.replace("_", "-") if short in found else short] = code
     return found
 

@@ -1,4 +1,4 @@
-"""Queue of translation jobs. Jobs with the same model and languages are translated in one batch."""
+"""Queue of translation jobs. Jobs with the same model and languages are translated together."""
 
 import threading
 from collections.abc import Sequence

@@ -26,9 +26,9 @@ from .pairs import CHUNK, Pairs
 
 # label of padding, which the loss ignores: the default `ignore_index` of torch's cross entropy
 IGNORED = -100
-# random noise from 0 to this number of tokens is added to each length before the sort. It decides
-# between two sides whose lengths vary about equally, so that each epoch forms other groups; pairs
-# of slightly different lengths can then share a group, which costs a little padding
+# random noise from 0 to this number of tokens is added to each length before the sort. The noise
+# decides between two sides whose lengths vary about equally, so that each epoch forms other groups;
+# pairs of slightly different lengths can then share a group, which costs a little padding
 LENGTH_NOISE = 1.0
 # values of the attributes for the current block while no block is loaded
 NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
@@ -219,8 +219,8 @@ class Collator:
     """Collator that pads sentence pairs to the tensors of a micro-batch.
 
     Args:
-        pad_token_id: Padding token of sources and decoder inputs.
-        decoder_start_token_id: First token that the decoder reads.
+        pad_token_id: Id of the padding token of sources and decoder inputs.
+        decoder_start_token_id: Id of the first token that the decoder reads.
         vocab_size: Size of the vocabulary; every token id must be below `vocab_size`.
     """
 

@@ -42,7 +42,7 @@ ROWS_PER_BATCH = 10_000
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
 # suffixes of tables and translation memories, which this package reads itself
 PAIR_FILE = re.compile(r"\.(tsv|csv|tmx)(\.(gz|xz|bz2|zst))?$")
-# source files that determine the cached pairs: a change of one makes new files
+# source files that determine the cached pairs, and are part of the cache key
 CODE = (
     __file__,
     *(str(module.__file__) for module in (tables, text_files, translation_memories)),

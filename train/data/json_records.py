@@ -33,7 +33,7 @@ CHUNK = 10 << 20
 MAX_RECORD_BYTES = 10 << 20
 COLUMN = "translation"
 NO_SPACE = re.compile(r"\S")
-# separators before the records of a list
+# separators in a list of records: before the first record, and before each further record
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*"), re.compile(r"\s*,\s*")
 
 

@@ -118,7 +118,7 @@ def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
     The hash of an n-gram is the sum of its bytes, each times MULTIPLIER^(position in the n-gram),
     modulo 2^64. It is computed as the difference of two prefix sums over the whole text, divided by
-    the power of the n-gram's first position.
+    the power for the n-gram's first byte.
     """
     text = np.frombuffer("\n".join([*lines, ""]).encode(), np.uint8)
     # round the size up to a power of two, so that `_powers` caches only a few sizes
@@ -140,7 +140,7 @@ def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Sentences:
-    """Evaluation sentences of one language, which can be found in training sentences.
+    """Finder of evaluation sentences of one language in training sentences.
 
     Args:
         texts: Sentences. Several versions of all sentences, such as references, follow one another.
@@ -211,7 +211,7 @@ class Sentences:
 
 
 class LeakFinder:
-    """Evaluation sentence pairs, which can be found in training pairs.
+    """Finder of evaluation sentence pairs in training pairs.
 
     Args:
         sources: Source sentences.

@@ -29,7 +29,7 @@ from .corpus import text_hash, texts_of
 
 logger = logging.getLogger(__name__)
 
-# source files that determine the cached token ids and verdicts: a change of one makes new files
+# source files that determine the cached token ids and verdicts, and are part of the cache key
 CODE = (__file__, bpe_dropout.__file__)
 
 # verdicts on a pair: it is kept, or it is dropped for the first of these reasons that applies

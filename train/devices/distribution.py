@@ -35,8 +35,8 @@ from .memory import keep_memory
 
 logger = logging.getLogger(__name__)
 
-# timeout of collective operations: the other processes wait in one while the main process learns a
-# vocabulary and tokenizes the corpus
+# timeout of collective operations, in which the other processes wait while the main process learns
+# a vocabulary and tokenizes the corpus
 LONGEST_WAIT = timedelta(hours=6)
 # lowest compute capability of GPUs whose tensor cores support bf16
 FIRST_WITH_BF16 = (8, 0)
@@ -324,8 +324,8 @@ def prepare(
 
     Args:
         accelerator: Accelerator from `open_accelerator`.
-        model: Model with the same weights on every process. With FSDP2, it is sharded in place:
-            each process keeps a part of each weight.
+        model: Model with the same weights on every process. FSDP2 shards the model in place: each
+            process then keeps a part of each weight.
         config: Settings of the run.
 
     Returns:

@@ -75,8 +75,8 @@ class LossOfStates(torch.autograd.Function):
         device, kind = states.device.type, states.dtype
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
-        # without autocast: the functions below use half precision for the products with weights
-        # alone
+        # disable autocast: `compute` itself casts the factors of the products with weights to half
+        # precision, and does the rest in float32
         with torch.autocast(device, enabled=False):
             compute = _loss_and_gradients_compiled if is_compiled else _loss_and_gradients
             total, ctx.gradients = compute(states, weight, bias, labels, label_smoothing, kind)
@@ -195,7 +195,10 @@ def _loss_and_gradients_compiled(
     label_smoothing: float,
     kind: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-    """Compute what `_loss_and_gradients` does; the kernels read logits 3 times, write them once."""
+    """Compute the same as `_loss_and_gradients` with compiled kernels.
+
+    The kernels read the logits three times and write them once.
+    """
     total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
     weight = weight.to(kind)
     blocks = _num_blocks(labels, weight.shape[0])

@@ -31,8 +31,8 @@ CPU_TOKENS = 4096
 # slow one, needed 70 ms for a micro-batch, the time of 49,000 tokens; this value assumes a host
 # that needs 12 ms
 LAUNCH_TOKENS = 8192
-# largest useful micro-batch on a GPU, padding included, for each token of the process's share of a
-# step. It is above 1, so that a micro-batch with padding can contain the whole share
+# largest useful micro-batch on a GPU, padding included, as a multiple of the process's share of the
+# tokens of a step. It is above 1, so that a micro-batch can contain the whole share and its padding
 PADDING_FACTOR = 2
 CGROUP = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
@@ -119,7 +119,7 @@ def bytes_per_token(
     device: str,
     is_whole: bool = True,
 ) -> int:
-    """Return the memory that backward needs of one source token and one target token.
+    """Return the activation memory of one source token and one target token, kept until backward.
 
     Args:
         config: Sizes of the model.
@@ -133,8 +133,8 @@ def bytes_per_token(
     Returns:
         Size in bytes, an estimate that is rather too large than too small.
     """
-    # in half precision, matrix products use it, and sums and norms do not; the output of a norm is
-    # kept in both precisions
+    # in half-precision training, matrix products use half precision, but sums and norms use fp32.
+    # The output of a norm is kept in both precisions
     product_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES // 2
     norm_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + product_bytes
     d_model = config.d_model

@@ -69,7 +69,7 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _program() -> list[str]:
-    """Return the program that the command line begins with, without the path on this machine."""
+    """Return the first words of the command line, the program, without its path on this machine."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
         return [Path(sys.argv[0]).name]

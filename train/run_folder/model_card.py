@@ -1,4 +1,4 @@
-"""The model card of a run: description, results, training data and settings of the model."""
+"""Write the model card of a run: description, results, training data and settings of the model."""
 
 import itertools
 from collections.abc import Mapping
@@ -171,7 +171,7 @@ def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def _folder_name(dataset: str) -> str:
-    # resolved, so that "." has a name
+    # resolve the path first, because "." has no name
     return Path(dataset).resolve().name
 
 
