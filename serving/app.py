@@ -10,7 +10,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl
 
-# FastAPI imports this package at the first form
+# imported at the start, so that its absence is an error now: FastAPI imports it at the first form
 import python_multipart  # noqa: F401
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.responses import JSONResponse
@@ -25,10 +25,11 @@ from .bounded_requests import BoundedRequests
 from .models import Model, language_name
 from .translation_queue import Job, TranslationQueue
 
-# bytes of a character in JSON that is escaped, and of all that is no text
+# largest size of a character in JSON, two escapes such as \ud83d\ude00; and of everything in a
+# request except its texts
 BYTES_PER_CHARACTER, OTHER_BYTES = 12, 1 << 14
 AUTO = "auto"
-# seconds until a client that was refused may ask again
+# header that asks a refused client to try again after this number of seconds
 RETRY = {"Retry-After": "1"}
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,10 @@ class Limits(NamedTuple):
     """Limits of the server.
 
     Attributes:
-        max_characters: Most characters of the texts of a request.
-        max_waiting: Most requests that wait for their answer at a time.
-        timeout: Seconds after which a request is refused.
-        api_key: Key that every translation needs; None for none.
+        max_characters: Maximum number of characters in all texts of a request together.
+        max_waiting: Maximum number of requests that wait for their answer at the same time.
+        timeout: Time in seconds after which an unanswered request is refused.
+        api_key: Key that every translation request must contain; None if no key is needed.
     """
 
     max_characters: int
@@ -51,12 +52,12 @@ class Limits(NamedTuple):
 
 
 class Order(NamedTuple):
-    """Request for translations, checked.
+    """Validated request for translations.
 
     Attributes:
         texts: Texts to translate.
-        is_list: Whether the client sent a list.
-        model: Model that translates them.
+        is_list: Whether the client sent a list of texts, and gets lists as answer.
+        model: Model that translates the texts.
         source: Language of the texts.
         target: Language of the translations.
         num_alternatives: Number of further translations of each text.
@@ -75,8 +76,8 @@ class Api:
 
     Args:
         models: Model for each source language and each of its target languages.
-        queue: Queue that translates.
-        limits: What the server accepts.
+        queue: Queue that translates the sentences.
+        limits: Limits of the server.
     """
 
     def __init__(
@@ -100,7 +101,7 @@ class Api:
         return JSONResponse(self.known_languages)
 
     async def health(self) -> JSONResponse:
-        """Say that the server runs."""
+        """Report that the server is running."""
         return JSONResponse({"status": "ok"})
 
     async def detect(self) -> None:
@@ -121,7 +122,7 @@ class Api:
             `translatedText`, and `alternatives` if the client asked for some.
 
         Raises:
-            HTTPException: If the request is refused.
+            HTTPException: If the request is invalid, exceeds a limit, or lacks the key.
         """
         if self.num_waiting >= self.limits.max_waiting:
             raise HTTPException(
@@ -144,8 +145,8 @@ class Api:
             return Response()
         except AnyHTTPException:
             raise
-        # here and not in a handler of Starlette, which raises the error again, so that the server
-        # would close the connection
+        # answer here, not in an exception handler of Starlette: Starlette re-raises the error after
+        # the handler, so that the server would close the connection
         except Exception as error:
             return _failed(error)
         finally:
@@ -167,7 +168,7 @@ class Api:
         return answer
 
     async def _translations(self, request: Request, job: Job) -> list[list[str]]:
-        """Wait for translations as long as the client does."""
+        """Put a job into the queue, and wait for it as long as the client is connected."""
         self.queue.put(job)
         found = asyncio.wrap_future(job.found)
         gone = asyncio.ensure_future(_disconnected(request))
@@ -186,13 +187,13 @@ class Api:
             return
         if given is None:
             raise HTTPException(403, "api_key must be given to this server.")
-        # bytes, because texts may have characters beyond ASCII
+        # compare bytes, because `compare_digest` refuses strings with characters beyond ASCII
         keys = [str(key).encode("utf-8", "surrogatepass") for key in (given, self.limits.api_key)]
         if not hmac.compare_digest(*keys):
             raise HTTPException(403, "api_key must be a key of this server, got another one.")
 
     def _order(self, fields: Mapping[str, Any]) -> Order:
-        """Check the fields of a request, without the tokens of its texts."""
+        """Validate the fields of a request; `_prepared` checks Unicode and tokens of the texts."""
         for name in ("q", "source", "target"):
             if fields.get(name) is None:
                 raise HTTPException(400, f"{name} must be given.")
@@ -212,7 +213,7 @@ class Api:
         model = self._model(fields["source"], fields["target"])
         most = model.max_translations - 1
         alternatives = fields.get("alternatives") or 0
-        # a form has texts only
+        # the values in a form are strings
         if isinstance(alternatives, str) and alternatives.isdecimal():
             alternatives = int(alternatives)
         if type(alternatives) is not int or not 0 <= alternatives <= most:
@@ -243,7 +244,7 @@ class Api:
 
 
 def _prepared(order: Order) -> tuple[list[list[str]], Job]:
-    """Split texts into sentences; return the parts of each text, and the job of all sentences."""
+    """Split texts into sentences; return the parts of each text, and one job of all sentences."""
     for text in order.texts:
         try:
             text.encode()
@@ -263,15 +264,15 @@ def _prepared(order: Order) -> tuple[list[list[str]], Job]:
 
 
 def _joined(parts: list[str], found: Iterator[list[str]], num_alternatives: int) -> list[str]:
-    """Put translations in the place of the sentences of a text.
+    """Replace the sentences of a text by their translations.
 
     Args:
-        parts: Sentences with the white space around them, and white space.
-        found: Iterator over the translations of the sentences.
-        num_alternatives: Number of translations beside the best.
+        parts: Parts of the text: sentences with the white space around them, or only white space.
+        found: Iterator over the translations of each sentence, best first.
+        num_alternatives: Number of translations in addition to the best one.
 
     Returns:
-        Translations of the text, best first, without equal ones.
+        Translations of the text, best first, without duplicates.
     """
     texts = [""] * (1 + num_alternatives)
     for part in parts:
@@ -295,13 +296,14 @@ async def read_fields(request: Request) -> dict[str, Any]:
     """Read the fields of a request: from JSON, or from a form and the query of the URL.
 
     Args:
-        request: Request.
+        request: Request of any content type.
 
     Returns:
-        The fields by name.
+        The fields by name. A field in the query replaces the field of this name in a form.
 
     Raises:
-        HTTPException: If the body is no JSON object or no form, or not UTF-8.
+        HTTPException: If the body is not UTF-8, or not the JSON object or form that its content
+            type names.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     body = await request.body()
@@ -321,7 +323,7 @@ async def read_fields(request: Request) -> dict[str, Any]:
         return {**form, **_decoded(request.scope["query_string"].decode("utf-8"))}
     except UnicodeDecodeError:
         raise HTTPException(400, "a request must be UTF-8, got other bytes.") from None
-    # arrays and objects may be nested too deeply, and numbers too long
+    # Python's parser raises RecursionError for deep nesting, and ValueError for too long a number
     except (ValueError, RecursionError):
         raise HTTPException(400, "a request must be JSON, got text that is none.") from None
 
@@ -333,6 +335,7 @@ def _decoded(text: str) -> dict[str, Any]:
 async def _refused(request: Request, error: Any) -> JSONResponse:
     """Answer a refused request with a sentence."""
     sentence = error.detail
+    # for an unknown path or method, Starlette gives only the phrase of the status
     if sentence == HTTPStatus(error.status_code).phrase:
         path = shown(request.scope["path"])
         sentence = f"path must be /translate, /languages or /health, got {path}."
@@ -342,8 +345,8 @@ async def _refused(request: Request, error: Any) -> JSONResponse:
 
 
 def _failed(error: Exception) -> JSONResponse:
-    """Answer after an error of the program; the log names it without its message."""
-    # a message may quote the text of a client
+    """Answer after an unexpected error; log its type and traceback, but not its message."""
+    # the message may quote the text of a client
     lines = "".join(traceback.format_tb(error.__traceback__))
     logger.error("a request failed with %s:\n%s", type(error).__name__, lines.rstrip())
     return JSONResponse({"error": "the server could not answer: its log has the reason."}, 500)
@@ -356,20 +359,20 @@ def build_app(
 
     Args:
         models: Model for each source language and each of its target languages.
-        queue: Queue that translates.
-        limits: What the server accepts.
+        queue: Queue that translates the sentences.
+        limits: Limits of the server.
 
     Returns:
         ASGI application.
     """
     api = Api(models, queue, limits)
     max_bytes = BYTES_PER_CHARACTER * limits.max_characters + OTHER_BYTES
-    # pages of every origin may read answers: an answer depends on its request alone
+    # pages of every origin may read the answers, because an answer depends only on its request
     middleware = [
         Middleware(CORSMiddleware, allow_origins=["*"], allow_methods=["GET", "POST"]),
         Middleware(BoundedRequests, max_bytes=max_bytes),
     ]
-    # without the pages of FastAPI, which load scripts from other servers
+    # without a schema there are no documentation pages, which load scripts from other servers
     app = FastAPI(openapi_url=None, middleware=middleware)
     app.add_exception_handler(AnyHTTPException, _refused)
     for path, endpoint, methods in (

@@ -1,15 +1,15 @@
-"""Limit of the size of a request, for every HTTP server of the package."""
+"""Limit the size of requests, for every HTTP server of the package."""
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class BoundedRequests:
-    """Middleware that refuses a request with a longer body, and reads no more of it than the limit.
+    """Middleware that refuses a request whose body is too large, without reading the whole body.
 
     Args:
         app: ASGI application.
-        max_bytes: Largest size of a body.
+        max_bytes: Maximum size of a body, in bytes.
     """
 
     def __init__(self, app: ASGIApp, max_bytes: int):
@@ -20,12 +20,12 @@ class BoundedRequests:
         """Handle a request.
 
         Args:
-            scope: Connection.
+            scope: ASGI description of the connection.
             receive: Function that returns the next part of the request body.
             send: Function that sends a part of the response.
 
         Raises:
-            HTTPException: If the body is too long.
+            HTTPException: If the body is larger than `max_bytes`.
         """
         num_bytes = 0
 

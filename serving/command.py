@@ -1,4 +1,4 @@
-"""The command: `vanilla-transformer serve MODEL...`."""
+"""Command that runs the server: `vanilla-transformer serve MODEL...`."""
 
 import argparse
 import errno
@@ -11,7 +11,7 @@ from ..console import add_trust_flag, parse_flags
 
 HOST, PORT = "127.0.0.1", 5000
 MAX_CHARACTERS, MAX_WAITING, TIMEOUT = 5000, 500, 60.0
-# variable of the environment, which other users of the machine cannot read
+# environment variable for the key: other users of the machine can read flags, but not this variable
 KEY_VARIABLE = "VANILLA_TRANSFORMER_API_KEY"
 HIGHEST_PORT = 65535
 
@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def run(argv: list[str], prog: str) -> None:
-    """Run the command until a signal ends it; requests that wait are answered first.
+    """Run the server until a signal ends it; waiting requests are still answered.
 
     Args:
         argv: Command-line arguments.
@@ -44,17 +44,18 @@ def run(argv: list[str], prog: str) -> None:
     from .models import load_models
     from .translation_queue import TranslationQueue
 
-    # nearly every batch has a new shape, and oneDNN would keep the kernels of too many
+    # limit oneDNN's cache of kernels: nearly every batch has a new shape, and needs new kernels
     keep_memory()
     with bound_socket(flags.host, flags.port) as listener:
         models = load_models(flags.models, flags.trust_remote_code)
-        # the pipeline repeats at each call why a model runs its own modules
+        # hide a message that the pipeline repeats at each call: the reason why a model does not use
+        # the inference engine
         logging.getLogger("vanilla_transformer.pipeline_vanilla_transformer").setLevel(
             logging.WARNING
         )
         queue = TranslationQueue()
         limits = Limits(flags.max_characters, flags.max_waiting, flags.timeout, key)
-        # no access log: the query of a URL may be a text
+        # no access log, because the query of a URL may contain the text of a client
         config = uvicorn.Config(
             build_app(models, queue, limits),
             log_config=None,
@@ -66,7 +67,8 @@ def run(argv: list[str], prog: str) -> None:
             server_header=False,
         )
         server = uvicorn.Server(config)
-        # uvicorn raises the signal again after its end, which must be no error
+        # after its end, uvicorn raises the signal again for the handler that was set before, and
+        # the default handler would end the command with an error
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, server.handle_exit)
         listener.listen(config.backlog)
@@ -78,17 +80,17 @@ def run(argv: list[str], prog: str) -> None:
 
 
 def bound_socket(host: str, port: int) -> socket.socket:
-    """Return a socket of an address that no other program has, which does not listen yet.
+    """Return a socket that is bound to a free address, but does not listen yet.
 
     Args:
-        host: Name or number of an address of this machine.
+        host: Host name or IP address of this machine.
         port: Port; 0 for any free one.
 
     Returns:
         The socket.
 
     Raises:
-        ValueError: If the port is in use, or the machine has no such address.
+        ValueError: If the port is out of range or in use, or the machine has no such address.
     """
     if not 0 <= port <= HIGHEST_PORT:
         raise ValueError(f"port must be from 0 to {HIGHEST_PORT}, got {port}.")
@@ -98,7 +100,7 @@ def bound_socket(host: str, port: int) -> socket.socket:
         )[0]
         bound = socket.socket(family, kind, protocol)
         try:
-            # connections of an earlier server may be open for minutes
+            # reuse the address, because connections of an earlier server may occupy it for minutes
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
         except OSError:

@@ -1,4 +1,4 @@
-"""Models of the server, and the languages between which they translate."""
+"""Load the models of the server, and find the languages between which they translate."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,15 +14,15 @@ from ..loading import load
 from ..pipeline_vanilla_transformer import DEFAULTS, TranslationPipeline, language_codes
 from ..train.recipe import RECIPE_FILE, read_recipe_file
 
-# languages that the user writes before a model
+# argument of the command that names the languages of a model, as in en-de=runs/demo
 LANGUAGES = re.compile(r"(?P<source>\w+)-(?P<target>\w+)=(?P<name>.+)")
-# attributes of a tokenizer with its languages: those of Marian, and of FSMT
+# names of the attributes that contain the languages of a tokenizer: Marian's, then FSMT's
 OWN_LANGUAGES = (("source_lang", "target_lang"), ("src_lang", "tgt_lang"))
-# source tokens of a sentence: memory and time grow with the square of their number
+# maximum number of source tokens in a sentence: memory and time grow with the square of this number
 MAX_SENTENCE_TOKENS = 1024
-# rules that end a sentence of a language without a code of two letters
+# language whose rules split text into sentences, for languages without a two-letter code
 DEFAULT_RULES = "en"
-# letters of the code of a script, such as Latn
+# number of letters in the code of a script, such as Latn
 SCRIPT_LETTERS = 4
 
 
@@ -31,9 +31,9 @@ class Model(NamedTuple):
 
     Attributes:
         name: Run folder, model folder or Hub name.
-        pipeline: Model and tokenizer.
-        codes: Language codes of a multilingual tokenizer, by the codes of the API; empty for
-            another tokenizer.
+        pipeline: Pipeline with model and tokenizer.
+        codes: Language code in the tokenizer for each language code of the API; empty if the
+            tokenizer is not multilingual.
     """
 
     name: str
@@ -46,14 +46,14 @@ class Model(NamedTuple):
         return self.pipeline.model.generation_config.num_beams or DEFAULTS["num_beams"]
 
     def split(self, text: str, source: str) -> list[str]:
-        """Split a text into its sentences; each line is split alone.
+        """Split a text into sentences. A sentence ends at the latest with its line.
 
         Args:
             text: Any text.
             source: Language of the text.
 
         Returns:
-            Sentences with the white space around them; joined, they are the text.
+            Sentences with the white space around them; their concatenation is the text.
         """
         language = source.partition("-")[0]
         rules = language if len(language) == len(DEFAULT_RULES) else DEFAULT_RULES
@@ -61,18 +61,18 @@ class Model(NamedTuple):
         return [part for line in lines for part in self.pipeline.split(line, rules)]
 
     def count_tokens(self, sentences: Sequence[str], source: str, target: str) -> int:
-        """Count the source tokens, and refuse sentences that the model cannot read.
+        """Count the source tokens, and refuse sentences that are too long.
 
         Args:
-            sentences: Sentences.
+            sentences: Sentences to translate.
             source: Language of the sentences.
             target: Language of the translations.
 
         Returns:
-            Number of tokens of all sentences.
+            Number of tokens of all sentences together.
 
         Raises:
-            ValueError: If a sentence is too long.
+            ValueError: If a sentence is too long for the server or for the model.
         """
         languages = self._languages(source, target)
         lengths = [
@@ -96,11 +96,11 @@ class Model(NamedTuple):
         """Translate sentences in one call of the pipeline.
 
         Args:
-            sentences: Sentences.
+            sentences: Sentences to translate.
             source: Language of the sentences.
             target: Language of the translations.
             num_translations: Number of translations of each sentence.
-            stopping_criteria: Criteria that end the search.
+            stopping_criteria: Criteria that end the search early.
 
         Returns:
             Translations of each sentence, best first.
@@ -121,7 +121,7 @@ class Model(NamedTuple):
 
 
 def load_models(names: Iterable[str], trust_remote_code: bool) -> dict[str, dict[str, Model]]:
-    """Load models, and translate a word with each: a model that cannot translate is refused here.
+    """Load models, and translate a word with each, to refuse models that cannot translate.
 
     Args:
         names: Run folders, model folders or Hub names, with or without their languages, as in
@@ -167,7 +167,7 @@ def _with_languages(
     elif pair is None:
         pairs = [_own_languages(name, pipeline)]
     else:
-        # T5 reads the languages from the name of its task
+        # T5 gets its languages from the name of the pipeline's task
         task = "translation_{}_to_{}".format(*pair)
         device = pipeline.device
         pipeline = TranslationPipeline(pipeline.model, pipeline.tokenizer, task, device=device)
@@ -206,11 +206,11 @@ def _own_languages(name: str, pipeline: TranslationPipeline) -> tuple[str, str]:
 
 
 def _codes_of_the_api(codes: Iterable[str]) -> dict[str, str]:
-    """Return the codes of a tokenizer by those of the API."""
+    """Map each language code of the API to the code of a tokenizer."""
     found: dict[str, str] = {}
     for code in codes:
         short = api_code(code)
-        # two codes of NLLB are one language of the standard
+        # two codes of NLLB can have the same short code; the second code is then not shortened
         found[code.replace("_", "-") if short in found else short] = code
     return found
 
@@ -222,7 +222,7 @@ def api_code(code: str) -> str:
         code: Code of a tokenizer, such as "de", "de_DE" (mBART), "deu_Latn" or "zho_Hant" (NLLB).
 
     Returns:
-        Such as "de" or "zh-Hant".
+        Code of the API, such as "de" or "zh-Hant".
     """
     language, *rest = re.split("[_-]", code)
     language = get_global("language_aliases").get(language, language)

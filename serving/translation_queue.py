@@ -1,4 +1,4 @@
-"""Queue of requests: those that wait for the same model and languages are translated together."""
+"""Queue of translation jobs. Jobs with the same model and languages are translated together."""
 
 import threading
 from collections.abc import Sequence
@@ -20,13 +20,13 @@ class Job:
     """Sentences of a request, which wait for their translations.
 
     Attributes:
-        model: Model that translates them.
+        model: Model that translates the sentences.
         source: Language of the sentences.
         target: Language of the translations.
         num_translations: Number of translations of each sentence.
         sentences: Sentences, none of them empty.
-        num_tokens: Number of source tokens.
-        found: Translations of each sentence, best first.
+        num_tokens: Number of source tokens of all sentences together.
+        found: Future of the translations of each sentence, best first.
         is_gone: Whether nobody waits for the translations any more.
     """
 
@@ -40,7 +40,7 @@ class Job:
     is_gone: bool = False
 
     def can_join(self, other: "Job") -> bool:
-        """Return whether one call can translate both.
+        """Return whether one call of the pipeline can translate this job and another one.
 
         Args:
             other: Another job.
@@ -77,14 +77,14 @@ class NobodyWaits(StoppingCriteria):
 
 
 class TranslationQueue:
-    """Queue of jobs, and the thread that translates them, the oldest first.
+    """Queue of jobs, and the thread that translates the jobs, the oldest first.
 
-    One call of the pipeline takes the oldest job and others that can join it, as long as their
-    tokens fit into one batch.
+    One call of the pipeline translates the oldest job, and with it later jobs that can join it if
+    the tokens of all these jobs fit into one batch.
     """
 
     def __init__(self):
-        # a mapping: a job can leave before its turn
+        # an ordered set, not a queue, because a job can be removed before its turn
         self._waiting: dict[Job, None] = {}
         self._changed = threading.Condition()
         self._is_closed = False
@@ -97,7 +97,7 @@ class TranslationQueue:
         Args:
             job: New job; `found` gets its translations, or the error of the search.
         """
-        # a running future cannot be cancelled: its result can always be set
+        # mark the future as running: it then cannot be cancelled, so its result can always be set
         job.found.set_running_or_notify_cancel()
         with self._changed:
             self._waiting[job] = None
@@ -114,7 +114,7 @@ class TranslationQueue:
             self._waiting.pop(job, None)
 
     def close(self):
-        """End the thread, after the jobs that wait."""
+        """End the thread after it has translated the waiting jobs."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
@@ -131,7 +131,7 @@ class TranslationQueue:
                     first.num_translations,
                     StoppingCriteriaList([NobodyWaits(jobs)]),
                 )
-            # a panic of a Rust library is no Exception; the thread must go on
+            # `except Exception` would miss a panic of a Rust library, and the thread would end
             except BaseException as error:
                 for job in jobs:
                     job.found.set_exception(error)
@@ -141,7 +141,7 @@ class TranslationQueue:
                 job.found.set_result(list(islice(translations, len(job.sentences))))
 
     def _take(self) -> list[Job]:
-        """Wait for jobs, and take those of the next call; none if the queue is closed and empty."""
+        """Wait for jobs, and remove those of the next call; [] if the queue is closed and empty."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._is_closed)
             taken: list[Job] = []

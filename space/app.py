@@ -1,4 +1,4 @@
-"""Web page, with the layout of a Hugging Face Space; `vanilla-transformer space` serves it."""
+"""Web page in the layout of a Hugging Face Space, which `vanilla-transformer space` serves."""
 
 import argparse
 import functools
@@ -54,25 +54,28 @@ from vanilla_transformer.search_vanilla_transformer import gnmt_length_penalty
 from vanilla_transformer.serving.bounded_requests import BoundedRequests
 
 TITLE = "The Transformer of “Attention Is All You Need”"
-# limits of a sentence: characters for visitors, tokens for memory and time
+# longest sentence that a visitor may enter, in characters
 MAX_CHARACTERS = 1000
+# longest sentence in tokens, which limits memory and time
 MAX_TOKENS = 256
 # largest number of logits that are computed at a time
 MAX_LOGITS = 1 << 24
 # longest translation, in tokens beyond the length of its source
 MAX_EXTRA_TOKENS = 50
+# longest time of a search, in seconds
 MAX_SECONDS = 30
-# words in a picture of attention: more would fill the memory and could not be read
+# maximum number of words in a picture of attention: a larger picture would take too much memory,
+# and its words could not be read
 MAX_WORDS = 100
 TRANSLATIONS_AT_ONCE = 2
-# requests in the queue; further ones are refused
+# maximum number of requests in the queue; further requests are refused
 MAX_WAITING = 100
-# visitors whose attention weights are stored
+# maximum number of visitors whose attention weights are stored
 MAX_SESSIONS = 100
 MAX_REQUEST_BYTES = 1 << 20
-# seconds between two deletions of old pictures, and the age of an old one
+# seconds between two deletions of picture files, and age in seconds from which a file is deleted
 PICTURES_KEPT = (600, 3600)
-# size of the cache of pictures of positions
+# number of settings of the positions tab whose pictures are cached
 KEPT_POSITIONS = 64
 CROSS = "cross"
 ENCODING = "sinusoidal"
@@ -101,7 +104,7 @@ logger = logging.getLogger(__name__)
 
 
 class Setting(NamedTuple):
-    """Number that visitors choose.
+    """Numeric setting that visitors choose with a slider.
 
     Attributes:
         label: Label on the page.
@@ -331,7 +334,8 @@ class Models:
                     raise ValueError(
                         f"model {name!r} cannot be loaded: the reason is in the log of the server."
                     ) from error
-                # attention weights need "eager"; a later switch would disturb other visitors
+                # only the "eager" attention returns weights. It is set once, because a switch after
+                # loading would affect translations of other visitors that are in progress
                 model.set_attn_implementation("eager")
                 self.loaded[name] = model, tokenizer
         return self.loaded[name]
@@ -356,7 +360,7 @@ def build_page(model_names: str | Sequence[str] = DEMO) -> gr.Blocks:
             _positions_tab()
         with gr.Tab("Learning rate"):
             _schedule_tab()
-    # no API: its requests would bypass the queue
+    # no API, because its requests would bypass the queue
     return page.queue(max_size=MAX_WAITING, api_open=False)
 
 
@@ -369,7 +373,7 @@ def _translation_tab(models: Models):
     )
     if any(Path(name).name == Path(DEMO).name for name in models.names):
         gr.Markdown(DEMO_KNOWS)
-    # the first view is part of the page: computed once, not for each visitor
+    # the first example is part of the page, so it is computed once and not for each visitor
     rows, weights, picture, text = _example(models)
     # attention weights between words, or the reason why there are none
     attention = gr.State(weights)
@@ -380,7 +384,7 @@ def _translation_tab(models: Models):
                 SENTENCES[0],
                 label="Sentence",
                 info=f"at most {MAX_CHARACTERS:,} characters",
-                # with several lines, Enter would begin a new one
+                # Enter submits the sentence only if `lines` is 1
                 lines=1,
                 max_lines=4,
                 elem_id="source",
@@ -418,7 +422,7 @@ def _translation_tab(models: Models):
     draw, translate_in_sentences = _in_sentences(_draw), _in_sentences(_translate)
     asked = [model, source, beams, alpha, kind]
     for begin in (button.click, source.submit, examples.load_input_event.then):
-        # results of another sentence go at once
+        # first clear the results of the previous sentence, without waiting in the queue
         begin(
             lambda: (None, NO_TRANSLATION, None, ""),
             None,
@@ -431,7 +435,7 @@ def _translation_tab(models: Models):
             asked,
             [table, attention, layer, head],
             api_name="_translate",
-            # the function checks the values, with better messages than gradio's
+            # gradio does not check the values, because `_translate` has better error messages
             preprocess=False,
             concurrency_id="translate",
             concurrency_limit=TRANSLATIONS_AT_ONCE,
@@ -466,7 +470,7 @@ def _rows(hypotheses: Sequence[Hypothesis]) -> list[list[str | float]]:
 def _draw(
     weights: AttentionWeights | str | None, kind: str, layer: int, head: int | str
 ) -> tuple[Image.Image | None, str]:
-    """Return the picture and an empty note, or no picture and the reason."""
+    """Return a picture and an empty note, or None and the reason why there is no picture."""
     if weights is None or isinstance(weights, str):
         return None, weights or NO_TRANSLATION
     return draw_attention(weights, kind, layer, head), ""
@@ -480,7 +484,7 @@ def _positions_tab():
         "and the third picture show that the similarity of two positions depends only on their "
         "distance."
     )
-    # the first pictures are part of the page: drawn once, not for each visitor
+    # the first pictures are part of the page, so they are drawn once and not for each visitor
     text, *pictures = _explore_positions(ENCODING, *(it.default for it in POSITIONS.values()))
     with gr.Row():
         with gr.Column():
@@ -521,7 +525,7 @@ def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Imag
         type="pil",
         show_label=False,
         interactive=False,
-        # they would cover a part of the picture
+        # no buttons, because they would cover a part of the picture
         buttons=[],
         alt_text=title,
         elem_id=name,
@@ -529,7 +533,7 @@ def _picture(name: str, title: str, first: Image.Image | None = None) -> gr.Imag
 
 
 def _draw_at_once(draw: Callable, inputs: list, outputs: Any):
-    # while a slider moves, only its last value is drawn
+    # "always_last": while a drawing is in progress, gradio keeps only the last value of a slider
     gr.on(
         [choice.change for choice in inputs],
         _in_sentences(draw),
@@ -577,7 +581,7 @@ def translate(
     hypotheses = find_hypotheses(model, tokenizer, source, num_beams, length_penalty_alpha)
     target = hypotheses[0].ids[1:]
     texts = (tokenizer(source)["input_ids"], target.tolist())
-    # check before the attention weights are computed
+    # check the number of words now, before the attention weights take memory
     most = max(len(words_of(tokenizer, ids)) for ids in texts)
     if most > MAX_WORDS:
         return hypotheses, _too_many(most)
@@ -589,7 +593,7 @@ def _too_many(num_words: int) -> str:
 
 
 def _choices(weights: AttentionWeights | str, kind: str):
-    """Return new choices of layers and heads: encoder and decoder may have different numbers."""
+    """Return new choices of layers and heads, whose numbers may differ in encoder and decoder."""
     _choose("attention", kind, list(KINDS))
     layers, heads = _choices_of(weights, kind)
     return gr.Dropdown(layers, value=layers[-1]), gr.Dropdown(heads, value=MEAN)
@@ -678,7 +682,7 @@ def _draw_schedule(*values: Any) -> Image.Image:
 
 
 def _as_file(value: Any) -> Any:
-    """Save a picture as a new file: gradio would overwrite a file that another visitor reads."""
+    """Save a picture as a new file, because gradio would overwrite a file that others read."""
     if not isinstance(value, Image.Image):
         return value
     with tempfile.TemporaryDirectory() as folder:
@@ -688,7 +692,7 @@ def _as_file(value: Any) -> Any:
 
 
 def _in_sentences(function: Callable) -> Callable:
-    """Wrap a function so that the page shows its errors as one sentence until it is closed."""
+    """Wrap a function so that the page shows an error as one sentence until a visitor closes it."""
 
     @functools.wraps(function)
     def wrapped(*inputs):
@@ -710,16 +714,16 @@ def serve(
     port: int | None = None,
     **more: Any,
 ) -> Any:
-    """Serve the page until it is interrupted.
+    """Serve the page until the command is interrupted.
 
     Args:
         model_names: Models that visitors choose from, as in `build_page`.
         host: Address to listen on; only this machine if not given.
         port: Port to listen on; the first free one from 7860 if not given.
-        more: Settings of gradio's `launch`.
+        more: Further arguments of gradio's `launch`.
 
     Returns:
-        The result of gradio's `launch`, if `prevent_thread_lock` is given.
+        Result of gradio's `launch`, if `prevent_thread_lock` is given in `more`.
 
     Raises:
         OSError: If the port is in use.

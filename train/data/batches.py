@@ -1,14 +1,16 @@
-"""Batches of sentence pairs of similar length, and the batches of each process. Section 5.1.
+"""Group pairs of similar length into steps, and divide each step among processes. Section 5.1.
 
-An epoch is a shuffled order of all pairs, cut into blocks. A block is cut into groups of pairs of
-similar length on both sides. A step consists of groups that are drawn at random from the block.
+An epoch shuffles all pairs and cuts their order into blocks. A block is cut into groups: the pairs
+of a group have similar source lengths and similar target lengths. A step consists of several
+groups, which are drawn at random from the block. Each process computes its part of a step in one or
+more micro-batches.
 
-Four things are random: which pairs share a block, which pairs of similar length share a group,
-which groups share a step, and the order of the steps in a block. Without
-weights, an epoch contains every pair once. With weights, it contains the given share of each
-corpus.
+Four choices are random: which pairs share a block, which pairs of similar length share a group,
+which groups share a step, and the order of the steps in a block. Without corpus weights, an epoch
+contains every pair once. With weights, an epoch contains each corpus in proportion to its weight.
 
-The pairs of a step depend only on corpus, seed and batch size. They do not depend on the number of
+The pairs of a step depend only on the corpora and their weights, on the seed, and on the settings
+`tokens_per_step`, `length_groups_per_step` and `block_pairs`. They do not depend on the number of
 processes or workers, nor on the memory of each process.
 """
 
@@ -22,12 +24,13 @@ from torch import Tensor
 
 from .pairs import CHUNK, Pairs
 
-# label of a position without a target token
+# label of padding, which the loss ignores: the default `ignore_index` of torch's cross entropy
 IGNORED = -100
-# largest random noise, in tokens, that is added to a length before sorting: pairs of slightly
-# different lengths can then share a group, which costs a little padding
+# random noise from 0 to this number of tokens is added to each length before the sort. The noise
+# decides between two sides whose lengths vary about equally, so that each epoch forms other groups;
+# pairs of slightly different lengths can then share a group, which costs a little padding
 LENGTH_NOISE = 1.0
-# attributes of the current block before one is loaded
+# values of the attributes for the current block while no block is loaded
 NO_BLOCK = dict.fromkeys(("_epoch", "_block_index", "_order", "_block"))
 
 
@@ -38,15 +41,16 @@ def plan_steps(
     length_groups_per_step: int,
     random: np.random.Generator,
 ) -> list[list[np.ndarray]]:
-    """Divide sentences into steps, and each step into groups of similar length. Section 5.1.
+    """Divide sentence pairs into steps, and each step into groups of similar length. Section 5.1.
 
     Args:
         source_lengths: Number of tokens of each source, [sentences].
         target_lengths: Number of tokens of each target, [sentences].
-        num_steps: Number of steps, which get about the same number of tokens; at most one for each
-            sentence.
-        length_groups_per_step: Number of groups in a step, if there are enough sentences.
-        random: Generator that decides the order.
+        num_steps: Number of steps, at most the number of sentence pairs. All steps get about the
+            same number of tokens.
+        length_groups_per_step: Number of groups in a step; fewer if a step would otherwise have
+            more groups than sentence pairs.
+        random: Random number generator, which decides the groups and the order of the steps.
 
     Returns:
         Groups of each step; each group is an array of sentence indices, [sentences of the group].
@@ -54,8 +58,8 @@ def plan_steps(
     sentences = len(source_lengths)
     groups_per_step = min(length_groups_per_step, sentences // num_steps)
     num_groups = num_steps * groups_per_step
-    # the longer side determines the padded size of a micro-batch; an equal number of tokens in each
-    # group avoids a small last step
+    # groups are cut so that each has about the same number of tokens, counted on the longer side of
+    # each pair, because the longer side determines the padded size of a micro-batch
     tokens = np.maximum(source_lengths, target_lengths)
     noisy = [
         side + LENGTH_NOISE * random.random(sentences) for side in (source_lengths, target_lengths)
@@ -68,7 +72,7 @@ def plan_steps(
 def _similar_groups(
     sentences: np.ndarray, lengths: Sequence[np.ndarray], tokens: np.ndarray, num_groups: int
 ) -> list[np.ndarray]:
-    """Halve the sentences recursively, each time by the side whose lengths vary more."""
+    """Halve the sentences recursively, each time sorted by the side with the wider length range."""
     if num_groups == 1:
         return [sentences]
     sides = [side[sentences] for side in lengths]
@@ -76,7 +80,7 @@ def _similar_groups(
     half = num_groups // 2
     summed = np.cumsum(tokens[order], dtype=np.int64)
     cut = int(np.searchsorted(summed, summed[-1] * half / num_groups, side="right"))
-    # every group gets at least one sentence
+    # leave at least one sentence for each group of both halves
     cut = min(max(cut, half), len(order) - (num_groups - half))
     parts = ((order[:cut], half), (order[cut:], num_groups - half))
     return [group for part, size in parts for group in _similar_groups(part, lengths, tokens, size)]
@@ -86,7 +90,7 @@ def steps_for(num_tokens: int, tokens_per_step: int) -> int:
     """Compute the number of steps for a number of tokens.
 
     Args:
-        num_tokens: Number of tokens of the longer side of each pair, summed.
+        num_tokens: Sum over all pairs of the number of tokens of the longer side.
         tokens_per_step: Approximate maximum number of tokens in a step.
 
     Returns:
@@ -96,14 +100,14 @@ def steps_for(num_tokens: int, tokens_per_step: int) -> int:
 
 
 def refuse_longest(longest: int, tokens_per_step: int) -> None:
-    """Raise an error if the longest sentence does not fit into a step.
+    """Raise an error if the longest sentence has more tokens than a step.
 
     Args:
         longest: Number of tokens of the longest sentence.
         tokens_per_step: Number of tokens in a step.
 
     Raises:
-        ValueError: If the sentence does not fit.
+        ValueError: If `longest` exceeds `tokens_per_step`.
     """
     if longest > tokens_per_step:
         raise ValueError(
@@ -120,11 +124,11 @@ def split_step(
     num_processes: int,
     launch_tokens: int = 0,
 ) -> list[list[np.ndarray]]:
-    """Cut a step into micro-batches that fit into memory, equally many for each process.
+    """Cut a step into micro-batches of limited size, the same number for each process.
 
-    Each micro-batch has a fixed launch overhead on a GPU, so few micro-batches with more padding
-    can be faster than many. Groups share a micro-batch if the extra padding costs less time than
-    a launch.
+    On a GPU each micro-batch has a fixed launch overhead, so a few micro-batches with more padding
+    can be faster than many with less. Groups share a micro-batch if their extra padding costs less
+    time than the launch of another micro-batch.
 
     Args:
         groups: Sentence indices of the step, in groups of similar length.
@@ -133,18 +137,19 @@ def split_step(
         tokens_per_micro_batch: Maximum number of source tokens, and of target tokens, in a
             micro-batch, padding included; at least the length of the longest sentence.
         num_processes: Number of processes that share the step.
-        launch_tokens: Number of source and target tokens, padding included, that take as long as
-            the launch of a micro-batch.
+        launch_tokens: Launch overhead of a micro-batch, as the number of source and target tokens,
+            padding included, that take the same time to compute. With 0, no groups share a
+            micro-batch.
 
     Returns:
-        Micro-batches of each process, each an array of sentence indices.
+        Micro-batches of each process; each micro-batch is an array of sentence indices.
 
     Raises:
-        ValueError: If there are fewer sentences than processes.
+        ValueError: If the step has fewer sentences than processes.
     """
 
     def longest_sides(part: np.ndarray) -> tuple[int, int]:
-        # only this part: a block has hundreds of times as many sentences as a step
+        # index first, then reduce: the arrays cover the whole block, which is hundreds of steps
         return int(source_lengths[part].max()), int(target_lengths[part].max())
 
     def padded_tokens(part: np.ndarray) -> int:
@@ -177,7 +182,8 @@ def split_step(
             )
         index = next(index for index, part in enumerate(parts) if part is largest)
         parts[index : index + 1] = np.array_split(largest, 2)
-    # micro-batches that run at the same time on all processes have similar sizes
+    # sort by size, so that the micro-batches that the processes compute at the same time have
+    # similar sizes and no process waits long for another
     parts.sort(key=padded_tokens, reverse=True)
     return [parts[process::num_processes] for process in range(num_processes)]
 
@@ -185,12 +191,14 @@ def split_step(
 def _choose_shared_parts(
     sizes: Sequence[tuple[int, int, int]], tokens_per_micro_batch: int, launch_tokens: int
 ) -> list[list[int]]:
-    """Return which parts of a step share a micro-batch, so that all of them take the least time.
+    """Choose the parts of a step that share a micro-batch, so that the step takes the least time.
 
-    `sizes` has the number of sentences of each part, and its longest source and target.
+    The parts are sorted by length, and dynamic programming finds the best cuts of this order.
+    `sizes` contains, for each part, the number of sentences, the length of the longest source and
+    the length of the longest target. The result lists the part indices of each micro-batch.
     """
     order = sorted(range(len(sizes)), key=lambda index: max(sizes[index][1:]))
-    # for the first parts in order of length: the least time, in tokens, and its micro-batches
+    # best[n] belongs to the n shortest parts: their least time, in tokens, and their micro-batches
     best: list[tuple[int, list[list[int]]]] = [(0, [])]
     for end in range(1, len(order) + 1):
         choices = []
@@ -208,12 +216,12 @@ def _choose_shared_parts(
 
 
 class Collator:
-    """Collator that pads sentences to a batch.
+    """Collator that pads sentence pairs to the tensors of a micro-batch.
 
     Args:
-        pad_token_id: Padding token of sources and decoder inputs.
-        decoder_start_token_id: First token that the decoder reads.
-        vocab_size: Size of the vocabulary; every id must be below it.
+        pad_token_id: Id of the padding token of sources and decoder inputs.
+        decoder_start_token_id: Id of the first token that the decoder reads.
+        vocab_size: Size of the vocabulary; every token id must be below `vocab_size`.
     """
 
     def __init__(self, pad_token_id: int, decoder_start_token_id: int, vocab_size: int):
@@ -234,7 +242,7 @@ class Collator:
             `decoder_input_ids`, the labels shifted right, [B, T].
 
         Raises:
-            ValueError: If there is no pair, or an id is not in the vocabulary.
+            ValueError: If there is no pair, or a token id is not in the vocabulary.
         """
         if len(rows["input_ids"]) == 0:
             raise ValueError("a batch must have at least one sentence, got none.")
@@ -268,7 +276,8 @@ class StepData(NamedTuple):
 
     Args:
         batches: Micro-batches of this process, from `Collator`.
-        position: Position in a stream, in JSON types; None for text that is not streamed.
+        position: Position in the streams at which the block of this step begins, in JSON types;
+            None for a corpus that is not streamed.
     """
 
     batches: list[dict[str, Tensor]]
@@ -276,11 +285,11 @@ class StepData(NamedTuple):
 
 
 class Block:
-    """Block of pairs that are planned into steps together.
+    """Pairs that are shuffled and planned into steps together.
 
     Args:
-        pairs: All pairs.
-        numbers: Indices of the pairs in this block.
+        pairs: Pairs that contain those of this block.
+        numbers: Indices in `pairs` of the pairs of this block.
         num_steps: Argument of `plan_steps`.
         length_groups_per_step: Argument of `plan_steps`.
         random: Argument of `plan_steps`.
@@ -311,8 +320,8 @@ class Block:
         """Make the micro-batches of a step for one process.
 
         Args:
-            index: Index of the step in the block.
-            collator: Collator that makes a micro-batch.
+            index: Index of the step in this block.
+            collator: Collator that makes the tensors of a micro-batch.
             tokens_per_micro_batch: Argument of `split_step`.
             num_processes: Argument of `split_step`.
             process_index: Index of this process.
@@ -335,11 +344,11 @@ def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int
         weights: Relative share of each corpus in an epoch, with any sum; None for all pairs once.
 
     Returns:
-        Number of pairs for each corpus; their sum is the sum of `sizes`.
+        Number of pairs of each corpus in an epoch. The numbers sum to the sum of `sizes`.
     """
     if weights is None:
         return list(sizes)
-    # rounding the ends of the corpora, not their sizes, keeps the sum
+    # round the cumulative sums, because separately rounded shares may not sum to the total
     ends = np.rint(np.cumsum(weights) / np.sum(weights) * sum(sizes)).astype(int)
     return np.diff(ends, prepend=0).tolist()
 
@@ -347,20 +356,23 @@ def shares_of(sizes: Sequence[int], weights: Sequence[float] | None) -> list[int
 def epoch_order(
     corpora: Sequence[np.ndarray], shares: Sequence[int], seed: int, epoch: int
 ) -> np.ndarray:
-    """Shuffle the pairs of an epoch. Each corpus gives its share, in shuffled passes over itself.
+    """Draw and shuffle the pairs of an epoch.
+
+    If the share of a corpus is not its size, the epochs draw from one endless sequence of shuffled
+    passes over the corpus: each epoch continues where the previous epoch stopped.
 
     Args:
         corpora: Indices of the pairs of each corpus.
         shares: Number of pairs of each corpus in an epoch, from `shares_of`.
         seed: Seed of the run.
-        epoch: Epoch, counted from 0.
+        epoch: Index of the epoch, from 0.
 
     Returns:
         Indices of the pairs, in the order of the epoch.
     """
     drawn = []
     for corpus, (numbers, share) in enumerate(zip(corpora, shares, strict=True)):
-        # a whole corpus needs no order of its own: the epoch is shuffled below
+        # a corpus that is used exactly once is not shuffled here: the whole epoch is shuffled below
         if share == len(numbers):
             drawn.append(numbers)
             continue
@@ -377,28 +389,31 @@ def epoch_order(
 
 
 class TrainingSteps(torch.utils.data.Dataset):
-    """Training data of one process, by step: a run can resume at any step.
+    """Training data of one process, indexed by step, so that a run can resume at any step.
 
     Args:
-        pairs: Training pairs, corpus after corpus, and one spelling of all corpora after another.
-        collator: Collator that makes a micro-batch.
+        pairs: Training pairs, corpus after corpus. With several spellings, all corpora in the first
+            spelling come before all corpora in the second, and so on.
+        collator: Collator that makes the tensors of a micro-batch.
         tokens_per_step: Approximate number of source tokens, and of target tokens, in a step.
         length_groups_per_step: Argument of `plan_steps`.
         tokens_per_micro_batch: Argument of `split_step`.
         seed: Seed of the run.
         num_processes: Argument of `split_step`.
         process_index: Index of this process.
-        block_pairs: Approximate number of pairs that are planned into steps together.
-        sizes: Number of rows of each corpus; by default there is one corpus.
+        block_pairs: Approximate number of pairs in a block.
+        sizes: Number of pairs of each corpus in one spelling, dropped pairs included; by default
+            there is one corpus.
         weights: Argument of `shares_of`.
-        num_spellings: Number of spellings of the corpora in `pairs`; an epoch uses one spelling.
+        num_spellings: Number of spellings in `pairs`, which the epochs use in turn. A spelling is
+            one random BPE segmentation of all corpora, see `pairs.Spelling`.
         launch_tokens: Argument of `split_step`.
 
     Raises:
-        ValueError: If there is no pair, or a pair does not fit into a step.
+        ValueError: If the longest sentence has more tokens than `tokens_per_step`.
     """
 
-    # the current block; `NO_BLOCK` before one is loaded
+    # attributes for the current block, with the values of `NO_BLOCK` while no block is loaded
     _epoch: int | None
     _block_index: int | None
     _order: np.ndarray
@@ -445,7 +460,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.steps_per_epoch = steps_for(round(sum(expected)), tokens_per_step)
         self._num_blocks = max(1, min(round(sum(self._shares) / block_pairs), self.steps_per_epoch))
         names = ("pairs", "source_tokens", "target_tokens")
-        # an epoch uses one spelling
+        # mean over the spellings, because an epoch uses one of them
         self._totals = {
             name: sum(total[name] for total in totals) // num_spellings for name in names
         }
@@ -455,7 +470,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         self.__dict__ |= NO_BLOCK
 
     def __getstate__(self) -> dict:
-        # a spawned worker plans its own block
+        # do not pickle the block for a spawned worker: the worker plans the block again
         return self.__dict__ | NO_BLOCK
 
     def _corpora(self, epoch: int) -> Iterator[np.ndarray]:
@@ -467,7 +482,8 @@ class TrainingSteps(torch.utils.data.Dataset):
         """Return the facts that must be unchanged when a run is resumed.
 
         Returns:
-            Number of pairs, of tokens and of steps in an epoch.
+            Number of kept pairs, their numbers of source and target tokens, and number of steps in
+            an epoch, by name.
         """
         return {**self._totals, "steps_per_epoch": self.steps_per_epoch}
 
@@ -475,7 +491,7 @@ class TrainingSteps(torch.utils.data.Dataset):
         """Make the micro-batches of a step.
 
         Args:
-            steps_done: Number of steps before this step, over all epochs.
+            steps_done: Number of steps before this step, summed over all epochs.
 
         Returns:
             Micro-batches of this process.
@@ -492,16 +508,16 @@ class TrainingSteps(torch.utils.data.Dataset):
         return StepData(batches)
 
     def block_of(self, steps_done: int) -> tuple[Block, int]:
-        """Find the block of a step.
+        """Find the block of a step, and load the block if it is not the current one.
 
         Args:
-            steps_done: Number of steps before this step, over all epochs.
+            steps_done: Number of steps before this step, summed over all epochs.
 
         Returns:
-            Block, and index of the step in it.
+            Block, and index of the step in the block.
         """
         epoch, index = divmod(steps_done, self.steps_per_epoch)
-        # the last block that starts at this step or before
+        # index of the last block whose first step is this step or an earlier one
         block = (index * self._num_blocks + self._num_blocks - 1) // self.steps_per_epoch
         if (epoch, block) != (self._epoch, self._block_index):
             self._load_block(epoch, block)
@@ -516,7 +532,7 @@ class TrainingSteps(torch.utils.data.Dataset):
             self._order = epoch_order(list(self._corpora(epoch)), self._shares, self.seed, epoch)
         self._epoch, self._block_index = epoch, block
         steps = [self._first_step(end) for end in (block, block + 1)]
-        # the pairs are in proportion to the steps, so that every step gets a pair
+        # a block gets pairs in proportion to its steps, so that every step has at least one pair
         first, last = (len(self._order) * step // self.steps_per_epoch for step in steps)
         self._block = Block(
             self.pairs,
@@ -554,15 +570,15 @@ def evaluation_batches(
     num_processes: int = 1,
     process_index: int = 0,
 ) -> Iterator[dict[str, Tensor]]:
-    """Make the batches of one pass over a split. Each pair is on one process.
+    """Make the batches of one pass over a split, divided among the processes.
 
-    All processes get the same number of micro-batches. If the numbers would differ, a process gets
-    one more, in which no target token counts: with a sharded model all processes must compute
-    together.
+    All processes get the same number of micro-batches, because the forward pass of a sharded model
+    needs all processes. A process without a last micro-batch of its own gets a copy of another one,
+    with `IGNORED` as every label, so that the loss counts each pair once.
 
     Args:
         pairs: Pairs of the split.
-        collator: Collator that makes a micro-batch.
+        collator: Collator that makes the tensors of a micro-batch.
         tokens_per_micro_batch: Argument of `split_step`.
         num_processes: Number of processes that share the split.
         process_index: Index of this process.

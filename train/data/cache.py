@@ -1,4 +1,4 @@
-"""Cache of files that are made from text. A file in the cache is always complete."""
+"""Cache of files that are computed from text, such as token ids. Files are written atomically."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -12,12 +12,15 @@ from ...atomic_files import make_folder, to_disk, unfinished_path
 def cached(name: str, code: Sequence[str], write: Callable[[Path], None]) -> Path:
     """Return the path of a file in the cache, and write the file if it is absent.
 
-    The caches of `datasets` depend on the path of a corpus, and can be empty after a power loss.
+    The caches of `datasets` do not suffice: they depend on the path of a corpus, and their files
+    can be empty after a power loss.
 
     Args:
-        name: Name of the file, which depends on everything that determines its content.
-        code: Source files of the code that makes the file; changed code gets new files.
-        write: Function that writes the file to a given path; it may write nothing.
+        name: Name of the file. It must differ if any input that determines the content differs.
+        code: Source files of the code that computes the content. They are part of the path, so
+            changed code does not read old files.
+        write: Function that writes the file to a given path. If it writes no file, nothing is
+            cached.
 
     Returns:
         Path of the file.

@@ -30,17 +30,19 @@ SPLITS = ("train", "validation", "test")
 
 
 WMT14 = "wmt/wmt14"
-# lines of newstest2013 and newstest2014; some copies of newstest2014 have only 2,737 lines
+# number of lines of newstest2013 and newstest2014, by configuration; None stands for all others.
+# They are checked because some copies of newstest2014 have only 2,737 lines
 WMT14_LINES = {
     None: {"validation": 3000, "test": 3003},
     "hi-en": {"validation": 520, "test": 2507},
 }
-# rows of text files that are written to the cache at once
+# number of rows that are written to the cache at once
 ROWS_PER_BATCH = 10_000
-# names of files with records, and of other files with pairs
+# suffixes of files with records, which `datasets` or `json_records` reads
 RECORDS = re.compile(r"\.(jsonl?|ndjson|parquet|arrow)(\.(gz|xz|bz2|zst))?$")
+# suffixes of tables and translation memories, which this package reads itself
 PAIR_FILE = re.compile(r"\.(tsv|csv|tmx)(\.(gz|xz|bz2|zst))?$")
-# code that the cached pairs depend on
+# source files that determine the cached pairs, and are part of the cache key
 CODE = (
     __file__,
     *(str(module.__file__) for module in (tables, text_files, translation_memories)),
@@ -59,10 +61,11 @@ def load_translations(
     """Load parallel text in the translation schema: one column with a text for each language.
 
     Args:
-        dataset: "demo", a Hub name, a file to train on, or a folder. A file has records (.jsonl,
-            .parquet), a table (.tsv, .csv) or a translation memory (.tmx), or is given by the
-            prefix of two text files, `PREFIX.en` and `PREFIX.de`. A folder has such files with the
-            names train, validation and test. Files are plain or compressed (.gz, .bz2, .xz, .zst).
+        dataset: "demo", a Hub name, a file to train on, the prefix of two text files to train on
+            (`PREFIX.en` and `PREFIX.de`), or a folder. A file contains records (.jsonl, .parquet),
+            a table (.tsv, .csv) or a translation memory (.tmx). A folder contains files or pairs of
+            text files that are named train, validation and test. Files are plain or compressed
+            (.gz, .bz2, .xz, .zst).
         name: Configuration of the dataset; must be None for text files, tables and memories.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
@@ -75,11 +78,13 @@ def load_translations(
         Splits, each with the single column "translation".
 
     Raises:
-        ValueError: If the dataset cannot be loaded, lacks a language, or is an incomplete WMT14.
+        ValueError: If the dataset cannot be loaded, lacks a language, or is an incomplete copy of
+            WMT14.
     """
     languages = (source_lang, target_lang)
     files = _pair_files(dataset, languages)
-    # languages of each split whose features do not name them
+    # languages in the JSON files of each split; the features of such a split name the requested
+    # languages instead
     known: dict[str, list[str]] = {}
     if name is not None and (files or dataset == "demo"):
         raise ValueError(
@@ -89,7 +94,7 @@ def load_translations(
         raise ValueError(
             f"revision must be null because {dataset!r} is not on the Hub, got {revision!r}."
         )
-    # a folder with the name "demo" is a folder
+    # a local folder or text files named "demo" take precedence over the demo corpus
     if dataset == "demo" and not files:
         from .demo_corpus import build_demo_corpus
 
@@ -104,7 +109,7 @@ def load_translations(
     else:
         _refuse_absent(dataset, source_lang, target_lang)
         splits, known = _load_by_library(dataset, name, languages, revision, streaming, columns)
-    # the Hub redirects from the former name "wmt14"
+    # "wmt14" is the former name of the same dataset, which the Hub redirects
     if dataset in (WMT14, "wmt14") and not is_local(dataset, source_lang, target_lang):
         _refuse_incomplete_wmt14(name, splits)
     for split, rows in splits.items():
@@ -126,16 +131,17 @@ def _load_by_library(
     streaming: bool,
     columns: Columns | None,
 ) -> tuple[dict[str, datasets.Dataset | datasets.IterableDataset], dict[str, list[str]]]:
-    """Load a dataset with `datasets`; return its splits and the languages of JSON splits."""
+    """Load a dataset with `datasets`; return its splits, and the languages of splits in JSON."""
     source: dict[str, Any] = {"path": dataset}
-    # a single file is a training split
+    # a single file becomes the training split
     records = RECORDS.search(dataset)
     if records and Path(dataset).is_file():
         kind = records[1]
         file = glob.escape(str(Path(dataset).resolve()))
         reader = kind if kind in ("parquet", "arrow") else "json"
         source = {"path": reader, "data_files": {"train": file}}
-    # without a network the library takes the data that was prepared last
+    # without a network the library loads the prepared folder that was modified last, so update the
+    # time of the folders with these languages
     pair = "-".join(map(glob.escape, languages))
     for prepared in _prepared_folder(dataset).glob(f"*/*/*-{pair}"):
         os.utime(prepared)
@@ -146,7 +152,7 @@ def _load_by_library(
             splits = datasets.load_dataset(
                 **source, name=name, revision=revision, streaming=streaming
             )
-    # the library refuses a dataset that is a script with a RuntimeError
+    # the library raises RuntimeError for a dataset that is a loading script
     except (ValueError, OSError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise ValueError(
             f"dataset {dataset!r} with name {name!r}"
@@ -168,7 +174,7 @@ def _load_by_library(
 
 
 def _refuse_absent(dataset: str, *languages: str):
-    """Refuse a file of another kind, and a dataset that is neither local nor on the Hub."""
+    """Refuse a file of an unknown kind, and a dataset that is neither local nor on the Hub."""
     path = Path(dataset)
     if is_file_name(dataset) and not path.exists():
         raise ValueError(f"dataset must be a file that exists, got {dataset!r}.")
@@ -178,14 +184,15 @@ def _refuse_absent(dataset: str, *languages: str):
             "or .csv), a translation memory (.tmx), or the prefix of two text files, before "
             f".{languages[0]} and .{languages[1]}, got {dataset!r}."
         )
-    # the library would read these files by other rules
+    # refuse a folder whose tables or memories have other names: `datasets` would load these files,
+    # but would parse them by other rules
     files = sorted(file.name for file in path.glob("*") if PAIR_FILE.search(file.name))
     if files:
         raise ValueError(
             f"dataset must be a file, or a folder with files named train, validation and test, got "
             f"{dataset!r} with {shortened(', '.join(files), LONGEST_VALUE)}."
         )
-    # without a network the library uses data that was prepared earlier
+    # accept a dataset that the library prepared earlier, because it loads without a network
     is_address = "://" in dataset or dataset.startswith("buckets/")
     if not (path.exists() or _prepared_folder(dataset).is_dir() or is_address):
         check_local(dataset, "dataset must be a file, a folder or a Hub name", "dataset")
@@ -235,7 +242,8 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     Returns:
         False for a dataset that can only be on the Hub.
     """
-    # another file, a recipe for example, may have the name of a dataset on the Hub
+    # only files with a language suffix count: another file with this prefix, such as a recipe, does
+    # not make a Hub name local
     is_prefix = any(_text_file(dataset, language) for language in (source_lang, target_lang))
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
@@ -255,7 +263,7 @@ def is_here(dataset: str, source_lang: str, target_lang: str) -> bool:
 
 
 def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
-    """Return whether a dataset is on the Hub, so that readers of a model card can find it.
+    """Return whether a dataset has a Hub name and is not local, so that others can find it there.
 
     Args:
         dataset: Argument of `load_translations`.
@@ -282,7 +290,7 @@ def dataset_commit(
         target_lang: Argument of `load_translations`.
 
     Returns:
-        Commit of the revision; None for a dataset that is not on the Hub.
+        Commit hash of the revision; None for a dataset that is not on the Hub.
     """
     if is_local(dataset, source_lang, target_lang):
         return None
@@ -297,7 +305,7 @@ def _languages(dataset: str, rows: datasets.Dataset | datasets.IterableDataset) 
     column = columns.get("translation")
     if isinstance(column, datasets.Translation):
         return sorted(column.languages)
-    # the library's type Json is not plain text: it can hold numbers
+    # refuse columns of the library's type `Json`, whose values can be numbers
     if isinstance(column, dict) and not any(
         type(kind).__name__ == "Json" for kind in column.values()
     ):
@@ -330,7 +338,8 @@ def _translations(
                 f"{', '.join(f'{name} ({kind})' for name, kind in kinds.items())}."
             )
     features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
-    # a stream would remove a column of the name "translation" from the result too
+    # select the columns first, so that `map` need not remove an input column named "translation":
+    # in a stream, this would also remove the output column of the same name
     return (
         rows.select_columns(names)
         .with_format("arrow")
@@ -351,7 +360,7 @@ def _text_file(prefix: str, language: str) -> Path | None:
 
 
 def _pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Path, ...]]:
-    """Return the files of each split: two text files, or a table or memory."""
+    """Return the files of each split: two text files, or one table or translation memory."""
     found: dict[str, tuple[Path, ...]] = {}
     for split in SPLITS:
         prefixes = [str(Path(dataset, split))] + [dataset] * (split == "train")
@@ -372,17 +381,17 @@ def _pair_files(dataset: str, languages: tuple[str, str]) -> dict[str, tuple[Pat
 
 
 def _folder_description(dataset: str) -> str:
-    """Return the part of the error that says what is in the folder of the dataset."""
+    """Return the part of the error that lists the training files in the folder of the dataset."""
     folder = Path(dataset)
     if not folder.exists():
         return ", and is no local folder"
-    # the files may be text in other languages
+    # the folder may contain text files in other languages than the requested ones
     found = sorted(path.name for path in folder.glob("train.*"))
     return f", and has {', '.join(found)}" if found else ""
 
 
 def validation_hint(dataset: str, streaming: bool) -> str:
-    """Suggest how to get a validation split: rename files with another name, or hold out pairs.
+    """Suggest how to get a validation split: rename files such as dev.*, or hold out pairs.
 
     Args:
         dataset: Argument of `load_translations`.
@@ -454,15 +463,17 @@ def _read_pair_files(
         "paths": paths,
         "languages": languages,
         "columns": columns,
-        # training drops and counts lines that are not UTF-8; an evaluation must have every line
+        # in the training split, lines that are not UTF-8 are repaired here, then dropped and
+        # counted; in an evaluation split they are an error, because no line may be dropped
         "repair": is_trained_on,
-        # with this argument a changed file is read again and not taken from the cache; it is a
-        # string because `datasets` distributes the items of a list over shards
+        # size and modification time are part of the cache key, so that a changed file is read
+        # again. The value is a string, because `datasets` distributes a list over shards
         "stamp": str([_stamp(path) for path in paths]),
     }
     features = datasets.Features({"translation": datasets.Translation(languages=list(languages))})
     if streaming and is_trained_on:
-        # an error in the middle of a file would end a long run
+        # read the whole file once before training, because an error in the middle of the file would
+        # end a long run
         if not (counts or sum(1 for _ in _pairs(**arguments))):
             raise ValueError(f"{paths[0]} must have at least one pair, got none.")
         return datasets.IterableDataset.from_generator(
@@ -497,9 +508,9 @@ def texts_of(
         table: Rows with the column "translation".
         languages: Languages to extract.
         split: Name of the split, for an error.
-        first_line: Number of the first row in the split, for an error.
+        first_line: Number in the split, from 1, of the first row of the table, for an error.
         repair: Replace bytes that are not UTF-8 by U+FFFD, as for text files, and a missing text
-            by an empty one.
+            by an empty string.
 
     Returns:
         Texts, a list for each language.
@@ -513,7 +524,7 @@ def texts_of(
         try:
             texts = column.to_pylist()
         except UnicodeDecodeError:
-            # some programs write bytes that are not UTF-8 as text
+            # some programs write bytes that are not UTF-8 into a text column
             lines = column.cast(pa.binary()).to_pylist()
             texts = [
                 line and decoded(line, f"{split} line {number} in {language!r}", repair)
@@ -532,7 +543,7 @@ def texts_of(
 
 
 def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> str:
-    """Hash the texts of a split, independent of their path and of how they are stored.
+    """Hash the texts of a split. The hash does not depend on the path or the storage format.
 
     Args:
         rows: Rows of the split, with the column "translation".
@@ -543,7 +554,7 @@ def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> s
         SHA-256 of the lengths and bytes of all texts.
 
     Raises:
-        ValueError: If a side has no texts.
+        ValueError: If the column of a language does not contain text; names the row.
     """
     hashes = [(hashlib.sha256(), hashlib.sha256()) for _ in languages]
     for table in rows.with_format("arrow").iter(batch_size=10_000):
@@ -552,7 +563,7 @@ def text_hash(rows: datasets.Dataset, languages: Sequence[str], split: str) -> s
             try:
                 texts = side.cast(pa.large_binary()).combine_chunks()
             except pa.ArrowNotImplementedError:
-                # this error says what the column holds
+                # `texts_of` raises a clearer error, which names the row and its value
                 texts_of(table, [language], split)
                 raise
             sizes = pc.fill_null(pc.binary_length(texts), -1)

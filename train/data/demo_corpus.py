@@ -26,10 +26,13 @@ from num2words import num2words
 Pair = tuple[str, str]
 _Unit = Literal["hour", "day", "week", "month"]
 
+# number of random draws before the search for new pairs ends
 _MAX_DRAWS = 100_000
+# smallest number of occurrences in the training split, for each word of validation and test
 _MIN_OCCURRENCES = 3
 
-# each English line is followed by its German line; {name} is a slot, {name2} differs from {name}
+# templates: each English line is followed by its German line. {name} is a slot; {name2} is filled
+# from the same list as {name}, but with another value
 _LINES = """
 {date_full}
 {date_full}
@@ -323,7 +326,8 @@ def _relative(direction: int) -> list[Pair]:
     ]
 
     def render(span: tuple[_Unit, timedelta], locale: str) -> str:
-        # a threshold that no span reaches: otherwise 23 hours become 1 day
+        # no span reaches this threshold, above which Babel takes a larger unit: with its default,
+        # 23 hours would become 1 day
         unit, delta = span
         return format_timedelta(direction * delta, unit, 1e9, add_direction=True, locale=locale)
 
@@ -333,7 +337,8 @@ def _relative(direction: int) -> list[Pair]:
 def _time_slots() -> dict[str, list[Pair]]:
     minutes = range(0, 24 * 60, 5)
     clock = [
-        # English "hm" has a plain space before AM and PM, as on keyboards
+        # the English skeleton "hm" has a plain space before AM and PM, as people type it; Babel's
+        # time formats have a narrow no-break space
         (format_skeleton("hm", moment, locale="en"), format_skeleton("Hm", moment, locale="de"))
         for moment in (time(minute // 60, minute % 60) for minute in minutes)
     ]
@@ -447,7 +452,7 @@ def _percent(percent: float, locale: str) -> str:
 
 
 def _sums() -> list[Pair]:
-    # the German verb is at the end, for a clause that begins with "dass"
+    # in German the verb is at the end, because the sum follows "dass" in its template
     words = dict(enumerate(_words(range(1, 101)), start=1))
     sums = [
         *((a, ("plus", "plus"), b, a + b) for a in range(2, 40) for b in range(2, 20)),
@@ -509,7 +514,8 @@ def _distinct_pairs(seed: int) -> Iterator[Pair]:
 
 
 def _words_of(text: str) -> list[str]:
-    # most numbers are new, their digits are not
+    # each digit is a word: most numbers of validation and test do not occur in the training split,
+    # but all digits do
     return re.findall(r"[^\W\d_]+|\d|[^\w\s]", text)
 
 
@@ -531,7 +537,7 @@ def build_demo_corpus(
         Splits "train", "validation" and "test", with the single column "translation".
 
     Raises:
-        ValueError: If a size is below 1, or there are fewer sentence pairs than the sum.
+        ValueError: If a size is below 1, or fewer pairs are found than the sum of the sizes.
     """
     sizes = {"train": train, "validation": validation, "test": test}
     for split, size in sizes.items():
@@ -539,7 +545,7 @@ def build_demo_corpus(
             raise ValueError(f"{split} must be at least 1, got {size}.")
     pairs = _distinct_pairs(seed)
     learned = list(islice(pairs, train))
-    # one count per language: English "Name" and German "Name" are different words
+    # count the words of each language apart: "Name" in English and in German are different words
     counts = [Counter(w for pair in learned for w in _words_of(pair[side])) for side in (0, 1)]
     known = (
         pair

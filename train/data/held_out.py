@@ -1,4 +1,4 @@
-"""Hold out pairs of a corpus for validation. No sentence of them stays in the training text."""
+"""Hold out pairs of a corpus for validation, and remove their sentences from the training text."""
 
 from collections.abc import Sequence
 from functools import reduce
@@ -28,7 +28,7 @@ def hold_out(
         The pairs, in the order of the corpus.
 
     Raises:
-        ValueError: If the corpus has too few pairs that can be used.
+        ValueError: If fewer than `num_pairs` pairs of the corpus can be used.
     """
     order = np.arange(len(rows), dtype=np.int32)
     np.random.default_rng([seed, 5]).shuffle(order)
@@ -53,7 +53,7 @@ def hold_out(
 def without(
     rows: datasets.Dataset, held_out: datasets.Dataset, languages: Sequence[str]
 ) -> datasets.Dataset:
-    """Leave out the pairs whose source or target occurs in held-out pairs.
+    """Leave out the pairs whose source or target is that of a held-out pair.
 
     Args:
         rows: Training split of a corpus, with the column "translation".
@@ -73,5 +73,5 @@ def without(
 
 
 def _side(table: pa.Table, language: str) -> pa.Array:
-    # bytes, because some programs write text that is not UTF-8
+    # compare bytes, because some programs write bytes that are not UTF-8 into a text column
     return pc.struct_field(table["translation"], language).cast(pa.large_binary()).combine_chunks()

@@ -2,8 +2,9 @@
 
 A record is {"translation": {"de": ..., "en": ...}}, or has a field for each language.
 
-`datasets` infers the types of a JSON file from its values. It changes the type of a column of texts
-if one value is a number. This reader has fixed types, and refuses a value of another type.
+The JSON reader of `datasets` infers the type of a column from its values, so a single number can
+change the type of a column of texts. The reader here has fixed types, and refuses a value of
+another type.
 """
 
 import codecs
@@ -26,13 +27,13 @@ from fsspec.utils import infer_compression
 from .tables import Columns, column_names, with_translations
 from .text_files import GZIP, TRUNCATED
 
-# bytes to read at once
+# number of bytes to read at once
 CHUNK = 10 << 20
-# longest record: limits the memory for a damaged file
+# longest record, so that a damaged file cannot fill the memory
 MAX_RECORD_BYTES = 10 << 20
 COLUMN = "translation"
 NO_SPACE = re.compile(r"\S")
-# separators before the records of a list
+# separators in a list of records: before the first record, and before each further record
 BEFORE_FIRST, BEFORE_NEXT = re.compile(r"\s*"), re.compile(r"\s*,\s*")
 
 
@@ -42,7 +43,8 @@ class JsonRecordsConfig(datasets.BuilderConfig):
 
     Args:
         languages: Source and target language.
-        fields: Fields of a record with the texts; none if they are in the field "translation".
+        fields: Fields of a record that contain the source and the target; empty if the texts are in
+            the field "translation".
     """
 
     languages: tuple[str, ...] = ()
@@ -62,7 +64,7 @@ class JsonRecords(datasets.ArrowBasedBuilder):
         return [
             datasets.SplitGenerator(
                 name=split,
-                # a stream is divided into shards by the items of these lists
+                # one list item for each file, because a stream has a shard for each item
                 gen_kwargs={"paths": dl_manager.download(list(names)), "names": list(names)},
             )
             for split, names in self.config.data_files.items()
@@ -85,8 +87,8 @@ def is_json(builder: datasets.DatasetBuilder) -> bool:
         builder: Builder from `datasets.load_dataset_builder`.
 
     Returns:
-        False for archives, for another encoding than UTF-8, and for records inside a field. The
-        library reads these.
+        False for archives, for another encoding than UTF-8, and for records inside a field of one
+        JSON object. `datasets` reads such files.
     """
     if not isinstance(builder, Json) or builder.config.field is not None:
         return False
@@ -107,9 +109,9 @@ def read_json(
     Args:
         builder: Builder for which `is_json` is true.
         languages: Source and target language.
-        streaming: Read the text during training.
-        columns: Field of each language; by default the fields have the languages as names, if
-            there is no field "translation".
+        streaming: Return streams, which read the files during training.
+        columns: Field of each language; by default the texts are in the field "translation", or, if
+            there is no such field, in fields with the languages as names.
 
     Returns:
         Splits, and the languages of each split. A text that is missing in a record is None.
@@ -124,7 +126,8 @@ def read_json(
     fields = next(filter(None, (fields for _, fields in known.values())), ())
     cache_key = {"hash": builder.hash}
     if builder.repo_id is not None:
-        # without a network the library finds prepared data by the name of the configuration
+        # use the configuration's name, because without a network the library finds prepared data
+        # only by this name. The hash distinguishes the languages and columns
         name = builder.config.name
         cache_key = {"config_name": name, "config_id": name}
         cache_key["hash"] = "-".join([builder.hash, *languages, *wanted])
@@ -152,9 +155,9 @@ def read_json(
 def _languages(
     names: Sequence[str], languages: Sequence[str], columns: Sequence[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the languages of a split, and the fields with the texts as in `JsonRecordsConfig`.
+    """Return the languages of a split, and the `fields` of `JsonRecordsConfig` for its texts.
 
-    Stop reading when the texts of the languages are found.
+    Reading stops at the first record after which the requested languages are found.
     """
     found: set[str] = set()
     fields: set[str] = set()
@@ -189,7 +192,7 @@ def _records(text: str, name: str) -> Iterator[Any]:
         try:
             record, position = decoder.raw_decode(text, match.start())
         except ValueError:
-            # the error is reported when the data is read; the next line may be a record
+            # continue with the next line: the error is reported later, when the data is read
             position = text.find("\n", match.start()) + 1 or len(text)
             continue
         except RecursionError as error:
@@ -208,7 +211,8 @@ def _tables(
     for chunk in _chunks(path, name):
         if chunk.isspace():
             continue
-        # with several blocks, each thread would count its own records
+        # parse the chunk as a single block: with several blocks, each would count its records from
+        # 0, so an error could not name the record
         reading = pyarrow.json.ReadOptions(block_size=len(chunk))
         try:
             table = pyarrow.json.read_json(io.BytesIO(chunk), reading, parsing)
@@ -219,7 +223,7 @@ def _tables(
 
 
 def _chunks(path: str, name: str) -> Iterator[bytes]:
-    """Read chunks of whole lines; a list of records is converted to lines."""
+    """Read a file in chunks of whole lines; a JSON list of records is converted to lines."""
     try:
         with fsspec.open(path, "rb", compression=_compression(path, name)) as file:
             held = b""
@@ -259,7 +263,7 @@ def _too_deep(name: str) -> ValueError:
 
 
 def _list_as_lines(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
-    """Convert a list of records to lines, in bounded memory."""
+    """Convert a JSON list of records to lines with one record each, in bounded memory."""
     to_text, decoder = codecs.getincrementaldecoder("utf-8")(), json.JSONDecoder()
     text, num_read, arrived = to_text.decode(start).lstrip().removeprefix("["), 0, start
     while arrived:
@@ -287,7 +291,7 @@ def _list_as_lines(start: bytes, file: IO[bytes], name: str) -> Iterator[bytes]:
 
 
 def _compression(path: str, name: str) -> str | None:
-    """Return the compression of a file, by its name or its first bytes."""
+    """Return the compression of a file, known by its name or its first bytes; None if plain."""
     if name.endswith(".zst") and "zstd" not in available_compressions():
         raise ValueError(f"{name} needs zstandard, which is not installed: pip install zstandard.")
     if infer_compression(name) is None and Path(path).is_file():

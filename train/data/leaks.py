@@ -2,15 +2,16 @@
 
 A training sentence contains an evaluation sentence of the same language
 
-* exactly, if both are equal after normalization: Unicode's NFKC, no case, and a space for each run
-  of punctuation and white space;
-* nearly, if it has at least 70% of the different 5-grams of the evaluation sentence, which must
-  have at least four of them.
+* exactly, if both are equal after normalization: Unicode's NFKC, case folding, and one space for
+  each run of punctuation and white space;
+* nearly, if it contains at least 70% of the distinct 5-grams of the evaluation sentence, which must
+  have at least four distinct 5-grams.
 
-The share is that of PaLM (Chowdhery et al. 2022, section 8), which counts the 8-grams of an example
-that all of the training text has. Sentences are shorter than its examples, so the n-grams are
-shorter too, and a single training sentence must have them. The units are words, or characters in
-languages that do not separate words by spaces.
+The units of an n-gram are words, or characters in languages that do not separate words by spaces.
+The 70% are those of PaLM (Chowdhery et al. 2022, section 8), which counts how many 8-grams of an
+evaluation example occur anywhere in the training text. Two things differ here, because sentences
+are shorter than PaLM's examples: the n-grams are shorter, and a single training sentence must
+contain them.
 """
 
 import re
@@ -28,11 +29,12 @@ from ..config import WITHOUT_WORDS
 from .cache import cached
 from .corpus import texts_of
 
-# units of an n-gram
+# number of units, words or characters, in an n-gram
 LENGTH = 5
-# percentage of the n-grams of an evaluation sentence that make a training sentence a near copy
+# a training sentence is a near copy if it has this percentage of an evaluation sentence's n-grams
 PERCENTAGE = 70
-# n-grams that an evaluation sentence must have to be searched for near copies
+# an evaluation sentence with fewer distinct n-grams has no near copies: a few common n-grams would
+# be enough for the percentage
 FEWEST = 4
 DEFINITION = (
     "exact: equal without case, punctuation and white space; near: one training sentence has at "
@@ -41,22 +43,26 @@ DEFINITION = (
 SIDES = ("source", "target")
 KINDS = ("exact", "near")
 EXACT, NEAR = range(2)
-# columns of hits
+# columns of an array of hits
 PAIR, SIDE, SENTENCE, KIND = range(4)
-# pairs that are searched at once: their arrays fit into the cache of a core
+# number of pairs that are searched at once, so small that their arrays stay in the cache of a core
 BLOCK_PAIRS = 2000
-# first bits of a hash, the index in a table of the known hashes
+# number of leading bits of a hash that index a table, which says whether an evaluation sentence has
+# an n-gram whose hash begins with these bits
 TABLE_BITS = 22
-# general categories of the characters that separate units: controls, marks, punctuation, spaces
+# Unicode categories of the characters that separate units: control and format characters, modifier
+# symbols, punctuation and spaces
 SEPARATORS = ("Cc", "Cf", "Sk", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Zs", "Zl", "Zp")
-# odd multiplier of the rolling hash, and its inverse modulo 2^64
+# multiplier of the polynomial hash: odd, so that it has an inverse modulo 2^64. The value is 2^64
+# divided by the golden ratio
 MULTIPLIER = 0x9E3779B97F4A7C15
 INVERSE = pow(MULTIPLIER, -1, 2**64)
 
 
 @cache
 def _separators() -> re.Pattern[str]:
-    # beyond these characters only historic scripts have punctuation, and a search is much slower
+    # leave out code points from 0x10000 on: there only historic scripts have punctuation, and a
+    # pattern with these characters searches much slower
     codes = range(0x10000)
     found = [code for code in codes if unicodedata.category(chr(code)) in SEPARATORS]
     found = [code for code in found if chr(code) not in " \n"]
@@ -64,11 +70,11 @@ def _separators() -> re.Pattern[str]:
 
 
 def normalize(texts: Sequence[str], language: str) -> list[str]:
-    """Normalize sentences for a comparison.
+    """Normalize sentences, so that case, punctuation and white space do not count in a comparison.
 
     Args:
         texts: Sentences.
-        language: Their language.
+        language: Language of the sentences.
 
     Returns:
         Units of each sentence, words or characters, with one space between them.
@@ -87,13 +93,13 @@ def normalize(texts: Sequence[str], language: str) -> list[str]:
 
 
 def ngrams(line: str) -> set[str]:
-    """Return the different n-grams of a sentence.
+    """Return the distinct n-grams of a sentence.
 
     Args:
         line: Normalized sentence.
 
     Returns:
-        N-grams of `LENGTH` units; none for a shorter sentence.
+        N-grams of `LENGTH` units; an empty set if the sentence has fewer units.
     """
     units = line.split(" ")
     return {" ".join(units[i : i + LENGTH]) for i in range(len(units) - LENGTH + 1)}
@@ -108,9 +114,14 @@ def _powers(number: int, size: int) -> np.ndarray:
 
 
 def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    """Hash all n-grams of normalized sentences; return their line numbers and their hashes."""
+    """Hash all n-grams of normalized sentences; return their line numbers and their hashes.
+
+    The hash of an n-gram is the sum of its bytes, each times MULTIPLIER^(position in the n-gram),
+    modulo 2^64. It is computed as the difference of two prefix sums over the whole text, divided by
+    the power for the n-gram's first byte.
+    """
     text = np.frombuffer("\n".join([*lines, ""]).encode(), np.uint8)
-    # powers of two, so that few sizes are computed
+    # round the size up to a power of two, so that `_powers` caches only a few sizes
     size = 1 << len(text).bit_length()
     sums = np.zeros(len(text) + 1, np.uint64)
     np.cumsum(text * _powers(MULTIPLIER, size)[: len(text)], out=sums[1:])
@@ -121,7 +132,7 @@ def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     ends = np.flatnonzero(is_space & ~np.concatenate([[True], is_space[:-1]]))
     ends = ends[LENGTH - 1 :]
     starts = starts[: len(ends)]
-    # an n-gram ends in the line in which it starts
+    # keep only the n-grams that end in the line in which they start
     is_whole = line_of[starts] == line_of[ends - 1]
     starts, ends = starts[is_whole], ends[is_whole]
     hashes = (sums[ends] - sums[starts]) * _powers(INVERSE, size)[starts]
@@ -129,12 +140,12 @@ def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Sentences:
-    """Sentences of one language to find in training text.
+    """Finder of evaluation sentences of one language in training sentences.
 
     Args:
-        texts: Sentences.
-        language: Their language.
-        num_sentences: Number of sentences; further texts are other versions of the same sentences.
+        texts: Sentences. Several versions of all sentences, such as references, follow one another.
+        language: Language of the sentences.
+        num_sentences: Number of sentences in one version.
     """
 
     def __init__(self, texts: Sequence[str], language: str, num_sentences: int):
@@ -158,13 +169,14 @@ class Sentences:
         self._table[self._hashes >> np.uint64(64 - TABLE_BITS)] = True
 
     def find(self, texts: Sequence[str]) -> list[tuple[int, int, int]]:
-        """Find these sentences in training sentences.
+        """Find the evaluation sentences in training sentences.
 
         Args:
             texts: Training sentences.
 
         Returns:
-            Index of the training sentence, number of the sentence that it contains, and kind.
+            Hits: index of the training sentence, index of the evaluation sentence that it contains,
+            and kind, `EXACT` or `NEAR`.
         """
         lines = normalize(texts, self.language)
         found = {
@@ -174,20 +186,21 @@ class Sentences:
             for number in self._numbers_of[line]
         }
         for index, number in self._candidates(lines):
-            # equal hashes are no proof
+            # count the shared n-grams themselves, because different n-grams can have equal hashes
             num_shared = len(ngrams(lines[index]) & ngrams(self.lines[number]))
             if num_shared >= self.needed[number]:
                 found.setdefault((index, number % self.num_sentences), NEAR)
         return [(*key, kind) for key, kind in sorted(found.items())]
 
     def _candidates(self, lines: Sequence[str]) -> list[list[int]]:
-        """Return pairs of a line and a sentence that share enough hashes of n-grams."""
+        """Return pairs of a line index and a sentence index that share enough n-gram hashes."""
         line_numbers, hashes = _ngram_hashes(lines)
         is_known = self._table[hashes >> np.uint64(64 - TABLE_BITS)]
         line_numbers, hashes = line_numbers[is_known], hashes[is_known]
         first = np.searchsorted(self._hashes, hashes, side="left")
         counts = np.searchsorted(self._hashes, hashes, side="right") - first
-        # all entries of each hash, one after another
+        # indices of all entries that have the first hash, then of all that have the second, and so
+        # on: each entry is one evaluation sentence with this n-gram
         offsets = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
         numbers = self._numbers[np.repeat(first, counts) + offsets]
         pairs = np.repeat(line_numbers, counts).astype(np.int64) * len(self.lines) + numbers
@@ -198,11 +211,12 @@ class Sentences:
 
 
 class LeakFinder:
-    """Sentence pairs to find in training pairs.
+    """Finder of evaluation sentence pairs in training pairs.
 
     Args:
         sources: Source sentences.
-        targets: Target sentences; several references follow one another.
+        targets: Target sentences. With several references, the first reference of all sentences
+            comes before the second reference of all sentences.
         languages: Source and target language.
     """
 
@@ -212,19 +226,20 @@ class LeakFinder:
 
     @cached_property
     def _sides(self) -> list[Sentences]:
-        # only a search that is not in the cache needs them
+        # made at the first search, because results from the cache of `find_leaks` do not need them
         sides = zip(self.texts, self.languages, strict=True)
         return [Sentences(texts, language, len(self.texts[0])) for texts, language in sides]
 
     def find(self, sides: Sequence[Sequence[str]], first: int = 0) -> np.ndarray:
-        """Find the sentences in training pairs.
+        """Find the evaluation sentences in training pairs, sources in sources, targets in targets.
 
         Args:
             sides: Sources and targets of the training pairs.
-            first: Number of the first pair.
+            first: Index of the first training pair, for the result.
 
         Returns:
-            Hits: number of the pair, side, number of the sentence and kind, [hits, 4].
+            Hits: index of the training pair, index in `SIDES`, index of the evaluation sentence and
+            index in `KINDS`, [hits, 4].
         """
         found = [
             (first + index, side, number, kind)
@@ -239,15 +254,15 @@ def find_leaks(
     hashes: Sequence[str],
     finder: LeakFinder,
 ) -> np.ndarray:
-    """Find sentence pairs in training text. The hits are cached by the content of both.
+    """Find evaluation sentences in the training text. The hits are cached by the texts of both.
 
     Args:
         corpora: Training split of each corpus.
         hashes: Hash of each corpus, from `text_hash`.
-        finder: Finder of the sentence pairs.
+        finder: Finder of the evaluation sentences.
 
     Returns:
-        Hits as in `LeakFinder.find`; pairs are numbered corpus after corpus.
+        Hits as in `LeakFinder.find`; training pairs are numbered corpus after corpus.
 
     Raises:
         ValueError: If a row of the training text is not text; names the row.
@@ -276,15 +291,15 @@ def find_leaks(
 
 
 def count_leaks(hits: np.ndarray) -> dict[str, int]:
-    """Count the sentences that the training text contains.
+    """Count the evaluation sentences that the training text contains.
 
     Args:
         hits: Hits from `find_leaks`.
 
     Returns:
-        Number of sentences, by side and kind: `source_exact` and so on. A sentence that is
-        contained exactly is not counted as near. `pairs` is the number of training pairs that
-        contain one of the sentences.
+        Number of evaluation sentences, by side and kind: `source_exact` and so on. A sentence that
+        is contained exactly is not counted as near. `pairs` is the number of training pairs that
+        contain an evaluation sentence.
     """
     counts = {}
     for side, name in enumerate(SIDES):
@@ -298,7 +313,7 @@ def count_leaks(hits: np.ndarray) -> dict[str, int]:
 
 
 def describe_leaks(counts: Mapping[str, int] | str) -> str:
-    """Describe how many sentences the training text contains.
+    """Describe how many evaluation sentences the training text contains.
 
     Args:
         counts: Counts from `count_leaks`, or the reason why the sentences are not counted.

@@ -1,4 +1,4 @@
-"""Texts to translate in a file: whole lines, a column of each line, or subtitles."""
+"""Read the texts to translate from a file: a column of each line, or subtitles."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator
@@ -9,20 +9,21 @@ from .text_files import lines_of, read_lines
 
 
 def column_reader(path: str | None, column: str) -> Callable[[str, str], str]:
-    """Return the function that takes a column from a line.
+    """Return the function that extracts a column from a line.
 
     Args:
-        path: File; its name says whether lines are JSON objects (.jsonl) or have tabs between
-            columns. None is standard input, with tabs unless the column has a name.
-        column: Number of the column, from 1, or the name of a field of JSON objects; dots separate
-            the names of nested fields, as in "translation.en".
+        path: File. Its suffix decides whether each line is a JSON object (.jsonl or .json) or has
+            tabs between columns. None stands for standard input: lines have tabs if `column` is a
+            number, otherwise they are JSON objects.
+        column: Number of the column, from 1, or the name of a field of the JSON objects; dots
+            separate the names of nested fields, as in "translation.en".
 
     Returns:
-        Function from a line, and its place for an error, to the text of the column. It raises a
-        ValueError if the line has no such column.
+        Function that takes a line, and the name of the line for an error, and returns the text of
+        the column. The function raises a ValueError if the line has no such column.
 
     Raises:
-        ValueError: If the column of a file with tabs has no number.
+        ValueError: If a file with tabs is given and `column` is not a number from 1.
     """
     is_json = any(suffix in (".jsonl", ".json") for suffix in Path(path or "").suffixes)
     if is_json or (path is None and not column.isdecimal()):
@@ -63,16 +64,16 @@ def _field(line: str, place: str, column: str) -> str:
 def read_column(
     groups: Iterable[list[str]], name: str, take: Callable[[str, str], str]
 ) -> Iterator[list[str]]:
-    """Take the column of each line.
+    """Extract the column of each line.
 
     Args:
         groups: Lists of lines.
         name: Name of the file, for an error.
-        take: Function of `column_reader`.
+        take: Function from `column_reader`.
 
     Yields:
-        Lists of texts, in which a space stands for each line end. If a line has no such column,
-        first the texts before it.
+        List of texts for each list of lines, with a space instead of each line break in a text. If
+        a line has no such column, the texts of the lines before it are yielded before the error.
 
     Raises:
         ValueError: If a line has no such column; names the line.
@@ -92,18 +93,19 @@ def read_column(
 
 
 def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
-    """Read a file of subtitles in the form of SubRip, .srt.
+    """Read a file of subtitles in the SubRip format (.srt).
 
     Args:
-        file: File that is open for bytes.
+        file: File that is open for reading bytes.
         name: Name of the file, for an error.
 
     Returns:
-        Subtitles of the package srt, with `content` and `to_srt`.
+        `Subtitle` objects of the package srt, with the attribute `content` and the method `to_srt`.
 
     Raises:
-        ValueError: If the file holds no subtitles.
-        ModuleNotFoundError: If the package srt is not installed; a command names its extra.
+        ValueError: If the file contains no subtitles, or something else.
+        ModuleNotFoundError: If the package srt is not installed. A command turns this error into
+            the name of the extra to install.
     """
     import srt
 
@@ -118,21 +120,22 @@ def read_subtitles(file: IO[bytes], name: str) -> list[Any]:
 
 
 def with_translation(subtitle: Any, translation: str) -> str:
-    """Return a subtitle with its translation, in as many lines as before if there are words enough.
+    """Format a subtitle with its translation, in as many lines as before if it has enough words.
 
     Args:
-        subtitle: Subtitle of the package srt.
-        translation: Translation of its content, one line.
+        subtitle: Subtitle of the package srt; its content is replaced.
+        translation: Translation of the content, in one line.
 
     Returns:
-        Number, times and text, as in the file.
+        Number, times and translated text, in the SubRip format.
     """
     count = len(subtitle.content.splitlines()) or 1
     words = translation.split()
     size = len(" ".join(words)) / count
     lines: list[str] = [""]
     for word in words:
-        # a word belongs to the line in which its middle lies
+        # lines get about equal lengths: begin a new line if the middle of the word would lie beyond
+        # the even share of the lines so far
         middle = sum(map(len, lines)) + len(lines) - 1 + len(word) / 2
         if lines[-1] and len(lines) < count and middle > size * len(lines):
             lines.append("")

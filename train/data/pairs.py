@@ -1,4 +1,8 @@
-"""Sentence pairs as token ids: encode, filter, count, and read by index. Section 5.1."""
+"""Encode sentence pairs as token ids, filter and count them, and read them by index. Section 5.1.
+
+Encoded pairs and verdicts are cached on disk, so a second run on the same text reads them from the
+cache.
+"""
 
 import dataclasses
 import hashlib
@@ -25,25 +29,28 @@ from .corpus import text_hash, texts_of
 
 logger = logging.getLogger(__name__)
 
-# code that the cached token ids and verdicts depend on
+# source files that determine the cached token ids and verdicts, and are part of the cache key
 CODE = (__file__, bpe_dropout.__file__)
 
-# verdict on a pair: it is kept, or it is dropped by the first of these rules that applies
+# verdicts on a pair: it is kept, or it is dropped for the first of these reasons that applies
 VERDICTS = ("kept", "wrong_encoding", "empty", "leak", "too_long", "length_ratio", "duplicate")
 KEPT, WRONG_ENCODING, EMPTY, LEAK, TOO_LONG, LENGTH_RATIO, DUPLICATE = range(len(VERDICTS))
-# Traces of text that was decoded with a wrong encoding. Second bytes of letters and symbols in
-# UTF-8, decoded as Windows-1252:
+# `GARBLED` finds mojibake: UTF-8 text that was decoded as Windows-1252, so that each byte of a
+# character became a character of its own. `_SECOND` are the characters of the continuation bytes,
+# 0x80 to 0xBF, without the bytes that Windows-1252 leaves undefined
 _SECOND = bytes(byte for byte in range(0x80, 0xC0) if byte not in b"\x81\x8d\x8f\x90\x9d").decode(
     "cp1252"
 )
-# those of these characters that can follow a word that ends with a capital letter, as in ALEMÃ»
+# those characters of `_SECOND` that correct text can contain after a word in capital letters, such
+# as the closing quotation mark in «ALEMÃ»
 _MARKS = "\u2026\u2019\u201c\u201d\u2013\u2014"
 _SYMBOLS = "\xa0\xad«»°§®·\u00b4²³™\u2039\u203a"
 _CAPITALS, _SMALL = (
     "".join(filter(is_of_kind, map(chr, [*range(0x250), *range(0x1E00, 0x1F00)])))
     for is_of_kind in (str.isupper, str.islower)
 )
-# every alternative looks back at the first character, so that a search skips to such a character
+# all patterns begin with this set of characters, so a search skips quickly to the next one of them;
+# each alternative then checks by a lookbehind which of these characters it was
 GARBLED = re.compile(
     "[\ufffd\x80-\x9f\0ÂÃÅâ](?:{})".format(
         "|".join(
@@ -56,19 +63,20 @@ GARBLED = re.compile(
                 small=_SMALL,
             )
             for part in (
-                # a replacement character, a C1 control character, or a NUL of a wider encoding
+                # a replacement character, a C1 control character, or a NUL byte of UTF-16 text
                 "(?<=[\ufffd\x80-\x9f\0])",
                 "(?<=[ÂÃ])[{clear}]",
                 "(?<=â)€[{second}]",
                 "(?<=Å)[{marks}](?=[{small}])",
-                # a letter inside a word of small letters, or at its start
+                # a letter inside or at the start of a word in lower case
                 "(?<=[{small}]Ã)[{marks}{symbols}]",
                 "(?<=Ã)(?<![{capitals}]Ã)[{marks}{symbols}](?=[{small}])",
-                # the word à
+                # the word à, whose second byte becomes a no-break space
                 "(?<=Ã)(?<!\\SÃ)\xa0(?!\\S)",
-                # a symbol that no capital letter precedes; a text can begin with Â, or quote it
+                # a symbol such as ° or ». In correct text, a symbol can follow Â if Â ends a word
+                # in capital letters, begins the text, or follows an opening quotation mark
                 "(?<=[^{capitals}«\u201c\u2018\u201e\"'(]Â)[{symbols}]",
-                # N°
+                # N° (number), where N is not the end of a word
                 "(?<=NÂ)(?<![^\\W\\d_]NÂ)°",
             )
         )
@@ -87,16 +95,16 @@ FEATURES = datasets.Features(
         "hash_low": datasets.Value("int64"),
     }
 )
-# pairs that are processed at once: limits memory and does not change the result
+# number of pairs that are processed at once, which limits memory and does not change the result
 CHUNK = 1_000_000
 
 
 @dataclass(frozen=True)
 class Spelling:
-    """One spelling of a corpus by BPE-dropout.
+    """One random segmentation of a corpus by BPE-dropout.
 
     Args:
-        dropout: Probability that a merge is dropped, for sources and for targets.
+        dropout: Probability of skipping a merge, for sources and for targets.
         seed: Seed of the run.
         number: Index of the spelling, from 0.
     """
@@ -121,23 +129,25 @@ def encode_pairs(
 
     Args:
         rows: Rows of the split, with the column "translation".
-        split: Name of the split; in "train" bytes that are not UTF-8 are replaced, so that the
-            pairs can be counted.
+        split: Name of the split. In "train", bytes that are not UTF-8 are replaced instead of
+            refused, so that `filter_pairs` can drop and count these pairs.
         tokenizer: Fast tokenizer that ends each sentence with its end token.
         source_lang: Language to translate from.
         target_lang: Language to translate into.
-        text_sha256: Hash from `text_hash`, if it is known.
-        spelling: Spelling by BPE-dropout; each pair has its own random numbers.
+        text_sha256: Hash of the rows from `text_hash`; computed if not given.
+        spelling: Spelling by BPE-dropout; each pair has its own random generator, so that the
+            result does not depend on the batches. None for the normal segmentation.
 
     Returns:
         Columns "input_ids" and "labels", and the columns that `filter_pairs` reads.
 
     Raises:
-        ValueError: If a row is not text; names the row.
-        ValueError: If the tokenizer does not support BPE-dropout.
+        ValueError: If a side of a row is not text; names the row.
+        ValueError: If a spelling is given and the tokenizer does not support BPE-dropout.
     """
     languages = [source_lang, target_lang]
-    # the library's hash of a tokenizer differs between the learned and the loaded object
+    # use our hash of a tokenizer, because the hash of `datasets` differs between a tokenizer that
+    # was just learned and the same tokenizer after loading
     text_sha256 = text_sha256 or text_hash(rows, languages, split)
     content = [text_sha256, tokenizer_hash(tokenizer), split == "train"]
     if spelling is not None:
@@ -184,7 +194,7 @@ def encode_table(
 
     Args:
         table: Rows with the column "translation".
-        indices: Indices of the rows in the split; without a spelling only the first is needed.
+        indices: Indices of the rows in the split; without a spelling only the first one is read.
         split: Argument of `encode_pairs`.
         tokenizer: Argument of `encode_pairs`.
         languages: Source and target language.
@@ -194,7 +204,7 @@ def encode_table(
         Columns of `FEATURES`.
 
     Raises:
-        ValueError: If a row is not text; names the row.
+        ValueError: If a side of a row is not text; names the row.
     """
     sides = texts_of(table, languages, split, indices[0] + 1, repair=split == "train")
     backend = tokenizer.backend_tokenizer
@@ -254,12 +264,12 @@ def filter_pairs(
         max_length: Maximum number of tokens of either side, end token included.
         max_length_ratio: Maximum ratio of the longer side to the shorter side, in tokens without
             end tokens.
-        drop_duplicates: Keep only the first of several pairs with the same text. Needs 40 bytes of
-            memory for each of a few million pairs at a time.
-        leaks: Indices of the pairs that contain a sentence of an evaluation split, to drop them.
+        drop_duplicates: Keep only the first of several pairs with the same text. The search needs
+            40 bytes of memory for each pair, and searches a few million pairs at a time.
+        leaks: Indices of the pairs to drop because they contain a sentence of an evaluation split.
 
     Returns:
-        Lengths of the sources, lengths of the targets, and indices in `VERDICTS`, [3, pairs].
+        Source length, target length and index in `VERDICTS` of each pair, [3, pairs].
     """
     filtered = np.empty((3, len(rows)), np.int32)
     is_leak = np.zeros(len(rows), bool)
@@ -270,7 +280,7 @@ def filter_pairs(
         part = columns.with_format("numpy")[first : first + CHUNK]
         source, target, verdict = (part[name] for name in columns.column_names)
         shorter, longer = np.minimum(source, target), np.maximum(source, target)
-        # an empty sentence consists of its end token
+        # a sentence of one token is empty: the token is the end token
         verdict[(verdict == KEPT) & (shorter <= 1)] = EMPTY
         verdict[(verdict == KEPT) & is_leak[first : first + CHUNK]] = LEAK
         verdict[(verdict == KEPT) & (longer > max_length)] = TOO_LONG
@@ -285,7 +295,11 @@ def filter_pairs(
 
 
 def _duplicates(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndarray]:
-    """Find the pairs that repeat an earlier pair, for one part of all hashes at a time."""
+    """Yield the indices of the pairs that repeat an earlier pair.
+
+    To limit memory, the hashes are divided into parts by their lowest bits, and the parts are
+    searched one after another. Equal pairs have equal hashes, so they are in the same part.
+    """
     columns = rows.select_columns(["hash_high", "hash_low"]).with_format("numpy")
     bits = max(0, math.ceil(math.log2(max(len(rows), 1) / (4 * CHUNK))))
     for part in range(2**bits):
@@ -301,7 +315,7 @@ def _duplicates(rows: datasets.Dataset, is_kept: np.ndarray) -> Iterator[np.ndar
                 )
             )
         numbers, high, low = (np.concatenate(column) for column in zip(*found, strict=True))
-        # the sort is stable, so that the first of several equal pairs stays first
+        # the sort is stable, so the first of several equal pairs stays first and is kept
         order = np.lexsort((low, high))
         is_repeat = (np.diff(high[order]) == 0) & (np.diff(low[order]) == 0)
         yield numbers[order[1:][is_repeat]]
@@ -327,20 +341,20 @@ def format_counts(counts: Mapping[str, int]) -> str:
         counts: Counts from `counts_of`.
 
     Returns:
-        The counts in one line.
+        Names and counts in one line.
     """
     return ", ".join(f"{name} {count:,}" for name, count in counts.items())
 
 
 def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
-    """Refuse a corpus of which no pair is kept, or most of which has a wrong encoding.
+    """Raise an error if no pair of a corpus is kept, or most pairs have a wrong encoding.
 
     Args:
         counts: Counts from `counts_of`.
         corpus: Name of the corpus, for an error.
 
     Raises:
-        ValueError: If no pair is kept, or most pairs have a wrong encoding.
+        ValueError: If no pair is kept, or more than half of the pairs have a wrong encoding.
     """
     if 2 * counts["wrong_encoding"] > sum(counts.values()):
         raise ValueError(
@@ -355,7 +369,7 @@ def refuse_unusable(counts: Mapping[str, int], corpus: str) -> None:
 def drop_untrainable(
     rows: datasets.Dataset, split: str, max_length: int
 ) -> tuple[datasets.Dataset, dict[str, int]]:
-    """Drop pairs with an empty, too long or garbled side, and log the counts.
+    """Drop pairs with a side that is empty, too long or in a wrong encoding, and log the counts.
 
     Args:
         rows: Rows from `encode_pairs`.
@@ -366,7 +380,7 @@ def drop_untrainable(
         Rows to train on, and the counts from `counts_of`.
 
     Raises:
-        ValueError: If no pair is left, or most pairs are garbled.
+        ValueError: If no pair is kept, or more than half of the pairs have a wrong encoding.
     """
     verdicts = filter_pairs(rows, max_length)[2]
     counts = counts_of(verdicts)
@@ -382,7 +396,8 @@ class Pairs:
 
     Args:
         rows: Rows from `encode_pairs`.
-        filtered: Result of `filter_pairs`. It is not copied: all processes share a mapped file.
+        filtered: Result of `filter_pairs`. The array is not copied, so that all processes on a
+            machine share the memory of a memory-mapped file.
     """
 
     def __init__(self, rows: datasets.Dataset, filtered: np.ndarray):
@@ -412,7 +427,7 @@ class Pairs:
 
         Args:
             first: Index of the first pair to consider.
-            last: Index after the last pair to consider; None for the end.
+            last: Index after the last pair to consider; None for all following pairs.
 
         Returns:
             Indices of the kept pairs, in order.
@@ -427,13 +442,13 @@ class Pairs:
         return np.concatenate([np.empty(0, np.int32), *parts])
 
     def __getitem__(self, numbers: np.ndarray) -> dict[str, list[np.ndarray]]:
-        """Return some pairs.
+        """Return the token ids of some pairs.
 
         Args:
             numbers: Indices of the pairs.
 
         Returns:
-            Columns "input_ids" and "labels".
+            Columns "input_ids" and "labels", each with one array of token ids for each pair.
         """
         starts, columns = self._columns
         chunk_numbers = np.searchsorted(starts, numbers, side="right") - 1
@@ -448,7 +463,7 @@ class Pairs:
 
     @cached_property
     def _columns(self) -> tuple[np.ndarray, dict[str, list[tuple[np.ndarray, np.ndarray]]]]:
-        """First index of each chunk of the table; sentence offsets and tokens, without a copy."""
+        """First pair index of each Arrow chunk; views of the offsets and ids of the chunks."""
         columns = {name: self.rows.data.column(name).chunks for name in ("input_ids", "labels")}
         sizes = [len(chunk) for chunk in columns["input_ids"]]
         return np.cumsum([0, *sizes[:-1]]), {
@@ -468,16 +483,17 @@ def prepare_pairs(
     """Concatenate corpora and filter their pairs. The verdicts are cached by content.
 
     Args:
-        parts: Corpora, from `encode_pairs`.
+        parts: Corpora in the normal segmentation, from `encode_pairs`.
         max_length: Argument of `filter_pairs`.
         max_length_ratio: Argument of `filter_pairs`.
         drop_duplicates: Argument of `filter_pairs`, applied across the corpora.
-        spelled: Other spellings of the same corpora, one spelling after another.
-        leaks: Argument of `filter_pairs`.
+        spelled: The same corpora with BPE-dropout, from `encode_pairs`: all corpora in the first
+            spelling, then all corpora in the second, and so on.
+        leaks: Argument of `filter_pairs`; a pair is counted over all corpora.
 
     Returns:
-        All pairs, in the other spellings if there are any. A kept pair is short enough in every
-        spelling.
+        Pairs of all corpora: those of `spelled` if it is given, otherwise those of `parts`. The
+        verdicts include the dropped pairs. A kept pair is short enough in every spelling.
     """
     rows = datasets.concatenate_datasets(list(parts))
     rules = (max_length, max_length_ratio, drop_duplicates)
@@ -490,7 +506,8 @@ def prepare_pairs(
             sides = zip(*map(lengths, spelled), strict=True)
             sizes = np.stack([np.concatenate(side) for side in sides])  # [2, spellings * pairs]
             longest = sizes.max(axis=0).reshape(-1, len(rows)).max(axis=0)
-            # a pair must be short enough in every spelling
+            # drop a pair in all spellings if it is too long in one of them, so that every epoch has
+            # the same pairs
             filtered[2, (filtered[2] == KEPT) & (longest > max_length)] = TOO_LONG
             filtered = np.concatenate([sizes, [np.tile(filtered[2], len(spelled) // len(parts))]])
         with path.open("wb") as file:

@@ -31,25 +31,27 @@ from .streaming import Stream, StreamedSteps
 
 logger = logging.getLogger(__name__)
 
-# pairs of streams that a vocabulary is learned from; `learn_vocabulary` keeps as many sentences
+# number of pairs of the streams to learn a vocabulary from: their sentences, two for each pair, are
+# as many as `learn_vocabulary` keeps by default
 VOCABULARY_PAIRS = 1_000_000
-# reason why leaks are not counted
+# reason why the leaks of a streamed run are not counted
 STREAMED = "the training text is streamed"
 
 
 @dataclass
 class Texts:
-    """Text of a run.
+    """Corpora of a run, as text.
 
     Args:
         train: Training split of each corpus.
         names: Name of each corpus.
         weights: Relative share of each corpus; None if an epoch contains every pair once.
-        validation: Validation split, if there is one.
+        validation: Validation split of the main corpus, if there is one.
         commits: Commit of each corpus on the Hub; None for a local corpus.
         languages: Source and target language.
-        left_out: Number of pairs of each corpus that were left out for the held-out pairs.
-        test: Test split, if there is one.
+        left_out: Number of pairs of each corpus that were removed from its training split because
+            they are held-out pairs or share a sentence with one; empty without `validation_pairs`.
+        test: Test split of the main corpus, if there is one.
     """
 
     train: list[datasets.Dataset] | list[datasets.IterableDataset]
@@ -68,7 +70,7 @@ class Texts:
 
     @cached_property
     def held_out(self) -> dict[str, list[list[str]]]:
-        """Sources and targets of the validation and test splits that there are."""
+        """Sources and targets of the validation and test splits, by split, without absent ones."""
         splits = {"validation": self.validation, "test": self.test}
         return {
             split: texts_of(rows.with_format("arrow")[:], self.languages, split, repair=True)
@@ -78,12 +80,12 @@ class Texts:
 
     @cached_property
     def leaks(self) -> np.ndarray:
-        """Hits of `find_leaks` for all sentences of `held_out`; not available for streams."""
+        """Hits of `leak_finder` in the training text, [hits, 4]; not available for streams."""
         return find_leaks(self.train, self.hashes, self.leak_finder)
 
     @property
     def leak_finder(self) -> LeakFinder:
-        """Finder of all sentences of `held_out`, split after split."""
+        """Finder of all sentences of `held_out`, which are numbered split after split."""
         sides = [list(itertools.chain(*side)) for side in zip(*self.held_out.values(), strict=True)]
         sources, targets = sides or ([], [])
         return LeakFinder(sources, targets, self.languages)
@@ -95,7 +97,7 @@ class Texts:
             split: Name of the split.
 
         Returns:
-            Rows of `leaks`.
+            Rows of `leaks` with a sentence of this split.
         """
         first = 0
         for name, (sources, _) in self.held_out.items():
@@ -108,15 +110,16 @@ class Texts:
 
 @dataclass
 class Data:
-    """Data of a run.
+    """Tokenized data of a run.
 
     Args:
         texts: Text of the run.
         tokenizer: Tokenizer of the run.
-        pairs: Training pairs, corpus after corpus; None if they are streamed.
-        sizes: Number of pairs of each corpus.
+        pairs: Training pairs, corpus after corpus; None if the corpora are streamed.
+        sizes: Number of pairs of each corpus, dropped pairs included; empty if the corpora are
+            streamed.
         validation: Validation pairs, if there are any.
-        facts: Facts for `environment.txt`, by name.
+        facts: Facts about the data to write to `environment.txt`, by name.
     """
 
     texts: Texts
@@ -134,10 +137,12 @@ def load_main_corpus(config: TrainConfig) -> dict[str, datasets.Dataset]:
         config: Settings of the run.
 
     Returns:
-        Splits of the corpus; with `validation_pairs` these pairs are the split "validation".
+        Splits of the corpus by name. With the setting `validation_pairs`, the split "validation"
+        contains the held-out pairs.
 
     Raises:
-        ValueError: If the corpus cannot be loaded, or the validation pairs cannot be held out.
+        ValueError: If the corpus cannot be loaded; or if `validation_pairs` is set, and the corpus
+            has a validation split or too few usable pairs.
     """
     return with_validation(_load(_corpora(config)[0], config), config)
 
@@ -152,10 +157,10 @@ def with_validation(
         config: Settings of the run.
 
     Returns:
-        The splits. The split "train" still has these pairs.
+        The splits. The split "train" still contains the held-out pairs, which `load_texts` removes.
 
     Raises:
-        ValueError: If the corpus has a validation split, or too few pairs.
+        ValueError: If the corpus has a validation split, or too few usable pairs.
     """
     if config.validation_pairs is None or "train" not in splits:
         return splits
@@ -195,11 +200,11 @@ def load_texts(config: TrainConfig) -> Texts:
         config: Settings of the run.
 
     Returns:
-        Training splits of all corpora, and the validation split of the main corpus.
+        Training splits of all corpora, and the validation and test splits of the main corpus.
 
     Raises:
-        ValueError: If a corpus cannot be loaded, has no split "train", has no pair left, or is the
-            validation split.
+        ValueError: If a corpus cannot be loaded, has no split "train", keeps no pair besides the
+            held-out pairs, or has exactly the pairs of the validation split.
     """
     corpora = _corpora(config)
     languages = (config.source_lang, config.target_lang)
@@ -243,18 +248,18 @@ def _refuse_trained_on(texts: Texts):
 
 
 def vocabulary_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterator[str]:
-    """Generate the sentences to learn a vocabulary from. Each corpus contributes its share.
+    """Generate the sentences to learn a vocabulary from, with the weights of the corpora.
 
     Args:
-        texts: Text of the run; of streams only the first `VOCABULARY_PAIRS` are read.
-        languages: Source and target language.
+        texts: Text of the run; of streams only the first `VOCABULARY_PAIRS` pairs are read.
+        languages: Languages of the sentences: source, target or both.
         seed: Seed of the run, which determines the order of a stream.
 
     Yields:
-        Sentences of both languages, without pairs that have a wrong encoding.
+        Sentences in these languages, without pairs that have a wrong encoding.
 
     Raises:
-        ValueError: If there are no sentences.
+        ValueError: If no sentence has text.
     """
     is_read = False
     for text in _readable_texts(texts, languages, seed):
@@ -272,7 +277,7 @@ def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterat
         weights = texts.weights or [1.0]
         for number, (rows, weight) in enumerate(zip(texts.train, weights, strict=True)):
             stream = Stream(rows, seed, number)
-            # a pass ends with None: a small corpus is read once
+            # None ends a pass, so a corpus with fewer pairs than its share is read only once
             for table in iter(stream.tables().__next__, None):
                 first = stream.position["pairs"] - len(table)
                 if first >= VOCABULARY_PAIRS * weight / sum(weights):
@@ -288,7 +293,8 @@ def _readable_texts(texts: Texts, languages: Sequence[str], seed: int) -> Iterat
         for table in rows.with_format("arrow").iter(batch_size=1000):
             sides = texts_of(table, languages, "train", line + 1, repair=True)
             for pair in zip(*sides, strict=True):
-                # spread the share evenly over the corpus; a share above its size repeats pairs
+                # yield `share` pairs, spread evenly over the corpus: a share below the corpus size
+                # skips pairs, and a larger share repeats pairs
                 repeats = (line + 1) * share // size - line * share // size
                 line += 1
                 if not any(GARBLED.search(text) for text in pair):
@@ -304,10 +310,11 @@ def prepare_data(config: TrainConfig, texts: Texts, tokenizer: PreTrainedTokeniz
         tokenizer: Tokenizer of the run.
 
     Returns:
-        Training pairs and validation pairs.
+        Tokenized training and validation pairs, with facts about them.
 
     Raises:
-        ValueError: If no pair of a corpus is left, or a corpus has a wrong encoding.
+        ValueError: If no pair of a corpus is kept, most pairs of a corpus have a wrong encoding, or
+            a setting such as `best_metric` needs a validation split and there is none.
     """
     languages = (config.source_lang, config.target_lang)
     commits = ", ".join(commit or "none" for commit in texts.commits)
@@ -407,17 +414,18 @@ def make_steps(
     Args:
         config: Settings of the run.
         data: Data from `prepare_data`.
-        collator: Collator that makes a micro-batch.
+        collator: Collator that makes the tensors of a micro-batch.
         num_processes: Number of processes.
         process_index: Index of this process.
-        position: Position of the last step in the streams, if a streamed run resumes.
+        position: Position in the streams from which a streamed run resumes; None for other runs.
         launch_tokens: Argument of `batches.split_step`.
 
     Returns:
         Steps of this process.
 
     Raises:
-        ValueError: If the pairs cannot be trained on, or a stream has changed.
+        ValueError: If the longest sentence has more tokens than `tokens_per_step`, or the streams
+            have no usable pair or another text than before the run was interrupted.
     """
     shared: dict[str, Any] = {
         "collator": collator,

@@ -1,13 +1,15 @@
 """Stream training text: read it during training, for corpora that do not fit on disk. Section 5.1.
 
-A stream reads its files in passes, each pass in a new order of the files. The pairs of a block are
-tokenized, filtered and planned into steps together, as in `batches`. A single corpus smaller than
-`block_pairs` is one block. In a mixture every block contains the share of each corpus, and a small
-corpus is read several times to fill it: `block_pairs` should not be many times its size.
+A stream reads its corpus in passes, and each pass reads the files in a new random order. The pairs
+of a block are tokenized, filtered and planned into steps together, as in `batches`. A single corpus
+smaller than `block_pairs` is one block. In a mixture of corpora, every block contains the share of
+each corpus. A corpus smaller than its share of a block is then read several times for one block, so
+`block_pairs` should not be many times the size of a corpus.
 
-The pairs of a step depend only on corpus, seed and block size. Duplicates are found only within a
-block. A pair moves by at most one block from its position in the file: shuffle a sorted corpus, or
-divide it into many files.
+The pairs of a step depend only on the corpora and their weights, on the seed, and on the settings
+`tokens_per_step`, `length_groups_per_step` and `block_pairs`. Duplicates are found only within a
+block. Only the order of the files, and the pairs within a block, are shuffled: a sorted corpus
+should be shuffled beforehand, or divided into many files.
 """
 
 import hashlib
@@ -27,18 +29,19 @@ from .corpus import texts_of
 from .leaks import PAIR, LeakFinder
 from .pairs import KEPT, LEAK, Pairs, counts_of, encode_table, filter_pairs, refuse_unusable
 
-# pairs that are read at once
+# largest number of pairs that are read at once
 READ_PAIRS = 1000
 
 
 class Stream:
-    """Endless stream of one corpus, pass after pass, from any position.
+    """Endless stream of one corpus, pass after pass, which can start from any position.
 
     Args:
         rows: Pairs of the corpus.
         seed: Seed of the run; seed and `number` determine the order of the files in each pass.
         number: Index of the corpus in the run.
-        position: Position to start from, `position` of another stream; by default the beginning.
+        position: Position to start from, which is the attribute `position` of an earlier stream; by
+            default the beginning.
         read_pairs: Number of pairs to read at once.
     """
 
@@ -54,11 +57,12 @@ class Stream:
         self.seed = seed
         self.number = number
         self.read_pairs = read_pairs
-        # position after the last read, in JSON types; "pairs" counts the pairs of all passes
+        # position after the last pair that was read, in JSON types; "pairs" counts the pairs of all
+        # passes
         self.position = position or {"pass": 0, "shard": 0, "state": None, "pairs": 0}
 
     def tables(self) -> Iterator[pa.Table | None]:
-        """Read tables of pairs without an end.
+        """Read tables of pairs, pass after pass without an end.
 
         Yields:
             Pairs, with the column "translation"; None at the end of a pass.
@@ -97,16 +101,16 @@ def starts_a_pass(position: dict[str, Any]) -> bool:
         position: Position of a stream.
 
     Returns:
-        True if nothing of the pass has been read.
+        True if no pair of the pass has been read.
     """
     return position["shard"] == 0 and position["state"] is None
 
 
 class StreamedSteps(torch.utils.data.Dataset):
-    """Training data of one process, by step, from streams.
+    """Training data of one process, indexed by step, from streams.
 
-    Every process and worker reads, tokenizes and plans the whole text. Each step prepares a part of
-    the next block, so that no step waits for a whole block.
+    Every process and every worker reads, tokenizes and plans all pairs, not only its own share.
+    Each step also prepares a part of the next block, so that no step waits for a whole block.
 
     Args:
         corpora: Corpora to read.
@@ -114,7 +118,7 @@ class StreamedSteps(torch.utils.data.Dataset):
         tokenizer: Argument of `encode_pairs`.
         languages: Source and target language.
         rules: Arguments of `filter_pairs`.
-        collator: Collator that makes a micro-batch.
+        collator: Collator that makes the tensors of a micro-batch.
         tokens_per_step: Argument of `TrainingSteps`.
         length_groups_per_step: Argument of `plan_steps`.
         tokens_per_micro_batch: Argument of `split_step`.
@@ -122,12 +126,15 @@ class StreamedSteps(torch.utils.data.Dataset):
         seed: Seed of the run.
         num_processes: Argument of `split_step`.
         process_index: Index of this process.
-        position: Position of an earlier step to resume from; by default the beginning.
+        position: Position to resume from, from the `StepData` of an earlier step; by default the
+            beginning.
         launch_tokens: Argument of `split_step`.
-        leak_finder: Finder of the sentences whose pairs are dropped; None to drop none.
+        leak_finder: Finder of evaluation sentences; a training pair that contains one is dropped.
+            None to drop no such pair.
 
     Raises:
-        ValueError: If there is no text, or the text at the position has changed.
+        ValueError: If a corpus has no pair, the first block has no usable pair or too long a
+            sentence, or the text at the position has changed.
     """
 
     _block: Block | None
@@ -175,13 +182,14 @@ class StreamedSteps(torch.utils.data.Dataset):
             "places": [Stream(rows, seed, number).position for number, rows in enumerate(corpora)],
             "counts": {},
         }
-        # unusable text is refused here. Forked workers inherit the block, but they must reopen the
-        # files: processes that share an open file share its position
+        # load the first block now, to refuse unusable text before the training. Forked workers
+        # inherit the block, but not the open files, because processes that share an open file also
+        # share its read position
         self._load_first_block()
         self._tables = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # a spawned worker reads its own block
+        # do not pickle the block for a spawned worker: the worker reads the block again
         return self.__dict__ | {"_block": None, "_tables": None}
 
     @property
@@ -192,7 +200,8 @@ class StreamedSteps(torch.utils.data.Dataset):
     def fingerprint(self) -> dict[str, Any]:
         """Return the facts that must be unchanged when a run is resumed.
 
-        The text is compared block by block.
+        Counts of the whole text are unknown. Instead, the SHA-256 of the block that a run resumes
+        from is compared.
 
         Returns:
             The fact that the text is streamed.
@@ -206,11 +215,11 @@ class StreamedSteps(torch.utils.data.Dataset):
             steps_done: Number of steps before this step, since the beginning of the run.
 
         Returns:
-            Micro-batches of this process, and the position of the beginning of their block.
+            Micro-batches of this process, and the position at which their block begins.
 
         Raises:
-            ValueError: If the text cannot be trained on, or the step is before the position that
-                the run resumed from.
+            ValueError: If the step is before the position that the run resumed from, a row is not
+                text, or a sentence has more tokens than `tokens_per_step`.
         """
         if steps_done < self._start["first_step"]:
             raise ValueError(
@@ -223,7 +232,7 @@ class StreamedSteps(torch.utils.data.Dataset):
             self._read(1.0)
             self._plan()
         index = steps_done - self._position["first_step"]
-        # the next block is complete when this block ends
+        # read the same share of the next block, so that it is complete when this block ends
         self._read((index + 1) / len(self._block.steps))
         batches = self._block.micro_batches(
             index,
@@ -249,10 +258,15 @@ class StreamedSteps(torch.utils.data.Dataset):
             )
 
     def _read(self, share: float):
-        """Read the following block until this share of it is read."""
+        """Read and tokenize pairs of the next block until this share of the block is complete.
+
+        Args:
+            share: Share of the block, from 0 to 1.
+        """
         if self._tables is None:
             positions = self._positions if any(self._parts) else self._following["places"]
-            # reading more at once than the share of a corpus would leave none for the next block
+            # read at most a corpus's share of a block at once: the surplus of a larger read could
+            # be the whole share of the next block
             self._streams = [
                 Stream(rows, self.seed, number, position, max(1, min(READ_PAIRS, int(share))))
                 for number, (rows, position, share) in enumerate(
@@ -268,7 +282,8 @@ class StreamedSteps(torch.utils.data.Dataset):
             self._shares,
             strict=True,
         ):
-            # counted from the beginning: surplus pairs of a block are deducted from the next
+            # number of pairs from the beginning of the run to the end of this block, so that the
+            # surplus pairs of a block are deducted from the next block
             end = (self._following["block"] + 1) * own_share
             while not self._is_whole and stream.position["pairs"] < position["pairs"] + share * (
                 end - position["pairs"]
@@ -289,7 +304,15 @@ class StreamedSteps(torch.utils.data.Dataset):
         self._positions = [stream.position for stream in self._streams]
 
     def _without_leaks(self, tokens: pa.Table, table: pa.Table) -> pa.Table:
-        """Mark the pairs that contain a sentence of an evaluation split."""
+        """Set the verdict `LEAK` for the pairs that contain a sentence of an evaluation split.
+
+        Args:
+            tokens: Encoded pairs, with the columns of `FEATURES`.
+            table: Texts of the same pairs.
+
+        Returns:
+            The encoded pairs with their new verdicts.
+        """
         if self.leak_finder is None:
             return tokens
         hits = self.leak_finder.find(texts_of(table, self.languages, "train", repair=True))
@@ -300,8 +323,8 @@ class StreamedSteps(torch.utils.data.Dataset):
         return tokens.set_column(column, "verdict", pa.array(verdicts))
 
     def _plan(self):
-        """Plan a block from the pairs that were read."""
-        # with a given fingerprint the library need not hash the whole table
+        """Filter the pairs that were read, and plan them as the current block."""
+        # a fixed fingerprint saves time, because `datasets` would otherwise hash the whole table
         tables = itertools.chain.from_iterable(self._parts)
         self._is_whole = False
         rows = datasets.Dataset(pa.concat_tables(tables), fingerprint="block")
@@ -317,7 +340,8 @@ class StreamedSteps(torch.utils.data.Dataset):
             "block_counts": counts,
             "text_sha256": digest.hexdigest(),
         }
-        # later blocks are only counted: an error would end a long run
+        # unusable text is an error only in the first block. Later blocks are only counted, because
+        # an error would end a long run
         if self._position["block"] == 0:
             refuse_unusable(counts, "the first block of the training text")
         pairs = Pairs(rows.select_columns(["input_ids", "labels"]), filtered)

@@ -23,16 +23,16 @@ def read_table(
 ) -> Iterator[dict[str, str]]:
     """Read the pairs of a table.
 
-    With tabs between the columns every other character is text, quotes too. CSV has quotes as in
-    RFC 4180. Some programs write CSV with semicolons: they separate the columns if the first line
-    has no comma. Empty lines are skipped.
+    In a table with tabs, every other character is text, also a quote. In CSV, quotes follow RFC
+    4180. Some programs write CSV with semicolons: semicolons separate the columns if the first line
+    contains a semicolon and no comma. Empty lines are skipped.
 
     Args:
         path: Path of the file, plain or compressed.
-        is_csv: Whether commas separate the columns, not tabs.
+        is_csv: Whether the file is CSV; otherwise tabs separate the columns.
         languages: Source and target language.
-        columns: Column of each language. If not given, the columns have the languages as names, or
-            tabs separate two columns without names, source and target.
+        columns: Column of each language. By default, the first line contains the languages as names
+            of columns, or the table has tabs and two columns without names, source and target.
         repair: Replace bytes that are not UTF-8 by U+FFFD.
 
     Yields:
@@ -74,7 +74,8 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
         nonlocal size
         for line in chain([first], lines):
             size += len(line)
-            # a quote that is not closed would collect the rest of the file
+            # limit the size, because a quote that is not closed would make the rest of the file
+            # part of this row
             if size > MAX_LINE_BYTES:
                 raise csv.Error(f"row longer than {MAX_LINE_BYTES:,} characters")
             yield f"{line}\n"
@@ -94,7 +95,7 @@ def _csv_rows(lines: Iterator[str], path: Path) -> Iterator[tuple[int, list[str]
 
 
 def _named(first: Sequence[str], names: Sequence[str | int]) -> list[int] | None:
-    """Return the indices of the columns; None if the first line does not have their names."""
+    """Return the indices of named columns; None if the first line does not contain the names."""
     cells = [cell.strip().casefold() for cell in first]
     wanted = [name.casefold() for name in names if isinstance(name, str)]
     is_header = len(wanted) == len(names) and set(wanted) <= set(cells)

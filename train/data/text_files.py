@@ -14,7 +14,7 @@ from typing import IO, Any, Literal
 
 # first bytes of a gzip file
 GZIP = b"\x1f\x8b"
-# what reading a truncated file raises
+# errors that the decompressors raise for a truncated file
 TRUNCATED = (OSError, EOFError, zlib.error, lzma.LZMAError)
 
 
@@ -37,7 +37,7 @@ def _open_zstd(path: Path, mode: Literal["rb"]) -> Iterator[Any]:
         raise OSError(str(error)) from error
 
 
-# functions that open compressed files, by their suffix
+# functions that open compressed files, by suffix of the file
 COMPRESSIONS: dict[str, Callable[..., Any]] = {
     ".gz": gzip.open,
     ".bz2": bz2.open,
@@ -52,14 +52,14 @@ def lines_of(file: IO[bytes]) -> Iterator[bytes]:
     """Read the lines of a file in bounded memory, for `read_lines`, which refuses long lines.
 
     Args:
-        file: File that is open for bytes.
+        file: File that is open for reading bytes.
 
     Yields:
-        Lines with their ends. A line longer than `MAX_LINE_BYTES` comes in parts, of which the
-        first is longer than the limit.
+        Lines with their line feeds. A line longer than `MAX_LINE_BYTES` may be split, but its first
+        part is longer than the limit too, so that `read_lines` refuses it.
     """
     while part := file.read(MAX_LINE_BYTES):
-        # add the rest of the last line
+        # also read the rest of the last line, up to the limit
         yield from io.BytesIO(part + file.readline(MAX_LINE_BYTES + 1))
 
 
@@ -72,7 +72,7 @@ def read_lines(lines: Iterable[bytes], name: str, repair: bool = False) -> Itera
         repair: Replace bytes that are not UTF-8 by U+FFFD.
 
     Yields:
-        Lines without their ends.
+        Lines without their line feeds.
 
     Raises:
         ValueError: If a line is too long, a line is not UTF-8 and `repair` is false, or carriage
@@ -145,7 +145,7 @@ def opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def count_lines(path: Path) -> int:
-    # `begun`: bytes so far of the line that is not complete yet
+    # `begun` is the number of bytes read so far of the last line, which is not complete yet
     count, num_returns, begun, last = 0, 0, 0, b"\n"
     with opened(path) as file:
         while part := file.read(MAX_LINE_BYTES):

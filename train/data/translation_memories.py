@@ -7,18 +7,19 @@ from xml.parsers import expat
 from .json_records import MAX_RECORD_BYTES
 from .text_files import opened
 
-# bytes to read at once
+# number of bytes to read at once
 CHUNK = 1 << 20
-# elements inside a segment whose content is code of a document, not text
+# elements inside a segment whose content is markup of the original document, not text
 CODES = ("bpt", "ept", "it", "ph", "ut")
-# limits for a damaged file: characters of a language tag, and tags in an error
+# limits for a damaged file: number of characters that are kept of a language tag, and number of
+# tags that an error lists
 LONGEST_TAG, MOST_TAGS = 35, 100
 
 
 def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str | None]]:
     """Read the pairs of a translation memory.
 
-    The language "en" also stands for the texts of its regions, such as "en-US". A unit with
+    The language "en" also matches the tags of its regions, such as "en-US". A translation unit with
     several texts of a language gives several pairs.
 
     Args:
@@ -29,7 +30,8 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
         Text of each language; None for the side that is missing in a unit.
 
     Raises:
-        ValueError: If the file is not a whole TMX file, declares entities, or lacks a language.
+        ValueError: If the file is not a complete TMX file, declares entities, or has no text in one
+            of the languages.
     """
     found: set[str] = set()
     lacking = set(languages)
@@ -43,7 +45,8 @@ def read_memory(path: Path, languages: Sequence[str]) -> Iterator[dict[str, str 
         if not any(sides):
             continue
         sources, targets = (side or [None] for side in sides)
-        # each text occurs in a pair, and a unit of many texts does not give their product
+        # pair the first source with every target, and the other sources with the first target: each
+        # text occurs, without a pair for every combination
         pairs = [(sources[0], target) for target in targets]
         pairs += [(source, targets[0]) for source in sources[1:]]
         for pair in pairs:
@@ -61,10 +64,10 @@ def _is_of(tag: str, language: str) -> bool:
 
 
 class _Memory:
-    """Handlers of an XML parser, which collect the texts of each unit.
+    """XML parser with handlers that collect the texts of each translation unit.
 
-    Entities are refused, because a few lines of them can expand to more text than memory holds.
-    The parser reads no other file.
+    Entity declarations are refused, because a few lines of them can expand to more text than fits
+    into memory. The parser reads no external files.
 
     Args:
         path: Path of the file, for an error.
@@ -80,14 +83,14 @@ class _Memory:
         self.parser.EntityDeclHandler = self._refuse_entity
         self.parser.SkippedEntityHandler = self._refuse_entity
         self.units: list[list[tuple[str, str]]] = []
-        # position after the last unit, in bytes
+        # position of the end tag of the last complete unit, in bytes
         self.end = 0
         self.is_begun = False
         self._unit: list[tuple[str, str]] = []
         self._language = ""
-        # parts of the text of a segment; None outside
+        # parts of the text of the current segment; None outside of segments
         self._text: list[str] | None = None
-        # number of open elements from the outermost code inwards
+        # nesting depth inside an element of `CODES`, whose content is skipped; 0 outside
         self._depth = 0
 
     def _start(self, name: str, attributes: dict[str, str]):
@@ -99,7 +102,7 @@ class _Memory:
         elif name == "tu":
             self._unit = []
         elif name == "tuv":
-            # versions before 1.4 have the attribute "lang"
+            # TMX versions before 1.4 have the attribute "lang"
             tag = attributes.get("xml:lang") or attributes.get("lang", "")
             self._language = tag[:LONGEST_TAG]
         elif name == "seg":
@@ -124,7 +127,7 @@ class _Memory:
 
 
 def _units(path: Path) -> Iterator[list[tuple[str, str]]]:
-    """Read the units of a memory in bounded memory: texts with their language tags."""
+    """Yield the units of a translation memory as (language tag, text) pairs, in bounded memory."""
     memory, num_bytes = _Memory(path), 0
     with opened(path) as file:
         try:

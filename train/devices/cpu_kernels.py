@@ -16,11 +16,12 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from ...identity_vanilla_transformer import computing_modules, first_difference
 from ...kernels_vanilla_transformer import is_intel
 
-# matrices with fewer elements are too small: making oneDNN's kernel takes longer than it saves
+# smallest number of elements of each factor for oneDNN: for smaller matrices, building oneDNN's
+# kernel takes longer than the kernel saves
 SMALLEST_FOR_ONEDNN = 2**14
-# dropout uses 16 random bits for each value
+# number of values of the 16 random bits that dropout uses for each element
 LANES = 2**16
-# name of `attention_in_float32` in the library
+# name under which `attention_in_float32` is registered in transformers
 FLOAT32_ATTENTION = "sdpa_float32"
 
 
@@ -28,8 +29,9 @@ FLOAT32_ATTENTION = "sdpa_float32"
 def is_onednn_faster() -> bool:
     """Return whether oneDNN is faster than MKL in float32 on this CPU, and works.
 
-    MKL uses 512-bit vectors only on Intel CPUs. The operator of oneDNN is internal to torch, so it
-    is tested once per process, with the operands of a backward pass.
+    MKL uses 512-bit vectors only on Intel CPUs, so oneDNN is faster on other CPUs with AVX-512. The
+    operator for oneDNN is internal to torch and may change, so it is tested once per process, also
+    with transposed operands as in a backward pass.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or is_intel():
         return False
@@ -38,14 +40,14 @@ def is_onednn_faster() -> bool:
     try:
         products = onednn_product(x, weight), onednn_product(x.T, weight.T)
     except (AttributeError, RuntimeError):
-        # another version of torch lacks the operator or refuses the arguments
+        # another version of torch may lack the operator or refuse the arguments
         return False
     expected = x @ weight.T, x.T @ weight
     return all(map(functools.partial(torch.allclose, atol=1e-4), products, expected))
 
 
 def is_for_onednn(x: Tensor, weight: Tensor) -> bool:
-    """Return whether oneDNN is the faster library for a product.
+    """Return whether oneDNN is the faster library for the product x W^T.
 
     Args:
         x: Input, [..., inputs].
@@ -60,7 +62,7 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Ten
     """Return x W^T + b, computed by oneDNN.
 
     Args:
-        x: Input, [rows, inputs]; input and weight may be transposed in memory.
+        x: Input, [rows, inputs]; input and weight may be transposed views.
         weight: Weight, [outputs, inputs].
         bias: Bias, [outputs], or None.
 
@@ -97,7 +99,7 @@ class OneDnnLinear(nn.Linear):
         Returns:
             Output, [..., outputs].
         """
-        # the custom function would break a compiled graph
+        # a compiled model uses the plain layer, because the custom function would break its graph
         if torch.compiler.is_compiling() or not self.training:
             return super().forward(x)
         if torch.is_autocast_enabled(x.device.type) or not is_for_onednn(x, self.weight):
@@ -127,10 +129,12 @@ class _OneDnnProduct(torch.autograd.Function):
 
 
 class CheapDropout(nn.Dropout):
-    """Dropout with cheap random numbers, which take a large part of its time on a CPU.
+    """Dropout with a fast random number generator.
 
-    Each value uses 16 bits from a fast generator. Its seed comes from torch's generator, so the
-    result depends only on torch's seed. The scale is exact for the rounded probability.
+    On a CPU, torch's random numbers take a large part of the time of dropout. Here each element
+    uses 16 bits from a faster generator, which is seeded from torch's generator, so the result
+    depends only on torch's seed. The probability is rounded to 16 bits, and the scale of the kept
+    elements is exact for the rounded probability.
     """
 
     is_plain_in_evaluation = True
@@ -144,7 +148,7 @@ class CheapDropout(nn.Dropout):
         Returns:
             Output, of the same shape.
         """
-        # compiled code draws its own random numbers
+        # a compiled model uses the plain module, because compiled code draws its own random numbers
         if not self.training or x.device.type != "cpu" or torch.compiler.is_compiling():
             return super().forward(x)
         return _Drop.apply(x, round(self.p * LANES))
@@ -174,9 +178,9 @@ def attention_in_float32(
     attention_mask: Tensor | None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Compute torch's attention in float32 also when the model uses half precision. Section 3.2.1.
+    """Compute torch's attention in float32, even if the model uses half precision. Section 3.2.1.
 
-    On a CPU the backward pass takes several times as long in half precision.
+    On a CPU, the backward pass of this attention takes several times as long in half precision.
 
     Args:
         module: Attention module, which has the attribute `is_causal`.
@@ -187,7 +191,7 @@ def attention_in_float32(
         kwargs: Further arguments of the library's `sdpa_attention_forward`.
 
     Returns:
-        Context, [B, T, h, d_v], in the precision of the query, and None instead of the weights.
+        Context in the precision of the query, [B, T, h, d_v], and None instead of the weights.
     """
     singles = (tensor.float() for tensor in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
@@ -200,13 +204,14 @@ AttentionMaskInterface.register(FLOAT32_ATTENTION, sdpa_mask)
 
 
 def use_cpu_kernels(model: PreTrainedModel, is_half: bool) -> None:
-    """Replace modules that train slowly on a CPU, in place, in a model of this release.
+    """Make a model train faster on a CPU: replace its dropout, linear layers or attention in place.
 
-    A model with its own code stays unchanged, because it may use these modules in another way.
+    A model whose code is not that of this release stays unchanged, because it may use these modules
+    in another way.
 
     Args:
-        model: Model.
-        is_half: Whether it is trained in half precision.
+        model: Model to change.
+        is_half: Whether the model is trained in half precision.
     """
     if first_difference(computing_modules(model)) is not None:
         return
@@ -222,8 +227,8 @@ def use_onednn(model: nn.Module) -> None:
     """Make the linear layers of a model use oneDNN in training, if it is faster in float32.
 
     Args:
-        model: Model. The class of its linear layers changes in place, weights and hooks stay.
-            Tools that look for exactly `nn.Linear` do not find the layers any more.
+        model: Model to change. The class of its linear layers changes in place; their weights and
+            hooks stay. Tools that look for the exact class `nn.Linear` no longer find the layers.
     """
     if is_onednn_faster():
         for module in model.modules():

@@ -1,6 +1,7 @@
-"""Distribution of a run over processes: a copy of the model each, or parts with FSDP2 or DeepSpeed.
+"""Distribute a run over processes: data parallelism, sharding with FSDP2, or DeepSpeed ZeRO.
 
-Checkpoints do not depend on it: a run can resume with another layout or number of processes.
+Checkpoints do not depend on this layout: a run can resume with another layout and another number of
+processes.
 """
 
 import atexit
@@ -34,16 +35,17 @@ from .memory import keep_memory
 
 logger = logging.getLogger(__name__)
 
-# the other processes wait while the main process learns a vocabulary and tokenizes the corpus
+# timeout of collective operations, in which the other processes wait while the main process learns
+# a vocabulary and tokenizes the corpus
 LONGEST_WAIT = timedelta(hours=6)
-# compute capability of the first GPUs whose tensor cores take bf16
+# lowest compute capability of GPUs whose tensor cores support bf16
 FIRST_WITH_BF16 = (8, 0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 Prepared = TypeVar("Prepared")
 
 
 def open_accelerator(config: TrainConfig) -> Accelerator:
-    """Join the processes that a launcher started, or be the only one.
+    """Join the process group that a launcher started, or run as a single process.
 
     Args:
         config: Settings of the run.
@@ -52,8 +54,8 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         Accelerator of this process.
 
     Raises:
-        ValueError: If the launcher's layout is not supported, or the device does not support the
-            precision.
+        ValueError: If the launcher's layout is not supported, DeepSpeed is not installed, or the
+            device does not support the precision.
     """
     keep_memory()
     asked = {
@@ -61,21 +63,24 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
         for name in ("DEEPSPEED", "FSDP", "MEGATRON_LM")
         if os.environ.get(f"ACCELERATE_USE_{name}", "").lower() == "true"
     }
-    # an accelerator for it would need a library that may not be installed
+    # refuse Megatron-LM before an `Accelerator` is made, because accelerate would import a library
+    # that may not be installed
     if "MEGATRON_LM" in asked:
         _refuse_layout("MEGATRON_LM")
     if "DEEPSPEED" in asked and not is_deepspeed_available():
         raise ValueError("DeepSpeed must be installed, as pip install deepspeed does.")
-    # the precision of an earlier run of this process, as in a notebook
+    # accelerate allows one precision in a process, and an earlier run, as in a notebook, may have
+    # used another one
     AcceleratorState._reset_state()
     accelerator = Accelerator(
-        # the mixed precision of DeepSpeed would also round the weights
+        # DeepSpeed's own mixed precision would also round the weights; `prepare` uses autocast
         mixed_precision="no"
         if config.precision == "fp32" or "DEEPSPEED" in asked
         else config.precision,
-        # a training step sums its micro-batches itself; a launcher's setting would divide the loss
+        # a training step accumulates gradients itself. With a number of accumulation steps from the
+        # launcher, accelerate would divide the loss by this number
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),
-        # a run that compiles its layers itself does not take the launcher's compiler as well
+        # `prepare` compiles the layers, so a compiler setting of the launcher must not apply too
         dynamo_plugin=TorchDynamoPlugin(backend="no") if config.compile else None,
         kwargs_handlers=[InitProcessGroupKwargs(timeout=LONGEST_WAIT)],
         cpu=is_launched_on_cpu() and not asked,
@@ -100,10 +105,10 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
 
 
 def use_attention_for_all_shapes():
-    """Keep torch from cuDNN's attention in this process.
+    """Disable cuDNN's attention kernel in this process.
 
-    On a GPU it makes a plan for each new shape, which takes longer than the step, and nearly every
-    batch has a shape of its own.
+    On a GPU, cuDNN builds an execution plan for each new shape, which takes longer than a step.
+    Nearly every batch has a new shape.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
@@ -111,7 +116,8 @@ def use_attention_for_all_shapes():
 def is_launched_on_cpu() -> bool:
     """Return whether a launcher started several processes on a machine without GPUs.
 
-    The launcher does not tell accelerate, which would let each process work alone.
+    The launcher does not tell accelerate to use the CPUs. Without the argument `cpu`, accelerate
+    would run each process alone, outside of a process group.
     """
     return _num_launched() > 1 and not torch.accelerator.is_available()
 
@@ -123,7 +129,7 @@ def _num_launched() -> int:
 def leave_processes():
     """Leave the process group when all processes have reached this point.
 
-    A process that ends without leaving may be aborted by the threads of the group.
+    If a process ends without leaving the group, the threads of the group may abort the process.
     """
     state = PartialState()
     state.wait_for_everyone()
@@ -133,18 +139,18 @@ def leave_processes():
 def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
     """Call a function in the main process before the others; an error in one ends all processes.
 
-    On each other machine, which may not see the files of the main process, one process goes before
-    the rest.
+    Other machines may not have access to the files of the main process, so on each of them one
+    process calls the function before the rest.
 
     Args:
         prepare: Function that every process calls.
 
     Returns:
-        Result of the function.
+        Result of the function in this process.
 
     Raises:
-        Exception: Error of the function, in the first process with an error.
-        SystemExit: In all other processes after an error, with status 1.
+        Exception: The error of the function, re-raised in the first process that had an error.
+        SystemExit: With status 1, in all other processes, after an error in any process.
     """
     state = PartialState()
     is_first_here = state.is_local_main_process
@@ -163,11 +169,11 @@ def in_all_processes(prepare: Callable[[], Prepared]) -> Prepared:
         prepare: Function that every process calls, and that waits for no other process.
 
     Returns:
-        Result of the function.
+        Result of the function in this process.
 
     Raises:
-        Exception: Error of the function, in the first process with an error.
-        SystemExit: In all other processes after an error, with status 1.
+        Exception: The error of the function, re-raised in the first process that had an error.
+        SystemExit: With status 1, in all other processes, after an error in any process.
     """
     return _in_turns(prepare, [True])
 
@@ -186,7 +192,7 @@ def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepare
                 refusal = error
         refused = gather_object([refusal is not None])
         if any(refused):
-            # at exit, after the error is printed
+            # leave the group only at exit, so that no process ends before the error is printed
             atexit.register(leave_processes)
             # only one process prints the error
             if refusal is not None and refused.index(True) == state.process_index:
@@ -196,15 +202,15 @@ def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepare
 
 
 def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
-    """Refuse processes with different settings or data.
+    """Raise an error if the processes have different settings or data.
 
     Args:
-        facts: Values that all processes must share, by name.
-        hint: How to share them, for the error.
+        facts: Values that must be equal in all processes, by name.
+        hint: Words for the error message that say how to make the values equal.
 
     Raises:
-        ValueError: If another process has a different value; only in the main process.
-        SystemExit: In the other processes, with status 1.
+        ValueError: In the main process, if another process has a different value.
+        SystemExit: With status 1, in the other processes, if a value differs.
     """
     state = PartialState()
     if state.num_processes == 1:
@@ -214,7 +220,7 @@ def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:
         for name, fact in seen[0].items():
             if other[name] == fact:
                 continue
-            # at exit, after the error is printed
+            # leave the group only at exit, so that no process ends before the error is printed
             atexit.register(leave_processes)
             if not state.is_main_process:
                 raise SystemExit(1)
@@ -237,7 +243,8 @@ def _check_fsdp(accelerator: Accelerator):
         _refuse_layout(f"FSDP with fsdp_version {plugin.fsdp_version}")
     if os.environ.get("FSDP_OFFLOAD_PARAMS", "").lower() == "true":
         _refuse_layout("FSDP with fsdp_offload_params")
-    # every process makes or reads the weights itself
+    # no broadcast of the main process's weights is needed: every process makes or reads the same
+    # weights itself
     plugin.cpu_ram_efficient_loading = False
     if accelerator.mixed_precision != "no":
         # gradients are summed over processes in fp32, as without FSDP
@@ -262,17 +269,18 @@ def _check_deepspeed(accelerator: Accelerator, config: TrainConfig):
             )
     if config.precision == "fp16":
         raise ValueError("precision must be fp32 or bf16 with DeepSpeed, got 'fp16'.")
-    # the run itself decides batch size, accumulation and clipping
+    # DeepSpeed needs these values, but the training step itself makes the micro-batches and
+    # accumulates their gradients
     settings["train_micro_batch_size_per_gpu"] = 1
     settings["gradient_accumulation_steps"] = 1
     settings["gradient_clipping"] = config.max_grad_norm or 0.0
 
 
 def _refuse_precision(precision: str, device: torch.device):
-    # on a CPU accelerate would silently use fp32
+    # refuse fp16 on a CPU, where accelerate would silently use fp32
     if precision == "fp16" and device.type == "cpu":
         raise ValueError("precision must be fp32 or bf16 on a CPU, got 'fp16'.")
-    # torch would emulate bf16, which is slower than fp32
+    # refuse bf16 without hardware support: torch would emulate it, which is slower than fp32
     if (
         precision == "bf16"
         and device.type == "cuda"
@@ -315,15 +323,16 @@ def prepare(
     """Make the optimizer, and distribute model and optimizer over the processes. Section 5.3.
 
     Args:
-        accelerator: From `open_accelerator`.
-        model: Model, the same on every process; with FSDP2 it keeps a part of each weight.
+        accelerator: Accelerator from `open_accelerator`.
+        model: Model with the same weights on every process. FSDP2 shards the model in place: each
+            process then keeps a part of each weight.
         config: Settings of the run.
 
     Returns:
         Wrapped model, optimizer, and wrapped optimizer.
     """
     if accelerator.is_fsdp2:
-        # the embedding is shared by three modules, and accelerate handles only two
+        # shard the tied embedding here: three modules share it, and accelerate handles only two
         fully_shard(
             [
                 model.get_encoder().embed_tokens,
@@ -340,9 +349,10 @@ def prepare(
     if accelerator.device.type == "cpu":
         use_cpu_kernels(model, is_half=config.precision != "fp32")
     if config.compile:
-        # in place: the model keeps its structure, its names and its fused loss
+        # compile each layer in place, so that the model keeps its module structure, its parameter
+        # names and its fused loss
         for layer in _layers(model):
-            # batches differ in length
+            # with dynamic shapes, because batches differ in length
             layer.compile(dynamic=True)
     optimizer = torch.optim.Adam(
         model.parameters(),
@@ -356,7 +366,7 @@ def prepare(
 
 
 def _layers(module: nn.Module) -> Iterator[nn.Module]:
-    """Yield the layers of each stack, of whatever class the model is."""
+    """Yield the layers of each stack of a model of any class: the items of its module lists."""
     for child in module.children():
         if isinstance(child, nn.ModuleList):
             yield from child
@@ -365,13 +375,13 @@ def _layers(module: nn.Module) -> Iterator[nn.Module]:
 
 
 def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Gather tensors that are distributed over processes. All processes must call this.
+    """Gather tensors that are sharded over processes. All processes must call this.
 
     Args:
-        tensors: Tensors by name, whole or distributed.
+        tensors: Tensors by name, whole or sharded.
 
     Returns:
-        Whole tensors by name; gathered ones are in host memory.
+        Whole tensors by name; the gathered tensors are in host memory.
     """
     return {
         name: tensor.full_tensor().cpu() if isinstance(tensor, DTensor) else tensor
@@ -380,14 +390,14 @@ def whole_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def own_parts(model: PreTrainedModel, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Distribute whole tensors in the same way as the weights of a model.
+    """Shard whole tensors in the same way as the weights of a model.
 
     Args:
         model: Model, not wrapped.
         tensors: Whole tensors, by name of the weight.
 
     Returns:
-        Parts of this process, by name.
+        Sharded tensors by name; unchanged tensors if the weights are not sharded.
     """
     parameters = dict(model.named_parameters())
     return {name: _part(tensor, parameters[name]) for name, tensor in tensors.items()}
@@ -400,10 +410,11 @@ def whole_weights(model: PreTrainedModel) -> dict[str, Tensor]:
         model: Model, not wrapped.
 
     Returns:
-        Weights by name, tied ones once, and the buffers that are saved with the model.
+        Weights and persistent buffers, by name; a tied weight occurs once.
     """
     for module in model.modules():
-        # an evaluation leaves gathered weights, in the precision of the computation
+        # after an evaluation the parameters are still gathered, and in the precision of the
+        # computation; the shards are in fp32
         if isinstance(module, FSDPModule):
             module.reshard()
     tensors = {name: weight.detach() for name, weight in model.named_parameters()}
@@ -425,7 +436,7 @@ def whole_optimizer_state(
         optimizer: Optimizer, not wrapped.
 
     Returns:
-        `state_dict` in the form of an optimizer of a single process.
+        State with the entries of `state_dict`, as from an optimizer in a single process.
     """
     if accelerator.distributed_type != DistributedType.DEEPSPEED:
         state = optimizer.state_dict()
@@ -434,12 +445,12 @@ def whole_optimizer_state(
     from deepspeed.utils import safe_get_full_optimizer_state
 
     (group,) = optimizer.param_groups
-    # DeepSpeed keeps all weights in one flat tensor, with one count of steps
+    # DeepSpeed keeps all weights in one flat tensor, so there is a single step count
     step = optimizer.state[group["params"][0]]["step"]
     parameters = list(model.parameters())
     whole = {
         index: {
-            # a copy for each weight: the optimizer increments each count in place
+            # each weight needs its own copy, because the optimizer increments the count in place
             "step": step.clone(),
             **{name: safe_get_full_optimizer_state(parameter, name) for name in ADAM_MOMENTS},
         }
@@ -455,7 +466,7 @@ def load_optimizer_state(
     wrapped_optimizer: AcceleratedOptimizer,
     state: Mapping[str, Any],
 ) -> None:
-    """Restore the state of an optimizer, on each process its part. Its settings stay.
+    """Restore the state of an optimizer, but not its hyperparameters. Each process loads its shard.
 
     Args:
         accelerator: Accelerator that prepared model and optimizer.
@@ -473,7 +484,7 @@ def load_optimizer_state(
             }
             for index, slots in state["state"].items()
         }
-        # learning rate and betas come from the settings of the resumed run
+        # keep the parameter groups: learning rate and betas come from the resumed run's settings
         groups = optimizer.state_dict()["param_groups"]
         optimizer.load_state_dict({"state": parts, "param_groups": groups})
         return
@@ -481,7 +492,7 @@ def load_optimizer_state(
 
     (group,) = optimizer.param_groups
     (flat,) = group["params"]
-    # before its first step an optimizer has no moments
+    # create the moments that the saved values replace: an optimizer has none before its first step
     optimizer.state[flat] = {
         "step": state["state"][0]["step"].to(flat.device),
         **{name: torch.zeros_like(flat) for name in ADAM_MOMENTS},
@@ -496,7 +507,7 @@ def _part(tensor: Tensor, parameter: Tensor) -> Tensor:
     if not isinstance(parameter, DTensor):
         return tensor
     mesh = parameter.device_mesh
-    # every process has read the whole tensor, so nothing is sent
+    # every process has the whole tensor, so without a source rank nothing is broadcast
     return distribute_tensor(
         tensor.to(mesh.device_type), mesh, parameter.placements, src_data_rank=None
     )

@@ -1,7 +1,8 @@
 """Training loss of the model in fewer passes over memory; tests prove that it is the same loss.
 
-Between the matrix products a step is limited by memory. Here the logits are never kept as a whole,
-and the embedding has one gradient instead of a sum of three.
+Between its matrix products, a training step is limited by memory bandwidth. To save passes over
+memory, the logits of only some tokens are in memory at a time, and the gradients of the tied
+embedding, one from each of its three uses, are summed in a single tensor.
 """
 
 import functools
@@ -16,10 +17,11 @@ from transformers import PreTrainedModel
 from ...kernels_vanilla_transformer import exp_
 from .cpu_kernels import is_for_onednn, product
 
-# logits in memory at a time; each block after the first reads and writes the embedding's gradient
+# size of a block, the logits that are in memory at a time, on a CPU and on other devices. Smaller
+# blocks would be slower: each block after the first reads and writes the embedding's whole gradient
 CPU_BLOCK_BYTES, BLOCK_BYTES = 2**27, 2**29
-# logits of one part of the vocabulary on a CPU: they stay in the cache, and tensors of the size of
-# a block would fragment the memory
+# size of a tile, the logits of a block for one part of the vocabulary. A CPU computes a block tile
+# by tile: a tile stays in the cache, and tensors as large as a block would fragment the memory
 CPU_TILE_BYTES = 2**22
 FLOAT32_BYTES = 4
 
@@ -31,16 +33,16 @@ def block_bytes(device: str) -> int:
         device: Device type, such as "cuda" or "cpu".
 
     Returns:
-        Bytes.
+        Size in bytes.
     """
     return CPU_BLOCK_BYTES if device == "cpu" else BLOCK_BYTES
 
 
 class LossOfStates(torch.autograd.Function):
-    """Sum of the smoothed loss of section 5.4, from decoder states and output projection.
+    """Smoothed loss of section 5.4, summed over tokens, from decoder states and output projection.
 
-    Forward computes loss and gradients together, for some tokens at a time. Backward only scales
-    the gradients.
+    The forward pass computes loss and gradients together, one block of tokens at a time. The
+    backward pass only scales the gradients.
     """
 
     @staticmethod
@@ -54,17 +56,18 @@ class LossOfStates(torch.autograd.Function):
         table: "Table | None",
         is_compiled: bool = False,
     ) -> Tensor:
-        """Compute the sum and all gradients.
+        """Compute the sum of the loss, and the gradients of states, weight and bias.
 
         Args:
-            ctx: Context, which keeps the gradients.
+            ctx: Context, which stores the gradients.
             states: Decoder states, [tokens, d_model].
             weight: Weight of the output projection, [V, d_model].
             bias: Bias of the output projection, [V], or None.
             labels: Next tokens, [tokens].
             label_smoothing: epsilon_ls.
-            table: Table that gets the gradient of a tied weight; None if the weight is not tied.
-            is_compiled: Whether torch compiles what is between the products.
+            table: Table that receives the gradient of a tied weight in the backward pass; None if
+                the weight is not tied.
+            is_compiled: Whether to use compiled kernels between the matrix products.
 
         Returns:
             Sum of the loss, a scalar in float32.
@@ -72,7 +75,8 @@ class LossOfStates(torch.autograd.Function):
         device, kind = states.device.type, states.dtype
         if torch.is_autocast_enabled(device):
             kind = torch.get_autocast_dtype(device)
-        # only the products with weights are in half precision
+        # disable autocast: `compute` itself casts the factors of the products with weights to half
+        # precision, and does the rest in float32
         with torch.autocast(device, enabled=False):
             compute = _loss_and_gradients_compiled if is_compiled else _loss_and_gradients
             total, ctx.gradients = compute(states, weight, bias, labels, label_smoothing, kind)
@@ -82,14 +86,14 @@ class LossOfStates(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Scale the gradients.
+        """Scale the gradients that the forward pass computed.
 
         Args:
-            ctx: Context, which has the gradients.
-            grad_output: Gradient of the sum.
+            ctx: Context, which contains the gradients.
+            grad_output: Gradient of the sum of the loss, a scalar.
 
         Returns:
-            Gradients of the arguments of forward.
+            Gradients of the arguments of `forward`.
         """
         if ctx.gradients is None:
             raise RuntimeError("the gradient of this loss can be taken only once.")
@@ -113,7 +117,8 @@ def _loss_and_gradients(
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
     device, size = states.device.type, weight.shape[0]
     spread = label_smoothing / size
-    # the sum of all logits of a token is the product with the sum of all weights
+    # the sum of a token's logits, without bias, is the product of its state with the sum of the
+    # weight's rows
     summed = weight.sum(0, dtype=torch.float32)
     summed_bias = 0.0 if bias is None else bias.sum(dtype=torch.float32)
     total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
@@ -127,6 +132,7 @@ def _loss_and_gradients(
     ):
         label, x = label[:, None], x.to(kind)
         scores = _logits(x, parts, bias)  # [block, columns] each
+        # column of the true token in each tile, and whether the tile contains the true token
         places = [
             _place(label - index * columns, tile.shape[1]) for index, tile in enumerate(scores)
         ]
@@ -135,9 +141,10 @@ def _loss_and_gradients(
         loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
         total += loss.sum()
         # the gradient of a logit is powers / sums - spread, minus 1 - smoothing at the true token.
-        # dividing products by sums is cheaper than dividing all powers; only float16 cannot hold
-        # their range. spread is subtracted before the products, because a difference of two similar
-        # products would be mostly rounding error
+        # the division by sums comes after the products, where it has fewer elements; only float16
+        # cannot represent the undivided powers, so they are divided before. spread is subtracted
+        # before the products, because a difference of two similar products would be mostly rounding
+        # error
         divisor = torch.ones_like(sums) if kind == torch.float16 else sums
         weighted = (x.float() / divisor).to(kind)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
@@ -153,7 +160,7 @@ def _loss_and_gradients(
             _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
             if grad_bias is not None:
                 grad_bias[columns_here] += (1 / divisor).T[0] @ powers.float()
-            # otherwise they would stay in memory while the next block is made
+            # free the powers, which would otherwise stay in memory while the next block is computed
             del powers
         grad.copy_(grad_scaled / divisor)
     return total, (grad_states, grad_weight, grad_bias)
@@ -162,7 +169,7 @@ def _loss_and_gradients(
 def _new_sums(
     states: Tensor, weight: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Return the loss so far, and gradients: those of states and weight are not yet written."""
+    """Return a loss of 0, and the gradients of states and weight (uninitialized) and bias (0)."""
     grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
     return (
         torch.zeros((), device=states.device),
@@ -173,9 +180,10 @@ def _new_sums(
 
 
 def _num_blocks(labels: Tensor, size: int) -> int:
+    # the check runs on the device, so that the host does not wait for the device
     is_known = ((labels >= 0) & (labels < size)).all()
     torch._assert_async(is_known, f"labels must be from 0 to {size - 1}, got another.")
-    # there may be no labels
+    # at least one block, because there may be no labels
     return max(1, -(-FLOAT32_BYTES * size * len(labels) // block_bytes(labels.device.type)))
 
 
@@ -187,7 +195,10 @@ def _loss_and_gradients_compiled(
     label_smoothing: float,
     kind: torch.dtype,
 ) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor | None]]:
-    """Compute the same with kernels that read the logits three times and write them once."""
+    """Compute the same as `_loss_and_gradients` with compiled kernels.
+
+    The kernels read the logits three times and write them once.
+    """
     total, grad_states, grad_weight, grad_bias = _new_sums(states, weight, bias)
     weight = weight.to(kind)
     blocks = _num_blocks(labels, weight.shape[0])
@@ -209,7 +220,7 @@ def _loss_and_gradients_compiled(
 def _loss_of_block(
     logits: Tensor, bias: Tensor | None, label: Tensor, label_smoothing: float
 ) -> tuple[Tensor, Tensor]:
-    """Return the loss, summed over tokens, and the gradient of the logits, in their precision."""
+    """Return the loss, summed over tokens, and the gradient of the logits in the logits' dtype."""
     kind, size = logits.dtype, logits.shape[-1]
     logits = logits.float() if bias is None else logits.float() + bias
     most = logits.amax(-1, keepdim=True)
@@ -225,7 +236,7 @@ def _loss_of_block(
 
 @functools.cache
 def _compiled_block() -> Callable[..., tuple[Tensor, Tensor]]:
-    # blocks differ in length
+    # with dynamic shapes, because blocks differ in their number of tokens
     return torch.compile(_loss_of_block, dynamic=True)
 
 
@@ -240,7 +251,7 @@ def _logits(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> list[Ten
 def _exponentiate(
     scores: list[Tensor], places: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace logits by exp(logit - maximum); return the maximum, the true logit and the sum."""
+    """Replace logits by exp(logit - maximum); return the maximum, the true logit, the new sum."""
     most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
     true, sums = torch.zeros_like(most), torch.zeros_like(most)
     for tile, (place, is_here) in zip(scores, places, strict=True):
@@ -263,10 +274,11 @@ def _put_product(out: Tensor, powers: Tensor, weighted: Tensor, is_first: bool) 
 
 
 class Table:
-    """Holder of the tied embedding's gradient during a training step. Section 3.4.
+    """Container that passes a gradient of the tied embedding between two functions. Section 3.4.
 
     Attributes:
-        gradient: Gradient from the output projection, until `Lookup` takes it in its backward.
+        gradient: Gradient from the output projection. `LossOfStates` sets it in its backward pass,
+            and `Lookup` adds its own gradient to it in the backward pass that follows.
     """
 
     def __init__(self):
@@ -274,17 +286,17 @@ class Table:
 
 
 class Lookup(torch.autograd.Function):
-    """Embedding lookup; backward adds its gradient to that of the output projection."""
+    """Embedding lookup whose backward pass adds its gradient to that of the output projection."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, ids: Tensor, table: Table) -> Tensor:
         """Look up the embeddings.
 
         Args:
-            ctx: Context, which keeps the ids.
+            ctx: Context, which stores the ids.
             weight: Embedding matrix, [V, d_model].
             ids: Ids of source and target tokens, [tokens].
-            table: Table with the gradient from the output projection.
+            table: Table that contains the gradient of the output projection in the backward pass.
 
         Returns:
             Embeddings, [tokens, d_model].
@@ -296,14 +308,14 @@ class Lookup(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradient of embeddings and output projection together.
+        """Return the sum of the gradients of the embedding lookup and the output projection.
 
         Args:
-            ctx: Context, which has the ids.
-            grad_output: Gradient of the embeddings.
+            ctx: Context, which contains the ids.
+            grad_output: Gradient of the embeddings, [tokens, d_model].
 
         Returns:
-            Gradients of the arguments of forward.
+            Gradients of the arguments of `forward`.
         """
         (ids,) = ctx.saved_tensors
         gradient, ctx.table.gradient = ctx.table.gradient, None
@@ -326,9 +338,9 @@ def fused_loss_sum(
         input_ids: Source token ids, [B, S].
         decoder_input_ids: Target token ids, shifted right, [B, T].
         labels: Next tokens, [B, T].
-        places: Indices in [B * T] of the labels that count.
+        places: Indices in the flattened labels, [B * T], of the labels that are not padding.
         label_smoothing: epsilon_ls.
-        attention_mask: Mask of the source, in a form that the model takes, or None.
+        attention_mask: Mask of the source, in a form that the model accepts, or None.
 
     Returns:
         Sum of the loss, a scalar in float32.
@@ -357,6 +369,6 @@ def fused_loss_sum(
 
 
 def _is_compiled(model: PreTrainedModel) -> bool:
-    # on a CPU the tiles of logits stay in the cache without a compiler
+    # a CPU does not use compiled kernels, because tiles already keep the logits in the cache
     is_cpu = model.device.type == "cpu"
     return not is_cpu and model.get_decoder().layers[0]._compiled_call_impl is not None

@@ -1,4 +1,4 @@
-"""Memory that training needs, and the micro-batch that fits into the free memory."""
+"""Estimate the memory that training needs, and the largest micro-batch that fits into it."""
 
 import ctypes
 import os
@@ -12,34 +12,39 @@ from ...sizes import num_weights, refuse_beyond_memory, size_of
 from ..config import TrainConfig
 from .fused_loss import FLOAT32_BYTES, block_bytes
 
-# logits, log-probabilities, and the gradient of one of them
+# number of tensors of the logits' size that a loss with all logits keeps: logits,
+# log-probabilities, and the gradient of one of them
 VOCABULARY_COPIES = 3
-# copies of attention weights that eager attention keeps: the weights; with dropout also its mask
-# and output
+# number of tensors of the attention weights' size that eager attention keeps: the weights; with
+# dropout also the mask and the output of dropout
 SCORE_COPIES, SCORE_COPIES_WITH_DROPOUT = 1, 3
-# temporary tensors of backward, and memory that the allocator cannot use
+# factor for temporary tensors of the backward pass, and for memory that the allocator cannot use
 SLACK = 1.35
-# the rest of the free memory is for drivers, buffers of libraries and other programs
+# share of the free memory to use; the rest is for drivers, buffers of libraries and other programs
 USABLE = 0.9
-# buffers and kernels of matrix libraries, and gaps that the allocator leaves between tensors
+# memory for buffers and kernels of matrix libraries, and for gaps between tensors
 LIBRARY_BYTES = 2**26
-# larger micro-batches are not faster on a CPU
+# largest useful micro-batch on a CPU, where larger micro-batches are not faster
 CPU_TOKENS = 4096
-# source and target tokens that cost a GPU as much time as the launch of a micro-batch costs its
-# host. An H200 trained the base model in bf16 on 700 tokens a millisecond. Its host, a slow one,
-# needed 70 ms for a micro-batch, so 49,000 tokens; this value assumes a host that needs 12 ms
+# number of source and target tokens that a GPU computes in the time that its host needs to launch a
+# micro-batch. An H200 trained the base model in bf16 on 700 tokens per millisecond. Its host, a
+# slow one, needed 70 ms for a micro-batch, the time of 49,000 tokens; this value assumes a host
+# that needs 12 ms
 LAUNCH_TOKENS = 8192
-# a micro-batch on a GPU may have this many positions for each token of a step
+# largest useful micro-batch on a GPU, padding included, as a multiple of the process's share of the
+# tokens of a step. It is above 1, so that a micro-batch can contain the whole share and its padding
 PADDING_FACTOR = 2
 CGROUP = Path("/sys/fs/cgroup")
 # parameters of glibc's mallopt, as malloc.h numbers them
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
-# largest size that the C library keeps; the second value is for older versions of glibc
+# size in bytes from which glibc maps an allocation separately, and unmaps it when it is freed; the
+# second value is for older versions of glibc, which refuse the first
 MMAP_THRESHOLDS = (2**30, 2**25)
+# free bytes at the top of the heap above which glibc returns them to the system: the largest int32
 TRIM_THRESHOLD = 2**31 - 1
-# environment variables for the number of kernels that oneDNN, and torch's layer above it, keep; a
-# step uses about thirty for each shape of a micro-batch
+# environment variables for the number of kernels that oneDNN, and torch's layer above oneDNN, cache
 KERNEL_CACHES = ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY")
+# number of kernels to cache; a step uses about thirty for each shape of a micro-batch
 KEPT_KERNELS = 128
 
 
@@ -48,10 +53,10 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
 
     Args:
         config: Settings of the run.
-        num_parameters: Number of parameters in this process.
+        num_parameters: Number of parameters that this process stores.
 
     Returns:
-        Bytes of each part, by name.
+        Size of each part in bytes, by name.
     """
     parts = {
         "weights": FLOAT32_BYTES * num_parameters,
@@ -59,7 +64,7 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
         "Adam's moments": 2 * FLOAT32_BYTES * num_parameters,
     }
     if config.precision != "fp32":
-        # one copy for all micro-batches of a step
+        # autocast keeps one copy for all micro-batches of a step
         parts["half-precision weights"] = FLOAT32_BYTES // 2 * num_parameters
     if config.ema_decay is not None:
         parts["moving average"] = FLOAT32_BYTES * num_parameters
@@ -69,7 +74,7 @@ def state_bytes(config: TrainConfig, num_parameters: int) -> dict[str, int]:
 def refuse_too_large(
     config: TrainConfig, model_config: PreTrainedConfig, device: torch.device, num_processes: int
 ) -> None:
-    """Refuse a model that is too large for this machine, before it is made.
+    """Refuse a model that is too large for the host memory, before the model is made.
 
     Args:
         config: Settings of the run.
@@ -78,10 +83,10 @@ def refuse_too_large(
         num_processes: Number of processes.
 
     Raises:
-        ValueError: If training needs more memory than the machine has.
+        ValueError: If the processes on this machine need more host memory than it has.
     """
     parts = state_bytes(config, num_weights(model_config))
-    # every process makes the weights in host memory
+    # with a GPU, host memory is needed only for the weights, which every process makes there first
     needed = sum(parts.values()) if device.type == "cpu" else parts["weights"]
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     refuse_beyond_memory(processes_here * needed, "the training of this model")
@@ -96,8 +101,9 @@ def fixed_step_bytes(config: PreTrainedConfig, precision: str, device: str) -> i
         device: Device type, such as "cuda" or "cpu".
 
     Returns:
-        Bytes of a block of logits, a second gradient of the embedding, and buffers of libraries. In
-        half precision the loss also has a copy of the embedding, and on a GPU of the logits.
+        Size in bytes of a block of logits, a second gradient of the embedding, and buffers of
+        libraries. In half precision, the loss also keeps a half-precision copy of the embedding,
+        and on a GPU one of the logits.
     """
     scores, embedding = block_bytes(device), FLOAT32_BYTES * config.vocab_size * config.d_model
     if precision != "fp32":
@@ -113,24 +119,26 @@ def bytes_per_token(
     device: str,
     is_whole: bool = True,
 ) -> int:
-    """Return the memory of one source token and one target token of a micro-batch until backward.
+    """Return the activation memory of one source token and one target token, kept until backward.
 
     Args:
         config: Sizes of the model.
         precision: One of `config.PRECISIONS`.
-        max_length: Tokens of the longest sentence; only needed if attention is not fused.
+        max_length: Number of tokens of the longest sentence; matters only if attention is not
+            fused, because the attention weights of a token are then kept.
         device: Device type, such as "cuda" or "cpu".
-        is_whole: Whether each process has all weights; if not, the loss keeps all logits.
+        is_whole: Whether the fused loss is used, for which each process must have all weights; if
+            not, the loss keeps all logits.
 
     Returns:
-        Bytes, rounded up generously.
+        Size in bytes, an estimate that is rather too large than too small.
     """
-    # matrix products use half precision, sums and norms do not; the output of a norm is kept in
-    # both
+    # in half-precision training, matrix products use half precision, but sums and norms use fp32.
+    # The output of a norm is kept in both precisions
     product_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES // 2
     norm_bytes = FLOAT32_BYTES if precision == "fp32" else FLOAT32_BYTES + product_bytes
     d_model = config.d_model
-    # mask of dropout, sum, and output of the norm
+    # mask of dropout, sum of the residual connection, and output of the norm
     add_and_norm = d_model * (product_bytes + FLOAT32_BYTES + norm_bytes)
 
     def attention(num_heads: int) -> int:
@@ -140,8 +148,9 @@ def bytes_per_token(
         # query, key, value, and the context twice: per head and concatenated
         widths = num_heads * (2 * d_k + 3 * d_v) * product_bytes
         has_dropout = size_of(config, "attention_dropout") > 0
+        # torch's fused attention needs equal d_k and d_v, and on a CPU it has no dropout
         is_fused = d_k == d_v and (device != "cpu" or not has_dropout)
-        # eager attention keeps its weights
+        # eager attention is not fused: it keeps the attention weights
         is_fused &= config._attn_implementation != "eager"
         copies = SCORE_COPIES_WITH_DROPOUT if has_dropout else SCORE_COPIES
         scores = 0 if is_fused else copies * num_heads * max_length * product_bytes
@@ -157,7 +166,7 @@ def bytes_per_token(
     )
     encoder_layer = attention(encoder[1]) + feed_forward(encoder[2])
     decoder_layer = 2 * attention(decoder[1]) + feed_forward(decoder[2])
-    # embedding with position, and its dropout
+    # source and target: embedding with position, and mask and output of dropout
     embeddings = 2 * 3 * d_model * FLOAT32_BYTES
     vocabulary = 0 if is_whole else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
     layers = encoder[0] * encoder_layer + decoder[0] * decoder_layer
@@ -172,16 +181,17 @@ def free_bytes(device: torch.device, processes: int) -> int:
         processes: Number of processes that share the host memory.
 
     Returns:
-        Bytes.
+        Size in bytes.
     """
     if device.type == "cuda":
+        # memory that torch's allocator has reserved, but that no tensor uses, is free too
         unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return torch.cuda.mem_get_info(device)[0] + unused
     available = psutil.virtual_memory().available
-    # a container may have less than the machine
+    # a container may have less memory than the machine
     limit, used = CGROUP / "memory.max", CGROUP / "memory.stat"
     if limit.is_file() and used.is_file() and limit.read_text().strip() != "max":
-        # the first line is "anon", memory that the kernel cannot reclaim
+        # only the first line, "anon", counts as used: the kernel can reclaim the page cache
         taken = int(used.read_text().split()[1])
         available = min(available, int(limit.read_text()) - taken)
     return available // processes
@@ -197,22 +207,22 @@ def max_micro_batch_tokens(
 ) -> int:
     """Return the largest micro-batch that fits into the free memory.
 
-    Call it when the weights are in memory, but not yet gradients and optimizer state.
+    Call this function when the weights are in memory, and gradients and optimizer state are not.
 
     Args:
         config: Settings of the run.
         model_config: Sizes of the model.
-        num_parameters: Number of parameters in this process.
+        num_parameters: Number of parameters that this process stores.
         device: Device of this process.
         num_processes: Number of processes.
-        is_whole: Whether each process has all weights.
+        is_whole: Argument of `bytes_per_token`.
 
     Returns:
         Maximum number of source tokens, and of target tokens, padding included; at least
         `max_length`.
 
     Raises:
-        ValueError: If the longest sentence does not fit.
+        ValueError: If one sentence of `max_length` tokens does not fit into the free memory.
     """
     parts = state_bytes(config, num_parameters)
     not_yet = sum(parts.values()) - parts["weights"]
@@ -233,17 +243,17 @@ def max_micro_batch_tokens(
 
 
 def keep_memory() -> None:
-    """Make the C library keep freed memory for the next step, and oneDNN keep few kernels.
+    """Make the C library keep freed memory for the next step, and oneDNN cache few kernels.
 
-    By default glibc returns large tensors to the system, and mapping new pages takes an eighth of
-    the time of a step. With another C library nothing changes. oneDNN makes a kernel for each shape
-    of a batch, and thousands of kernels between the tensors would fragment the memory, so that
-    allocations become slower and slower.
+    By default, glibc returns the memory of freed large tensors to the system, and mapping new pages
+    for the next tensors takes an eighth of the time of a step. With another C library, nothing
+    changes. oneDNN makes a kernel for each shape of a batch. Thousands of cached kernels between
+    the tensors would fragment the memory, so that allocations become slower and slower.
     """
     for name in KERNEL_CACHES:
         os.environ.setdefault(name, str(KEPT_KERNELS))
     allocator = getattr(ctypes.CDLL(None), "mallopt", None) if os.name == "posix" else None
-    # older versions of glibc keep at most half of a heap
+    # older versions of glibc refuse a threshold above half of the maximum size of a heap
     if allocator is not None and any(
         allocator(M_MMAP_THRESHOLD, largest) for largest in MMAP_THRESHOLDS
     ):

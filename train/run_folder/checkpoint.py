@@ -1,4 +1,4 @@
-"""Write and read checkpoints. A checkpoint is always complete."""
+"""Write, find, verify and read the checkpoints of a run. A checkpoint is written atomically."""
 
 import bisect
 import hashlib
@@ -44,17 +44,18 @@ STATE_FILE = "state.json"
 OPTIMIZER_FILE = "optimizer.pt"
 WEIGHTS_FILE = "model.safetensors"
 EMA_FILE = "ema.safetensors"
-# entry of the state with the SHA-256 of all other entries
+# name of the entry of the state that contains the SHA-256 of all other entries
 OWN_HASH = "state_sha256"
 BAD_FILE = "missing, truncated or changed"
-# Adam's state of each weight, except the number of steps
+# entries of Adam's state for each weight, except the step count
 ADAM_MOMENTS = ("exp_avg", "exp_avg_sq")
-# state of torch's gradient scaler
+# entries of the state of torch's gradient scaler
 SCALER_STATE = ("scale", "growth_factor", "backoff_factor", "growth_interval", "_growth_tracker")
 DAMAGED = "remove this checkpoint's folder to resume from the checkpoint before it"
 
 logger = logging.getLogger(__name__)
-# name of a file in the folder of the checkpoint, without a path
+# regular expression for the names of files inside the checkpoint folder. It allows no path, so that
+# a changed state cannot name a file elsewhere
 PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
 COUNTS = mapping(others=whole(0))
 WINDOW = mapping(
@@ -84,15 +85,15 @@ STATE = mapping(
         OWN_HASH: TEXT,
     }
 )
-# best checkpoint so far, its score by the metric, and the number of checkpoints after it
+# best checkpoint so far: metric, step, score by this metric, and number of checkpoints after it
 BEST = mapping(
     {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, others=NOTHING
 )
-# cooldown that began before that of the settings, because of max_minutes
+# cooldown that began earlier than the settings say, so that it ends within `max_minutes`
 COOLDOWN = mapping(
     {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, others=NOTHING
 )
-# further entries that a run needs to resume
+# entries of the state that a run needs to resume, besides those of `STATE`
 RUN_STATE = mapping(
     {
         "skipped": whole(0),
@@ -124,23 +125,25 @@ def save_checkpoint(
 ) -> Path:
     """Write the checkpoint `step-N`, and remove old checkpoints.
 
-    The checkpoint is written under another name and renamed when it is on disk, so that a folder
-    with the name of a checkpoint is always complete. A checkpoint of a stop, which exists only to
-    resume from, replaces no regular checkpoint and is removed with the next save.
+    The checkpoint is written under a temporary name, flushed to disk and then renamed, so that a
+    folder with the name of a checkpoint is always complete. A stop checkpoint exists only to resume
+    from: it does not displace a regular checkpoint, and the next save removes it.
 
     Args:
         folder: Folder of all checkpoints.
         step: Number of steps done.
-        model: The model, not wrapped; a process may have only a part of each weight.
-        weights: All weights of the model, by name.
-        optimizer_state: Whole state of the optimizer.
-        state: Other entries of the state, `seconds` of training among them.
-        keep: Number of checkpoints to keep.
-        keep_seconds: Keep the checkpoints of the last seconds of training instead.
-        best_step: Keep also as many checkpoints around that of this step.
+        model: Model, not wrapped, which writes its configuration; its own weights may be sharded.
+        weights: Whole weights and persistent buffers of the model, by name.
+        optimizer_state: Whole `state_dict` of the optimizer.
+        state: Further entries of the state, by name, with the training time in `seconds`.
+        keep: Number of newest regular checkpoints to keep.
+        keep_seconds: Length of the last part of the training, in seconds, whose regular checkpoints
+            are kept instead of the newest `keep`.
+        best_step: Step of the best checkpoint; `keep` regular checkpoints around it are kept too.
         moving_average: Moving average of the weights, if the run has one.
-        scaler: Gradient scaler, in half precision.
-        is_stop: Whether the run was asked to end, between two regular checkpoints.
+        scaler: Gradient scaler, with precision fp16.
+        is_stop: Whether this is a stop checkpoint: a signal stops the run between two regular
+            checkpoints.
 
     Returns:
         Folder of this checkpoint.
@@ -166,7 +169,7 @@ def save_checkpoint(
             _remove(final)
         unfinished.rename(final)
         to_disk(folder)
-    # safetensors and torch raise other errors than OSError on a full disk
+    # on a full disk, safetensors raises its own error and torch raises RuntimeError
     except (OSError, SafetensorError, RuntimeError) as error:
         free = free_space(folder)
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -200,7 +203,7 @@ def _write_files(
     with ThreadPoolExecutor() as threads:
 
         def hash_and_sync():
-            # these threads run while the next file is written
+            # hash and flush the new files in other threads, while the next file is written
             for path in sorted(set(folder.iterdir()) - set(hashes)):
                 hashes[path] = threads.submit(sha256_of, path)
                 synced.append(threads.submit(to_disk, path))
@@ -247,7 +250,7 @@ def _hash_of(notes: Mapping[str, Any]) -> str:
 
 
 def _remove(path: Path):
-    # a half removed folder must not have the name of a checkpoint
+    # rename before the removal, so that a half-removed folder never has the name of a checkpoint
     doomed = unfinished_path(path)
     try:
         path.rename(doomed)
@@ -271,7 +274,7 @@ def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that need not be complete.
+        spared: Names of files that may be missing or truncated.
 
     Returns:
         Folders of the checkpoints, oldest first.
@@ -280,14 +283,14 @@ def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """Find the newest checkpoint of which every file is unchanged.
+    """Find the newest intact checkpoint: all its files are as they were saved.
 
     Args:
         folder: Folder of all checkpoints.
 
     Returns:
-        Checkpoint, or None; and the newer checkpoints, each with the first file that is missing,
-        truncated or changed.
+        Folder of the checkpoint, or None; and the newer, damaged checkpoints, newest first, each
+        with the name of its first file that is missing, truncated or changed.
     """
     passed_over: list[tuple[Path, str]] = []
     for path in reversed(_named(folder)):
@@ -303,10 +306,10 @@ def cut_checkpoints(folder: Path, spared: Collection[str] = ()) -> dict[Path, st
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that need not be complete.
+        spared: Names of files that may be missing or truncated.
 
     Returns:
-        First missing or truncated file of each incomplete checkpoint.
+        Name of the first missing or truncated file, for the folder of each incomplete checkpoint.
     """
     found = {path: _damaged_file(path, spared) for path in _named(folder)}
     return {path: file for path, file in found.items() if file is not None}
@@ -320,7 +323,7 @@ def changed_file(checkpoint: Path, spared: Collection[str] = ()) -> str | None:
         spared: Names of files that may have changed.
 
     Returns:
-        Name of the first file whose SHA-256 differs from the one in the state, or None.
+        Name of the first file whose SHA-256 differs from that in the state; None if all are equal.
     """
     for name, sha256 in read_state(checkpoint)["sha256"].items():
         if name not in spared and sha256_of(checkpoint / name) != sha256:
@@ -329,7 +332,7 @@ def changed_file(checkpoint: Path, spared: Collection[str] = ()) -> str | None:
 
 
 def _named(folder: Path) -> list[Path]:
-    # a user's copy of a checkpoint has another name
+    # ignore folders with similar names, such as a user's copy of a checkpoint
     return sorted(
         filter(_is_name, folder.glob("step-*")),
         key=lambda path: int(path.name.removeprefix("step-")),
@@ -341,7 +344,7 @@ def _is_name(path: Path) -> bool:
 
 
 def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
-    """Return the first file that is missing or has another size than the saved file, or None."""
+    """Return the name of the first file that is missing or changed in size, or None."""
     try:
         sizes = read_state(checkpoint)["sizes"]
     except (OSError, ValueError, KeyError):
@@ -354,24 +357,25 @@ def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
 
 
 def regular_checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
-    """List the complete checkpoints that were not made by a stop.
+    """List the complete checkpoints that are not stop checkpoints.
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that need not be complete.
+        spared: Names of files that may be missing or truncated.
 
     Returns:
-        Folders of the checkpoints, oldest first. If stops made all checkpoints, the newest one.
+        Folders of the checkpoints, oldest first. If all are stop checkpoints, the newest one.
     """
     found = checkpoints(folder, spared)
     return [path for path in found if not _is_of_stop(path)] or found[-1:]
 
 
 def recent_checkpoints(seconds: float, found: Sequence[Path]) -> list[Path]:
-    """Select the checkpoints of the last seconds of training.
+    """Select the checkpoints of the last part of the training.
 
     Args:
-        seconds: Training time before the last checkpoint; a resumed run continues to count.
+        seconds: Length of this part, in seconds of training before the last checkpoint; the time
+            between a stop and its resume does not count.
         found: Checkpoints, oldest first.
 
     Returns:
@@ -385,12 +389,14 @@ def checkpoints_around(step: int, number: int, found: Sequence[Path]) -> list[Pa
     """Select the checkpoints around that of a step.
 
     Args:
-        step: Step of the checkpoint in the middle; of an even number, the first after the middle.
-        number: Number of checkpoints to select.
+        step: Step of the checkpoint in the middle.
+        number: Number of checkpoints to select. If it is even, one more is before the middle
+            checkpoint than after it.
         found: Checkpoints, oldest first.
 
     Returns:
-        Selected checkpoints, oldest first. Near the first or the last one it is not in the middle.
+        Selected checkpoints, oldest first. If one side of the middle checkpoint has too few
+        checkpoints, more are selected on the other side.
     """
     steps = [int(path.name.removeprefix("step-")) for path in found]
     index = max(bisect.bisect_right(steps, step) - 1, 0)
@@ -399,7 +405,7 @@ def checkpoints_around(step: int, number: int, found: Sequence[Path]) -> list[Pa
 
 
 def make_regular(checkpoint: Path) -> None:
-    """Turn a checkpoint of a stop into a regular one, because the run ends with it.
+    """Turn a stop checkpoint into a regular one, because the run ends with this checkpoint.
 
     Args:
         checkpoint: Folder of the checkpoint.
@@ -421,7 +427,8 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
         Entries that `save_checkpoint` has written, by name.
 
     Raises:
-        ValueError: If the file is damaged or was changed.
+        ValueError: If the file is damaged or was changed, or its step is not that of the folder's
+            name.
     """
     path = checkpoint / STATE_FILE
     state = read_json(path, STATE)
@@ -436,14 +443,14 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def read_optimizer(checkpoint: Path) -> dict[str, Any]:
-    """Read the optimizer file. The tensors stay in the file until they are used.
+    """Read the optimizer file. Its tensors are memory-mapped: they are read when they are used.
 
     Args:
         checkpoint: Folder of the checkpoint.
 
     Returns:
-        `optimizer`, its whole `state_dict`, and in half precision `scaler`, that of the gradient
-        scaler.
+        `optimizer`, the whole `state_dict` of the optimizer; with precision fp16 also `scaler`, the
+        `state_dict` of the gradient scaler.
 
     Raises:
         ValueError: If the file is damaged.
@@ -451,20 +458,21 @@ def read_optimizer(checkpoint: Path) -> dict[str, Any]:
     path = checkpoint / OPTIMIZER_FILE
     try:
         return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    # the archive, the pickled data in it or its names can be damaged
+    # the zip archive, or the pickled data or the names inside the archive can be damaged
     except UNREADABLE as error:
         raise ValueError(f"{path} must be as it was saved, and is damaged: {DAMAGED}.") from error
 
 
 def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
-    """Read the state of an optimizer, and check that it fits the model before it takes memory.
+    """Read the state of an optimizer, and check each tensor against the model before copying it.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        model: The model, not wrapped.
+        model: Model that the optimizer trains, not wrapped.
 
     Returns:
-        `optimizer`, with the state of each weight by its index, and `scaler` if there is one.
+        `optimizer`, whose entry `state` contains the state of each weight by the weight's index;
+        and `scaler`, the `state_dict` of the gradient scaler, if it was saved.
 
     Raises:
         ValueError: If the file is damaged, or contains the state of another model.
@@ -486,7 +494,7 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
         _refuse_other_names(path, f"the state of {name}", _mapping(path, name, slots), wanted)
         for slot, (shape, dtype) in wanted.items():
             _check_tensor(path, f"{slot} of {name}", slots[slot], shape, dtype)
-        # copied, because the file is removed when a later checkpoint is saved
+        # copy the memory-mapped tensors, because saving a later checkpoint removes the file
         state[index] = {slot: slots[slot].clone() for slot in wanted}
     before: dict[str, Any] = {"optimizer": {"state": dict(sorted(state.items()))}}
     if "scaler" in content:
@@ -502,11 +510,11 @@ def read_optimizer_of(checkpoint: Path, model: nn.Module) -> dict[str, Any]:
 
 
 def read_moving_average(checkpoint: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Read the moving average of the weights, and check that it fits the model.
+    """Read the moving average of the weights, and check its names, shapes and types.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        model: The model, not wrapped.
+        model: Model in training, not wrapped.
 
     Returns:
         Averaged tensors, by the name of the weight.
@@ -549,11 +557,11 @@ def _check_tensor(
 
 
 def read_weights(folder: Path, name: str = WEIGHTS_FILE) -> dict[str, Tensor]:
-    """Read the weights of a saved model; tied weights are in the file once.
+    """Read the weights of a saved model. The file contains tied weights only once.
 
     Args:
         folder: Folder of a checkpoint or a model.
-        name: Name of the file: the weights, or their moving average.
+        name: Name of the file, `WEIGHTS_FILE` or `EMA_FILE`.
 
     Returns:
         Tensors by name.
@@ -582,7 +590,7 @@ def refuse_not_finite(weights: Mapping[str, Tensor], owner: str):
         FloatingPointError: If a weight is not finite; names the weight.
     """
     for name, weight in weights.items():
-        # `aminmax` returns NaN if a number is NaN
+        # minimum and maximum suffice, because `aminmax` returns NaN if any element is NaN
         if weight.numel() and not all(map(torch.isfinite, weight.detach().aminmax())):
             raise FloatingPointError(
                 f"{owner} must be finite, got {name} with infinity or NaN. Train with a lower "
@@ -591,14 +599,15 @@ def refuse_not_finite(weights: Mapping[str, Tensor], owner: str):
 
 
 def load_weights(model: PreTrainedModel, weights: Mapping[str, Tensor]) -> None:
-    """Load weights into a model; tied weights share the tensor that was saved.
+    """Load weights into a model. Weights that are tied in the model get the one saved tensor.
 
     Args:
         model: The model to change.
-        weights: Tensors by name, without buffers and weights that the model's class does not save.
+        weights: Tensors by name. Tied weights that are listed under another name, buffers, and
+            weights that the model's class does not save may be missing.
 
     Raises:
-        ValueError: If a name or a size does not fit the model.
+        ValueError: If another weight is missing, a name is unknown, or a shape differs.
     """
     try:
         missing, unexpected = model.load_state_dict(weights, strict=False)

@@ -1,4 +1,4 @@
-"""The environment of a run: `environment.txt`."""
+"""Write and read `environment.txt`, the environment of a run."""
 
 import importlib.metadata
 import os
@@ -32,13 +32,14 @@ ENVIRONMENT_FILE = "environment.txt"
 
 
 def environment_facts() -> dict[str, Any]:
-    """Collect facts on the program and its machine.
+    """Collect facts about this process and its machine.
 
     Returns:
-        Command, machine, versions and commit, by name.
+        Command, machine, library versions and commit, by name.
     """
     return {
-        # on one line, in which a shell still reads the line feeds of the arguments
+        # keep the command on one line: a line feed in an argument becomes $'\n', which a shell
+        # reads as a line feed
         "command": shlex.join([*_program(), *sys.argv[1:]]).replace("\n", "'$'\\n''"),
         "python": platform.python_version(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -68,7 +69,7 @@ def write_environment(folder: Path, facts: Mapping[str, Any]) -> None:
 
 
 def _program() -> list[str]:
-    """Return the beginning of the command line, without the path on this machine."""
+    """Return the first words of the command line, the program, without its path on this machine."""
     module = getattr(sys.modules["__main__"], "__spec__", None)
     if module is None:
         return [Path(sys.argv[0]).name]
@@ -90,7 +91,8 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        # an installed package can be inside a checkout of another project
+        # an installed package can be inside the checkout of another project, whose commit says
+        # nothing about this package
         if Path(git("rev-parse", "--show-toplevel")).resolve() != package.resolve():
             return "none"
         return git("rev-parse", "HEAD") + (" (dirty)" if git("status", "--porcelain") else "")
@@ -108,7 +110,7 @@ def read_environment(folder: Path) -> list[dict[str, str]]:
         Facts by name, for each start of the run.
 
     Raises:
-        ValueError: If the file is not text, or a number in it is not a number.
+        ValueError: If the file is not text, or a count such as `cpus` is not a whole number.
     """
     path = folder / ENVIRONMENT_FILE
     blocks = read_text(path).replace("\r\n", "\n").split("\n\n") if path.exists() else []

@@ -60,7 +60,8 @@ SCORES = mapping(
         }
     )
 )
-# scores of translations; other entries, the scores of trees for example, have other fields
+# entry of `scores.json` for translations; entries for other results, such as trees, have other
+# fields
 TRANSLATED = mapping(
     {
         **dict.fromkeys(("dataset", "source_lang", "target_lang"), TEXT),
@@ -79,7 +80,7 @@ TRANSLATED = mapping(
         "leaks": either(LEAKS, TEXT),
     },
 )
-# files of a model in a folder, and its results
+# files of a saved model, its model card, its scores and its pictures
 MODEL_FILES = (
     CONFIG_NAME,
     GENERATION_CONFIG_NAME,
@@ -93,7 +94,7 @@ MODEL_FILES = (
     "pictures/loss.png",
     "pictures/attention.png",
 )
-# everything that commands write to a run folder
+# names of all files and folders that commands write to a run folder
 WRITTEN = (
     *(name for name in MODEL_FILES if "/" not in name),
     RECIPE_FILE,
@@ -136,7 +137,8 @@ def hold_run(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     with held(folder, seconds) as is_locked:
         refuse_links(folder, WRITTEN)
         if is_locked:
-            # killed commands leave unfinished files
+            # remove the temporary files of killed commands. The lock makes this safe: no other
+            # command is writing
             for path in folder.glob(".*.unfinished"):
                 remove(path)
         yield
@@ -181,13 +183,13 @@ def read_scores(folder: Path) -> dict[str, dict[str, Any]]:
 def write_average(
     folder: Path, steps: Sequence[int], ema_decay: float | None, seconds: float
 ) -> None:
-    """Record which checkpoints the model in a run folder is the average of.
+    """Record the checkpoints from which the model in a run folder was averaged.
 
     Args:
         folder: Run folder.
         steps: Steps of the checkpoints.
-        ema_decay: Decay, if the model is the moving average of a single checkpoint; else None.
-        seconds: Training time until the last of the checkpoints.
+        ema_decay: Decay, if the model is the moving average in a single checkpoint; else None.
+        seconds: Training time up to the last of these checkpoints, in seconds.
     """
     text = json.dumps({"steps": list(steps), "ema_decay": ema_decay, "seconds": seconds})
     write_atomically(folder / AVERAGE_FILE, text + "\n")
@@ -210,13 +212,13 @@ def read_average(folder: Path) -> dict[str, Any] | None:
 
 
 def describe_average(folder: Path) -> str | None:
-    """Describe in words which checkpoints the model in a run folder is the average of.
+    """Describe in words the checkpoints from which the model in a run folder was averaged.
 
     Args:
         folder: Run folder.
 
     Returns:
-        Noun phrase; None if the folder has no complete model.
+        Noun phrase for a sentence; None if the folder has no complete model.
     """
     average = read_average(folder)
     if average is None:
@@ -242,7 +244,7 @@ def read_recipe(folder: Path) -> TrainConfig:
         Settings that the run was started with.
 
     Raises:
-        ValueError: If the folder is not a run folder, or its recipe is refused.
+        ValueError: If the folder is not a run folder, or its recipe is invalid.
     """
     path = folder / RECIPE_FILE
     if not path.is_file():

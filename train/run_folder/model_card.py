@@ -1,4 +1,4 @@
-"""The model card of a run: description, results, training data and settings of the model."""
+"""Write the model card of a run: description, results, training data and settings of the model."""
 
 import itertools
 from collections.abc import Mapping
@@ -107,7 +107,8 @@ def _on_hub(folder: Path, config: TrainConfig) -> list[str]:
     corpora = [corpus["dataset"] for corpus in _corpora(config)]
     began = next(iter(read_environment(folder)), {})
     commits = began.get("dataset_commit", "").split(", ")
-    # a corpus that was local when the run began may not be local to this process
+    # a corpus that was local when the run began is excluded: its path may not exist for this
+    # process, and would then look like a Hub name
     local = [dataset for dataset, commit in zip(corpora, commits, strict=False) if commit == "none"]
     languages = (config.source_lang, config.target_lang)
     return [
@@ -149,7 +150,7 @@ def _metadata(
         if metric in score
     ]
     return ModelCardData(
-        # a language of symbols has no language code
+        # a formal language has no language code
         language=[
             language
             for language in (config.source_lang, config.target_lang)
@@ -170,7 +171,7 @@ def _corpora(config: TrainConfig) -> list[dict[str, Any]]:
 
 
 def _folder_name(dataset: str) -> str:
-    # resolved, so that "." has a name
+    # resolve the path first, because "." has no name
     return Path(dataset).resolve().name
 
 
@@ -185,7 +186,7 @@ def _results(
 ) -> str:
     if not scores:
         return "Not evaluated yet.\n"
-    # one column for each metric that some score has
+    # one column for each metric that at least one score contains
     labels = {**METRICS, "compound_bleu": COMPOUND_BLEU}
     labels = {
         name: label
@@ -247,8 +248,8 @@ def format_intervals(intervals: Mapping[str, Any]) -> str:
         intervals: Intervals from `confidence_intervals`.
 
     Returns:
-        Mean over the samples and half the width of the interval, for BLEU and chrF; samples and
-        seed.
+        Mean over the bootstrap samples ± half the width of the interval, for BLEU and chrF, and the
+        signature, which names the number of samples and the seed.
     """
     found = ", ".join(
         f"{METRICS[name]} {intervals[name]['mean']:.2f} ± {intervals[name]['ci']:.2f}"
@@ -265,10 +266,10 @@ def is_of_other_weights(score: Mapping[str, Any], average: str | None) -> bool:
 def _other_search(key: str, score: Mapping[str, Any], config: TrainConfig) -> str | None:
     """Return the search of a score if it is not the run's default search, else None.
 
-    Only a score under the name of its split is checked; other names contain the search.
+    Only a score that is named after its split is checked, because other names contain the search.
     """
     search = score["search"]
-    # a model of another class lacks the paper's settings, which are None
+    # a model of another class lacks the settings of the paper's search; their values are None
     known = {name: value for name, value in search.items() if value is not None}
     is_default = all(getattr(config, name, None) == value for name, value in known.items())
     if key != score["split"] or is_default:
@@ -308,17 +309,17 @@ def _examples(
 def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
     """Return a table with the main facts from recipe, metrics and environment."""
     model = PreTrainedConfig.from_dict(read_config(folder))
-    # a saved configuration has the names of its own fields, without their aliases
+    # `PreTrainedConfig` knows no aliases: the width has the name that the model's class saves
     width = getattr(model, "hidden_size", None) or model.d_model
     metrics = read_metrics(folder)
-    # steps that were all skipped have no loss
+    # the last line with a loss: a line has no loss if all its steps were skipped
     last: dict[str, Any] = next(
         (line for line in reversed(metrics) if line.get("loss") is not None), {}
     )
     checked: dict[str, Any] = next(
         (line for line in reversed(metrics) if "validation_loss" in line), {}
     )
-    # a time budget can make it shorter, and end it
+    # with max_minutes, a cooldown can be planned with fewer steps, and end before its last step
     cooldown_steps = config.cooldown_steps
     for line in metrics:
         if "cooldown_steps" in line:
@@ -359,7 +360,7 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
         facts["loss"] = "; ".join(losses)
     average = read_average(folder)
     needed = {"gpus", "cpus", "threads_per_process", "processes"}
-    # environment.txt may be truncated
+    # a truncated environment.txt may lack these facts
     is_complete = environment and all(needed <= start.keys() for start in environment)
     if average is not None and is_complete:
         # a run may have resumed on another machine
@@ -369,7 +370,7 @@ def _facts(folder: Path, config: TrainConfig, num_parameters: int) -> str:
 
 
 def _devices(start: Mapping[str, str]) -> str:
-    """Return the devices that a start of a run has used."""
+    """Return the devices that one start of a run has used."""
     devices, processes = start["gpus"], start["processes"]
     if devices == "none":
         cores = int(start["cpus"])

@@ -19,7 +19,7 @@ def logged(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], 
         name: Name of the quantity.
 
     Returns:
-        Steps at which the quantity was logged and finite, and its values.
+        Steps at which a finite value of the quantity was logged, and these values.
     """
     points = [(line["step"], line[name]) for line in metrics if line.get(name) is not None]
     return [step for step, _ in points], [value for _, value in points]
@@ -31,7 +31,8 @@ def plot_losses(axes: Any, metrics: Sequence[Mapping[str, Any]], run: str | None
     Args:
         axes: Axes to plot on.
         metrics: Metrics from `read_metrics`.
-        run: Name of the run in a plot of several runs; both of its curves then have one colour.
+        run: Name of the run, for a plot of several runs: the two curves of a run then have the same
+            color. None for a plot of one run.
     """
     color = None
     for name, label in (
@@ -82,8 +83,8 @@ def draw_attention(
 ) -> None:
     """Draw the attention of each target token to the source, as `pictures/attention.png`.
 
-    The picture shows the mean over the heads of the decoder's last layer, section 3.2.3, for the
-    model's own translation.
+    The picture shows the encoder-decoder attention of the decoder's last layer, section 3.2.3, as
+    the mean over its heads, for the model's own translation.
 
     Args:
         folder: Run folder.
@@ -97,7 +98,7 @@ def draw_attention(
     image = axes.imshow(
         weights.cross[-1].mean(dim=0).numpy(), cmap="viridis", vmin=0.0, vmax=1.0, aspect="auto"
     )
-    # a longer label would be cut beside a translation of a few tokens
+    # the label is short, because beside a translation of a few tokens a longer one would be cut off
     figure.colorbar(image, ax=axes, label="mean weight, last layer")
     label_rows_and_columns(axes, weights.target, weights.source)
     axes.set_xlabel("source")
