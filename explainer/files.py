@@ -47,7 +47,7 @@ def save_for_page(
         model: Model to explain.
         tokenizer: Tokenizer of the model.
         folder: Existing empty folder.
-        run: Run folder, whose recipe names the corpus; None or another source has no recipe.
+        run: Run folder, model folder or Hub name; only the recipe of a run names the corpus.
 
     Raises:
         ValueError: If the page cannot explain the model, or the graphs compute other logits.

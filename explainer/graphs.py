@@ -156,7 +156,7 @@ class TracedEncoder(TracedStack):
 
 
 class TracedDecoder(TracedStack):
-    """Graph of the decoder without a KV cache, from prefixes of translations and memory to logits."""
+    """Graph of the decoder without a KV cache, from target prefixes and the memory to logits."""
 
     def forward(self, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         """Decode prefixes of the same length.
