@@ -56,9 +56,9 @@ def compare(
         texts: Sentences.
 
     Yields:
-        Name of each search, and for each sentence two translations: the library's and ours. Each
-        is the token ids and the score, the sum of the log-probabilities divided by the length
-        penalty.
+        Name of each search, and for each sentence two translations: the library's and ours. A
+        translation consists of token ids and a score: the sum of the log-probabilities divided by
+        the length penalty.
 
     Raises:
         ValueError: If the engine cannot run the model.

@@ -81,8 +81,8 @@ class Result:
         rates: Amount of work per second, [rounds, pieces].
         flop_rates: Useful operations per second, or None if they are not counted, [rounds, pieces].
         peaks: Peak memory after each warm-up piece, and after all rounds, in bytes. On a CPU, the
-            peak memory of the process minus its memory after the imports; on a GPU, the memory of
-            tensors.
+            peak memory of the process minus its memory after the imports; on a GPU, the peak memory
+            of torch's tensors.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""Check a conversion: the source runs unmodified library code, and both models agree."""
+"""Check a conversion: the source runs unmodified library code, and the logits are equal."""
 
 from typing import Any
 

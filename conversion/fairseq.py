@@ -116,7 +116,7 @@ def fairseq_tokenizer(
     """Build a tokenizer from the dictionary and the BPE codes next to a checkpoint.
 
     Args:
-        checkpoint: Checkpoint file of fairseq. Its folder may contain the dictionary as
+        checkpoint: Checkpoint file of fairseq. The folder of the file may contain the dictionary as
             `dict.LANG.txt`, and the BPE codes as `bpecodes` or `code`.
         source_lang: Source language; by default, the one in the checkpoint's settings.
         target_lang: Target language; by default, the one in the checkpoint's settings.

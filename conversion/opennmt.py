@@ -79,7 +79,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         required_entry(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
-    # in OpenNMT-py 2, the linear layer is the first of an nn.Sequential: its names begin with 0.
+    # OpenNMT-py 2 stores an nn.Sequential, so the names of the linear layer begin with "0."
     generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
     output_table = required_entry(generator, "weight", "the generator of OpenNMT-py's Transformer")
     tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)

@@ -63,7 +63,8 @@ class SharedConversion:
         self._ours: VanillaTransformerForConditionalGeneration | None = None
         self._parameters: dict[str, nn.Parameter] = {}
         self._rest: tuple[Any, ...] = ()
-        # reasons of refused conversions by dtype: a conversion is slow, so it is not tried again
+        # reasons of refused conversions, by dtype: a conversion is slow, so a refused conversion is
+        # not tried again
         self._refusals: dict[torch.dtype, str] = {}
         # values of int8, dtype and device for which `engine_for` has accepted the model. A call of
         # `engine_for` reads all packed weights, and `generate` makes such a call anyway
@@ -119,7 +120,7 @@ class SharedConversion:
         for name, parameter in self._parameters.items():
             (renamed,) = rename_weights({name: parameter}, BART_PARTS)
             for own_name in EMBEDDINGS.get(name, (renamed,)):
-                # the converted model has no parameter for Marian's sinusoids, which it computes
+                # the converted model computes Marian's sinusoids, so it has no parameter for them
                 if own_name in ours:
                     path, _, leaf = own_name.rpartition(".")
                     setattr(converted.get_submodule(path), leaf, parameter)

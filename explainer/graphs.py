@@ -42,7 +42,7 @@ class TracedStack(nn.Module):
         model: Model to explain, in evaluation mode.
         stack: Encoder or decoder of the model.
         name: "encoder" or "decoder".
-        num_positions: Length of the longest sentence, in tokens.
+        num_positions: Number of positions in the table: tokens of the longest sentence.
     """
 
     table: Tensor
@@ -194,7 +194,7 @@ def save_graphs(
     Args:
         model: Model to explain, in float32 on the CPU and in evaluation mode.
         folder: Output folder.
-        num_positions: Length of the longest sentence, in tokens.
+        num_positions: Number of positions in the table: tokens of the longest sentence.
 
     Returns:
         Names of the outputs of each graph, by file name.

@@ -60,7 +60,8 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
 }
-# output bias of a forbidden token: the lowest finite number of float16, a type of stored weights
+# output bias of a forbidden token: the lowest finite number of float16, because float16 is the
+# smallest type of stored biases
 LOWEST_BIAS = -65504.0
 
 
@@ -105,7 +106,7 @@ def to_ctranslate2(
 
 
 def _warn_about_lost_settings(search: GenerationConfig, tokens: list[str]):
-    """Warn about search settings that the engine does not store; name the options instead."""
+    """Warn about search settings that the engine does not store, and name their replacements."""
     for name, option in OPTIONS.items():
         value = getattr(search, name, None)
         if name == "bad_words_ids":
@@ -126,7 +127,7 @@ def _check_scores(
     quantization: str,
     num_positions: int | None,
 ):
-    """Compare the log-probabilities of random target tokens in the engine and in the model."""
+    """Refuse an export that gives random target tokens other log-probabilities than the model."""
     batch = batch_to_compare(model, num_positions)
     logits = batch.logits.clone()
     if forbidden := _forbidden_tokens(model.generation_config):
@@ -278,7 +279,7 @@ def _set_attention(spec, attention: MultiHeadAttention):
 
 
 def _head_width(attention: MultiHeadAttention) -> int:
-    """Return the engine's one width for keys and values; the narrower are padded with zeros."""
+    """Return the engine's single width of heads; narrower keys or values are padded with zeros."""
     return max(attention.d_k, attention.d_v)
 
 

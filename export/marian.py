@@ -125,7 +125,7 @@ def to_marian(
             table,
         )
         | {"final_logits_bias": bias[None]},
-        # only the sinusoids are missing: Marian has computed its own
+        # not strict, because the sinusoids are missing: the new Marian model has its own
         strict=False,
     )
     theirs.generation_config = marian_search(model.generation_config, config, new_ids)

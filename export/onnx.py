@@ -1,4 +1,4 @@
-"""Export to ONNX: encoder, decoder, and decoder with cache, under the names that optimum expects.
+"""Export to ONNX: encoder, decoder, and decoder with KV cache, in the files that optimum expects.
 
 Shapes: B sentences, S source positions, T target positions, P cached target positions, h heads,
 d_k and d_v widths of a head's keys and values, V tokens in the vocabulary.
@@ -50,12 +50,12 @@ def to_onnx(
 
     `encoder_model.onnx` takes `input_ids` and `attention_mask`, and returns `last_hidden_state`.
     `decoder_model.onnx` takes `input_ids` [B, T], `encoder_hidden_states` and
-    `encoder_attention_mask`. It returns `logits` [B, T, V], and keys and values of target and
-    source in each layer: `present.0.decoder.key` [B, h, T, d_k] and so on.
+    `encoder_attention_mask`. The decoder returns `logits` [B, T, V], and the KV cache of each
+    layer for target and source: `present.0.decoder.key` [B, h, T, d_k] and so on.
     `decoder_with_past_model.onnx` takes one new token, `input_ids` [B, 1],
-    `encoder_attention_mask`, and these keys and values as `past_key_values.0.decoder.key`
-    [B, h, P, d_k] and so on. It returns `logits` [B, 1, V], and the keys and values of the target,
-    one position longer.
+    `encoder_attention_mask`, and the KV cache as `past_key_values.0.decoder.key` [B, h, P, d_k]
+    and so on. The decoder returns `logits` [B, 1, V], and the KV cache of the target, one position
+    longer.
 
     `config.json` declares a Marian model, because optimum supports Marian. The graphs compute what
     the given model computes.

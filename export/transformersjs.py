@@ -239,7 +239,7 @@ def _quantized(model: ModelProto) -> ModelProto:
 
 
 def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
-    """Merge the decoder of the first step and that of the later steps into one graph.
+    """Merge the decoders of the first step and of the later steps into one graph.
 
     Equal weights are stored once. If the input `use_cache_branch` is true, the graph runs the
     decoder of the later steps.
@@ -278,7 +278,10 @@ def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
 
 
 def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
-    """Return a branch of the merged decoder; it passes on the keys and values that it lacks."""
+    """Return a branch of the merged decoder, with the outputs of both branches.
+
+    Keys and values that the branch does not compute are copied from `past_key_values`.
+    """
     made = {output.name for output in graph.output}
     nodes = list(graph.node)
     for name in outputs:
@@ -290,7 +293,10 @@ def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
 
 
 def _with_own_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    """Name the length of keys and values after the tensor: past and present have other lengths."""
+    """Name the symbolic length of keys and values after their tensor.
+
+    Past and present differ in length, so their lengths must not have the same name.
+    """
     if "key_values" in info.name or "present" in info.name:
         length = info.type.tensor_type.shape.dim[2]
         length.dim_param = re.sub(r"\.(key|value)$", "", info.name)
