@@ -190,7 +190,7 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
     for name, parts in variants.items():
         for settings in parts:
             found = train_and_read_losses(name, **settings)
-        # average over the steps: rounding errors grow from step to step, so that a single loss may
+        # average over the steps: rounding errors grow from step to step, so a single loss may
         # differ much
         difference = statistics.mean(
             abs(loss / on_cpu - 1) for loss, on_cpu in zip(found, expected, strict=True)
