@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 
 class Part(NamedTuple):
-    """Title and module of a benchmark, and whether it runs by default."""
+    """A benchmark: its title, its module, and whether it runs by default."""
 
     title: str
     module: str
     is_default: bool = True
 
 
+# flags whose value must be at least 1
 AT_LEAST_ONE = (
     "rounds",
     "batches",
@@ -40,7 +41,7 @@ AT_LEAST_ONE = (
     "steps",
     "blocks",
 )
-# ends with the process that has started it, however that ends
+# a program that busy-waits until its parent process ends, even if the parent is killed
 BUSY_PROGRAM = "import os; parent = os.getppid()\nwhile os.getppid() == parent: pass"
 TRAINED_PEERS = ("marian", "fsmt", "torch", "joeynmt", "usual")
 PARTS = {
@@ -60,7 +61,7 @@ def parser() -> argparse.ArgumentParser:
     """Return the parser of the command line.
 
     Returns:
-        The parser; all flags that it does not know are training settings.
+        The parser; flags that it does not know are training settings.
     """
     parts = "\n".join(
         f"  {name:12} {part.title}" + ("" if part.is_default else " (only if named)")
@@ -231,7 +232,7 @@ def run(argv: list[str]) -> None:
     names = flags.parts or [name for name, part in PARTS.items() if part.is_default]
 
     def sections() -> Iterator["Section"]:
-        # without the log lines on dropped pairs: the tables have these counts
+        # hide the log lines about dropped pairs, because the tables contain these counts
         logging.getLogger("vanilla_transformer").setLevel(logging.WARNING)
         for name in names:
             module = importlib.import_module(f"vanilla_transformer.benchmarks.{PARTS[name].module}")
@@ -255,7 +256,7 @@ def _busy_programs(count: int) -> Iterator[None]:
             program.wait()
 
 
-# a command line that shows an error as one sentence, and returns the exit status
+# `main` shows an error as one sentence, and returns the exit status
 main = partial(run_command, run)
 
 

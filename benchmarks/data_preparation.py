@@ -23,7 +23,7 @@ from ..train.vocabulary import prepare_tokenizer
 from .timing import memory
 
 MILLION = 1_000_000
-# size of a micro-batch if the recipe derives it from the memory of a device
+# micro-batch size for a recipe that derives this size from the memory of a device
 TOKENS_PER_MICRO_BATCH = 4096
 
 
@@ -33,7 +33,7 @@ class Table:
 
     Args:
         lines: Pairs of name and measurement.
-        pairs_per_second: Speed of each stage, by its name.
+        pairs_per_second: Sentence pairs per second in each stage, by the name of the stage.
     """
 
     lines: list[tuple[str, str]] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Table:
 
     @contextmanager
     def timing(self, name: str, pairs: int) -> Iterator[None]:
-        """Time the block, and add a line with its time for a million pairs.
+        """Time the block, and add a line with its time scaled to a million pairs.
 
         Args:
             name: Name of the stage.
@@ -76,7 +76,7 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
         num_fetched: Number of steps to build batches for.
 
     Returns:
-        The pairs.
+        The tokenized pairs, with the result of the cleaning.
     """
     texts = load_texts(config)
     languages = (config.source_lang, config.target_lang)
@@ -122,7 +122,9 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
 
 
 def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Table):
-    """Plan epochs of a corpus of any size, with the sentence lengths of a real one.
+    """Measure the planning of an epoch for a corpus of any size.
+
+    The sentence lengths of the planned corpus are drawn from a real corpus.
 
     Args:
         config: Settings of a run.
@@ -141,7 +143,7 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
             judged[:, first : first + size] = pairs.filtered[:, random.choice(kept, size)]
         judged.flush()
         del judged
-        # reset the peak memory of the process
+        # writing 5 resets the peak memory of the process
         Path("/proc/self/clear_refs").write_text("5")
         before = memory()
         settings = (config.tokens_per_step, config.length_groups_per_step)
@@ -169,7 +171,7 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
 
 
 def measure_stream(config: TrainConfig, blocks: int, table: Table):
-    """Read a streamed corpus block by block, and build all batches.
+    """Measure a streamed corpus: read the corpus block by block, and build all batches.
 
     Args:
         config: Settings of a run.
@@ -199,7 +201,7 @@ def measure_stream(config: TrainConfig, blocks: int, table: Table):
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Prepare the corpus of a recipe, without a cache.
+    """Measure the preparation of the corpus of a recipe, without a cache.
 
     Args:
         flags: Flags of the command line.
@@ -215,7 +217,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     table = Table()
     before = datasets.config.HF_DATASETS_CACHE
     with tempfile.TemporaryDirectory() as cache:
-        # an empty cache and an empty run folder: neither prepared data nor a learned vocabulary
+        # cache and run folder are empty, so no prepared data and no learned vocabulary are reused
         datasets.config.HF_DATASETS_CACHE = Path(cache)
         config = dataclasses.replace(config, output_dir=cache)
         try:

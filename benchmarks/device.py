@@ -1,7 +1,7 @@
 """Check that training and search compute on a GPU what they compute on a CPU.
 
-`python -m vanilla_transformer.benchmarks device` runs the checks. On a machine without a GPU they
-compare the CPU with itself.
+`python -m vanilla_transformer.benchmarks device` runs the checks. On a machine without a GPU, the
+checks compare the CPU with itself.
 """
 
 import argparse
@@ -38,21 +38,24 @@ from ..train.step import mask_for_sdpa, training_step
 from .work import Batch, bucketed_batches, model_config, read_corpus
 
 LABEL_SMOOTHING = 0.1
-# allowed error of loss and gradient against float64: norm of the error over the norm
+# allowed relative error of loss and gradient, compared with float64: norm of the difference divided
+# by the norm in float64
 MAX_ERROR = {"fp32": 1e-3, "bf16": 5e-2, "fp16": 5e-2}
-# allowed mean relative difference of the loss of a step from that on the CPU
+# allowed relative difference between the losses on the device and on the CPU, averaged over steps
 MAX_LOSS_DIFFERENCE = {"fp32": 2e-3, "bf16": 3e-2, "fp16": 3e-2}
-# smallest share of target tokens that are those of the CPU: rounding can swap candidates with
-# nearly equal scores
+# required share of target tokens that are equal on the device and on the CPU; below 1, because
+# rounding can swap candidates with nearly equal scores
 MIN_EQUAL = {torch.float32: 0.98, torch.bfloat16: 0.8}
 SEARCH_COLUMNS = ("equal", "at least", "agrees", "seconds, engine", "seconds, modules")
+# training steps of each run, and sentences of each search
 STEPS, LINES = 40, 64
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"num_beams": 1, "max_extra_tokens": 20},
     "beam 4": {"num_beams": 4, "length_penalty_alpha": 0.6, "max_extra_tokens": 20},
 }
-# memory of a small GPU in bytes, and tokens of the sentences that fill it
+# memory of a small GPU, in bytes
 SMALL_GPU_BYTES = 8e9
+# number of tokens in each sentence of the micro-batch that fills the small GPU
 SENTENCE_TOKENS = 100
 RUNS = ("device and run", "last loss", "difference", "allowed", "agrees", "tokens/s")
 
@@ -64,7 +67,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags of the command line.
 
     Yields:
-        Sections.
+        One section for each check; the check of memory needs a GPU.
     """
     device = torch.device(flags.device)
     corpus = read_corpus(flags.config, flags.model_vocab_size)
@@ -101,7 +104,7 @@ def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -
     for precision, allowed in MAX_ERROR.items():
         if device.type == "cpu" and precision == "fp16":
             continue
-        # the model of a run keeps its weights in float32
+        # weights stay in float32, as in training; autocast computes products in `dtype`
         moved = model.float().to(device)
         dtype = distribution.DTYPES.get(precision, torch.float32)
         found = _loss_and_gradient(moved, batch, dtype)
@@ -121,7 +124,7 @@ def _arithmetic(flags: argparse.Namespace, batch: Batch, device: torch.device) -
 
 
 def _in_float64(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Compute the loss by torch's own functions: that of training is summed in float32."""
+    """Compute loss and gradient with torch's own loss: the loss of training sums in float32."""
     others = {name: tensor for name, tensor in batch.tensors.items() if name != "labels"}
     logits = model(**others, use_cache=False).logits
     loss = F.cross_entropy(
@@ -137,7 +140,7 @@ def _in_float64(model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor]:
 def _loss_and_gradient(
     model: PreTrainedModel, batch: Batch, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Compute the loss as a training step does."""
+    """Compute loss and gradient as a training step does."""
     device, tensors = model.device, batch.tensors
     label_indices = (tensors["labels"].flatten() != IGNORED).nonzero()[:, 0].to(device)
     inputs = {name: it.to(device) for name, it in mask_for_sdpa(tensors).items()}
@@ -158,7 +161,7 @@ def _with_gradient(model: PreTrainedModel, loss: Tensor) -> tuple[Tensor, Tensor
 def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Section:
     """Train on the CPU, and with several settings on the device. `_search` reads the run "cpu"."""
 
-    # dropout masks differ between devices
+    # no dropout, because dropout masks differ between devices
     shared: dict[str, Any] = {
         "model": {**flags.config.model, "dropout": 0.0},
         "max_steps": STEPS,
@@ -187,7 +190,8 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
     for name, parts in variants.items():
         for settings in parts:
             found = train_and_read_losses(name, **settings)
-        # rounding grows from step to step, and a single loss may be far off
+        # average over the steps: rounding errors grow from step to step, so a single loss may
+        # differ much
         difference = statistics.mean(
             abs(loss / on_cpu - 1) for loss, on_cpu in zip(found, expected, strict=True)
         )
@@ -207,7 +211,7 @@ def _runs(flags: argparse.Namespace, folder: Path, device: torch.device) -> Sect
 
 def _half_precision(device: torch.device) -> str:
     is_cuda = device.type == "cuda"
-    # a run refuses bf16 where it would be emulated
+    # training refuses bf16 on a GPU that only emulates bf16
     if is_cuda and not torch.cuda.is_bf16_supported(including_emulation=False):
         return "fp16"
     return "bf16"
@@ -285,7 +289,7 @@ def _share_of_equal(found: list[list[int]], expected: list[list[int]], pad: int)
 
 
 def _memory(flags: argparse.Namespace, device: torch.device) -> Section:
-    """Take training steps with the largest micro-batch for a small GPU, with its memory only."""
+    """Train with the largest micro-batch for a small GPU, with torch limited to its memory."""
     total = torch.cuda.get_device_properties(device).total_memory
     rows: list[tuple[Any, ...]] = []
     for precision in ("fp32", _half_precision(device)):

@@ -38,14 +38,15 @@ from .work import run_parser, texts_of_run
 
 NUM_BEAMS = 4
 ALPHA = 0.6
-# token limit far above what a sentence needs, so that it cuts no search
+# largest number of tokens in a translation, so far above what a sentence needs that no search
+# reaches it
 LONGEST = 200
 SENTENCES_A_BATCH = 25
-# CTranslate2's search ends when this multiple of the beam size is complete
+# CTranslate2's search ends when `PATIENCE` * `NUM_BEAMS` hypotheses are complete
 PATIENCE = 2
-# CTranslate2's length penalty that is nearest to an alpha of 0.6
+# value of CTranslate2's length penalty that comes nearest to our length penalty with `ALPHA`
 NEAREST_PENALTY = 0.5
-# not 0: with 0, CTranslate2's search ends with its first hypothesis
+# nearly 0, because with 0 CTranslate2's search ends with its first hypothesis
 NO_PENALTY = 1e-6
 
 
@@ -67,13 +68,13 @@ class Engines:
 
         Args:
             texts: Sentences.
-            search: Settings that differ from beam search with the paper's length penalty.
+            search: Settings of `generate` that differ from the paper's beam search.
 
         Returns:
             Translations.
         """
         usual = {"num_beams": NUM_BEAMS, "length_penalty_alpha": ALPHA}
-        # the other engines have no limit for each sentence
+        # the other engines have no `max_extra_tokens`, the limit that depends on the source
         bounds = {"max_new_tokens": LONGEST, "max_extra_tokens": None}
         return list(translate_lines(self.pipeline, texts, **{**usual, **bounds, **search}))
 
@@ -83,8 +84,8 @@ class Engines:
         Args:
             texts: Sentences.
             quantization: Type of the stored weights.
-            search: Settings of its search. If none, its hypotheses are ranked by our length
-                penalty.
+            search: Settings of CTranslate2's search. Without settings, our length penalty ranks the
+                hypotheses of CTranslate2's beam search.
 
         Returns:
             Translations.
@@ -110,7 +111,7 @@ class Engines:
             best = [
                 max(
                     zip(result.scores, result.hypotheses, strict=True),
-                    # the end token counts
+                    # our length penalty also counts the end token
                     key=lambda one: one[0] / gnmt_length_penalty(len(one[1]) + 1, ALPHA),
                 )[1]
                 for result in found
@@ -131,7 +132,7 @@ class Engines:
         if not folder.exists():
             to_marian(self.model, self.tokenizer, folder)
         model: PreTrainedModel = MarianMTModel.from_pretrained(folder).eval()
-        # the export has another order of the tokens
+        # the export has other token ids, so use the exported tokenizer
         tokenizer = AutoTokenizer.from_pretrained(folder)
         found = []
         for batch in self._batches(texts, tokenizer):
@@ -287,7 +288,7 @@ def _measure(argv: list[str]):
     show_study(sections(flags.run, texts), "Exported models", flags.output_dir)
 
 
-# a command line that shows an error as one sentence, and returns the exit status
+# `main` shows an error as one sentence, and returns the exit status
 main = partial(run_command, _measure)
 
 

@@ -1,7 +1,7 @@
 """Compare searches with a trained model: `python -m vanilla_transformer.benchmarks.identical RUN`.
 
-A run that trained a class of transformers translates its corpus twice: with the library's own
-modules, and on the inference engine. Both use the library's search.
+The run must have trained a model class of transformers. The model translates the corpus of the run
+twice: with the library's own modules, and on the inference engine. Both use the library's search.
 """
 
 import argparse
@@ -34,10 +34,12 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "forbidden token": {"num_beams": 4, "bad_words_ids": "common"},
     "forced first token": {"num_beams": 4, "forced_bos_token_id": "common"},
 }
-# two hypotheses whose scores are closer may change places
+# rounding may swap two hypotheses whose scores differ by less
 CLOSE = 1e-4
+# largest number of tokens in a translation
 LONGEST = 100
 
+# token ids and score of a translation
 Found = tuple[list[int], float]
 
 
@@ -46,16 +48,17 @@ def compare(
     tokenizer: PreTrainedTokenizerBase,
     texts: list[str],
 ) -> Iterator[tuple[str, list[tuple[Found, Found]]]]:
-    """Translate the same sentences with both.
+    """Translate the same sentences with the library's modules and on the engine.
 
     Args:
-        model: Model of transformers that converts.
-        tokenizer: Its tokenizer.
+        model: Model of transformers that this package can convert.
+        tokenizer: Tokenizer of the model.
         texts: Sentences.
 
     Yields:
-        Name of each search, and for each sentence the ids and the score (sum of the
-        log-probabilities divided by the length penalty) that the library finds, and ours.
+        Name of each search, and for each sentence two translations: the library's and ours. A
+        translation consists of token ids and a score: the sum of the log-probabilities divided by
+        the length penalty.
 
     Raises:
         ValueError: If the engine cannot run the model.
@@ -106,14 +109,14 @@ def _found(
     end, pad = model.config.eos_token_id, model.config.pad_token_id
     found = []
     for row, score in zip(output.sequences[:, 1:].tolist(), scores.tolist(), strict=True):
-        # padding follows the end, and the padding token is never written
+        # padding follows the end token; searches never generate the padding token
         length = row.index(end) + 1 if end in row else len(row)
         found.append(([token for token in row[:length] if token != pad], score))
     return found
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Compare all searches.
+    """Compare the translations of all `SEARCHES`.
 
     Args:
         flags: Flags of the command line.
@@ -155,7 +158,7 @@ def _compare(argv: list[str]):
     show_study(sections(flags), "The library's search on the engine", flags.output_dir)
 
 
-# a command line that shows an error as one sentence, and returns the exit status
+# `main` shows an error as one sentence, and returns the exit status
 main = partial(run_command, _compare)
 
 

@@ -2,8 +2,8 @@
 
 Batches are those of the library's translation example: a fixed number of sentences, random or of
 similar length, padded to the longest. Corpus, vocabulary, model size, number of updates, learning
-rate, label smoothing and about the target tokens per step are those of our run. The last checkpoint
-and the average of the last checkpoints are scored like ours.
+rate and label smoothing are those of our run; the number of target tokens per step is about the
+same. The last checkpoint and the average of the last checkpoints are scored as in our run.
 
     python -m vanilla_transformer.benchmarks.marian_trainer RUN --output_dir OUT
 """
@@ -49,17 +49,17 @@ def train_marian(
     output_dir: Path,
     sampling: str = "random",
 ) -> float:
-    """Train, or resume from the last checkpoint.
+    """Train Marian, or resume from the last checkpoint.
 
     Args:
         recipe: Settings of our run.
         model: Marian model.
         tokenizer: Tokenizer of our run.
         output_dir: Folder for the trainer's checkpoints.
-        sampling: The library's `train_sampling_strategy`.
+        sampling: Value of the library's `train_sampling_strategy`.
 
     Returns:
-        Time of this call, in seconds.
+        Training time of this call, in seconds, without earlier calls.
     """
     languages = (recipe.source_lang, recipe.target_lang)
     rows = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
@@ -115,7 +115,7 @@ def translate(
     batch_size: int = 64,
     **search: Any,
 ) -> list[str]:
-    """Translate with the library's search, in batches in the given order.
+    """Translate with the library's search, in batches that keep the order of the sentences.
 
     Args:
         model: Marian model.
@@ -125,7 +125,7 @@ def translate(
         search: Settings of `generate` that differ from the library's defaults.
 
     Returns:
-        The translations, in order.
+        Translations, in the order of the sentences.
     """
     model.eval()
     found = []
@@ -141,13 +141,13 @@ def translate(
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Train and score.
+    """Train Marian, and score its translations.
 
     Args:
         argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0.
+        Exit status 0.
 
     Raises:
         ValueError: If `--max_steps` is below 1 or above the run's, or the run has a cooldown.
@@ -199,7 +199,7 @@ def main(argv: list[str] | None = None) -> int:
     )
     scores = {"parameters": model.num_parameters(), "seconds_of_last_start": seconds}
     for name, chosen in (("last", checkpoints[-1:]), ("averaged", checkpoints)):
-        # the file has tied weights once, and no tables of positions
+        # a checkpoint has tied weights only once and no position tables, so names may be missing
         _, unexpected = model.load_state_dict(average_weights(chosen), strict=False)
         assert not unexpected
         model.tie_weights()

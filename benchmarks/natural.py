@@ -1,8 +1,8 @@
 """Translation with a trained model: `python -m vanilla_transformer.benchmarks.natural RUN`.
 
-The benchmark `translation` has random weights, and so must set the length of each translation.
-Here, a trained model translates the corpus of its run, and decides itself where a translation ends.
-Each engine reads text and writes text, as in practice.
+The benchmark `translation` uses random weights, so it must set the length of each translation.
+Here, a trained model translates the corpus of its run, and each translation ends with its end
+token. Each engine reads text and writes text, as in practice.
 """
 
 import argparse
@@ -40,12 +40,12 @@ from .translation import (
 from .work import add_device, open_device, run_parser, texts_of_run
 
 MARIAN_UNSORTED = f"{MARIAN}, unsorted"
-# sentences in a call of an engine, and in a batch of transformers' models
+# number of sentences in a call of an engine, and in a batch of transformers' Marian
 PIECE, BATCH = 256, 32
 
 
 class Translator:
-    """Engine with the weights of a run, from text to text.
+    """Translation from text to text by one engine, with the weights of a run.
 
     Args:
         name: `OURS`, `OURS_INT8`, `MARIAN`, `MARIAN_UNSORTED` or one of `ctranslate2_names`.
@@ -75,7 +75,7 @@ class Translator:
                 path = Path(folder, "model")
                 to_marian(self.model, self.tokenizer, path)
                 self.model = MarianMTModel.from_pretrained(path)
-                # the export has another order of the tokens
+                # the export has other token ids, so use the exported tokenizer
                 self.tokenizer = AutoTokenizer.from_pretrained(path)
         self.model.to(device, dtype).eval()
 
@@ -118,7 +118,7 @@ class Translator:
         return [one_line(text) for _, text in sorted(zip(order, found, strict=True))]
 
     def _by_ctranslate2(self, texts: Sequence[str]) -> list[str]:
-        # CTranslate2 sorts by length itself
+        # CTranslate2 itself sorts sentences by length
         results = self.engine.translate_batch(
             [
                 self.tokenizer.convert_ids_to_tokens(ids)
@@ -166,7 +166,7 @@ def sections(
         num_equal.update(
             {name: sum(map(str.__eq__, translations[name], expected)) for name in names}
         )
-        # in half precision, rounding changes translations
+        # check only float32, because rounding in half precision changes translations
         if dtype == torch.float32:
             refuse_other_translations(num_equal[OURS] / len(texts))
 
@@ -245,7 +245,7 @@ def _measure(argv: list[str]):
     show_study(sections(*sides, flags), "Translation with a trained model", flags.output_dir)
 
 
-# a command line that shows an error as one sentence, and returns the exit status
+# `main` shows an error as one sentence, and returns the exit status
 main = partial(run_command, _measure)
 
 

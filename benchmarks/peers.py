@@ -50,20 +50,21 @@ class Peer(NamedTuple):
         """Return whether the module can be imported."""
         try:
             importlib.import_module(self.needs)
-        # ValueError: installed, but not for this version of Python
+        # an installed package may raise ValueError in a version of Python that it does not support
         except (ImportError, ValueError):
             return False
         return True
 
 
 def marian_config(config: VanillaTransformerConfig) -> MarianConfig:
-    """Return the configuration of a Marian of the same sizes.
+    """Return the configuration of a Marian model of the same sizes.
 
     Args:
         config: Configuration of our model.
 
     Returns:
-        Configuration of Marian, which has biases and its own order of sines and cosines.
+        Configuration of Marian. Unlike the paper, Marian has biases in its attention, and all sines
+        before all cosines.
     """
     same = {name: getattr(config, name) for name in (*SAME_FIELDS, "vocab_size", "d_model")}
     return MarianConfig(
@@ -102,7 +103,7 @@ def build_m2m100(config: VanillaTransformerConfig) -> M2M100ForConditionalGenera
 
 
 def build_fsmt(config: VanillaTransformerConfig) -> FSMTForConditionalGeneration:
-    """Build transformers' FSMT, with one embedding matrix.
+    """Build transformers' FSMT, with one matrix for source, target and output.
 
     Args:
         config: Configuration of our model.
@@ -190,13 +191,13 @@ class TorchTransformer(nn.Module):
 
 
 def convert_torch(module: TorchTransformer) -> PreTrainedModel:
-    """Convert a model to this package.
+    """Convert torch's Transformer to a model of this package.
 
     Args:
-        module: Model of torch.
+        module: Model with torch's stacks.
 
     Returns:
-        The model of this package with the same logits.
+        The model of this package, with the same logits.
     """
     return from_torch(module.stacks, module.embedding.weight)
 
@@ -255,7 +256,7 @@ def _joeynmt_loss_sum(model: Any, tensors: dict[str, Tensor], smoothing: float) 
     if model.loss_function is None:
         model.loss_function = ("crossentropy", smoothing)
     is_label = tensors["labels"] != IGNORED
-    # swap ids 0 and 1: JoeyNMT's padding token has another id than ours
+    # swap ids 0 and 1, because JoeyNMT's padding token has id 1 and ours has id 0
     swap = torch.arange(len(model.src_vocab), device=is_label.device)
     swap[:2] = swap[:2].flip(0)
     pad = model.pad_index
@@ -274,7 +275,7 @@ def _joeynmt_loss_sum(model: Any, tensors: dict[str, Tensor], smoothing: float) 
 
 def _library_loss_sum(model: nn.Module, tensors: dict[str, Tensor], smoothing: float) -> Tensor:
     inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
-    # without a causal mask: the models make it themselves
+    # the models build the causal mask themselves
     logits = model(**inputs, use_cache=False).logits
     return smoothed_loss_sum(logits, tensors["labels"], smoothing)
 

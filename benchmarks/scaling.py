@@ -25,18 +25,21 @@ from .work import Batch, model_config, training_flops
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# about the number of tokens on each side, for every sentence length
+# number of tokens on each side of a batch; a longer sentence is a batch of its own
 TOKENS = 1024
+# number of tokens in a sentence where the length does not vary
 SENTENCE = 32
 LENGTHS = (64, 256, 1024, 4096, 8192)
 VOCABULARIES = (1_000, 8_000, 37_000)
+# numbers of sentences in a batch
 COUNTS = (1, 8, 32, 128)
+# training steps with one process, and with two
 STEPS = 30
 COLUMNS = ("implementation", "tokens/s", "ms/step", "peak MB")
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Measure the cost of a training step, for the first of the sizes.
+    """Measure the cost of a training step, for the first of `--sizes`.
 
     Args:
         flags: Flags of the command line.
@@ -111,7 +114,7 @@ class Growing:
         size: One of `work.SIZES`.
         flags: Flags of the command line.
         vocab_size: Vocabulary size of the model.
-        positions: Size of Marian's table of positions.
+        positions: Number of positions in Marian's table.
     """
 
     def __init__(
@@ -132,7 +135,7 @@ class Growing:
 def _raced(
     batches: list[Batch], vocab_size: int, flags: argparse.Namespace
 ) -> list[list[tuple[str, float, float, float]]]:
-    """Race over batches, small ones first; return a row for each batch and implementation."""
+    """Time all implementations in turn, and return a row for each batch and implementation."""
     size, positions = flags.sizes[0], max(batch.source_lengths.max() for batch in batches)
     config = model_config(size, vocab_size)
     implementations = [
@@ -146,8 +149,8 @@ def _raced(
         )
         for name in (OURS, MARIAN)
     ]
-    # peak memory never falls, so small batches come first; each batch warms up twice, because Adam
-    # has no moments before its first step
+    # the peak memory of a process never falls, so small batches come first. Each batch warms up
+    # twice, because Adam allocates its moments in its first step
     every = range(len(batches))
     twice = np.repeat(every, 2).tolist()
     results = time_in_turn(implementations, flags.rounds, torch.device(flags.device), warm_up=twice)
@@ -200,7 +203,8 @@ def _figure(axis: str, values: Sequence[int], points: Sequence[Sequence[tuple]])
 def _processes(flags: argparse.Namespace) -> Section:
     """Train the recipe with the training command, on one process and on two."""
     cores = os.cpu_count() or 1
-    # each process has its share of the cores; on GPUs, each process has one GPU
+    # number of processes and threads per process: the processes share the cores; on GPUs, each
+    # process has one GPU
     kinds = {"1 process": (1, cores), "2 processes": (2, max(1, cores // 2))}
     rows = []
     with tempfile.TemporaryDirectory() as folder:

@@ -1,9 +1,9 @@
 """Translation over HTTP by many clients: `python -m vanilla_transformer.benchmarks.serve RUN`.
 
 The server is the command `vanilla-transformer serve` in a process of its own. Clients send the
-sentences of the run's corpus, one request each, over connections that stay open. One client sends
-its requests one after another, so that the server can translate only one at a time; many clients
-send theirs at the same time.
+sentences of the run's corpus over keep-alive connections, one sentence in a request. A single
+client sends one request after another, so the server can translate only one sentence at a time.
+Many clients send requests at the same time.
 """
 
 import argparse
@@ -35,10 +35,10 @@ JSON = {"Content-Type": "application/json"}
 
 
 class Round(NamedTuple):
-    """Measurement of all sentences, sent once.
+    """Measurements of a round, in which the clients send each sentence once.
 
     Attributes:
-        seconds: Time of all requests.
+        seconds: Wall time of the round, in seconds.
         latencies: Time of each request, in seconds.
         memory: Resident memory of the server after the round, in MB.
     """
@@ -49,7 +49,7 @@ class Round(NamedTuple):
 
 
 class Server:
-    """Process of the command.
+    """Process of the command `vanilla-transformer serve`.
 
     Args:
         run: Run folder.
@@ -95,7 +95,7 @@ class Client:
         self.languages = dict(zip(("source", "target"), languages, strict=True))
 
     def __call__(self, texts: Sequence[str]) -> tuple[list[str], list[float]]:
-        """Translate texts, one request each, one after another.
+        """Translate texts one after another, with one request for each text.
 
         Args:
             texts: Texts.
@@ -121,7 +121,7 @@ class Client:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Send the same sentences as one client and as many clients.
+    """Time the same sentences from one client and from many clients.
 
     Args:
         flags: Flags of the command line.
@@ -212,7 +212,7 @@ def _measure(argv: list[str]):
     show_study(sections(flags), "Translation over HTTP", flags.output_dir)
 
 
-# a command line that shows an error as one sentence, and returns the exit status
+# `main` shows an error as one sentence, and returns the exit status
 main = partial(run_command, _measure)
 
 

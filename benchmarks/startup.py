@@ -16,7 +16,7 @@ from .timing import Implementation, numbers_of, ratio_figure, ratios, time_in_tu
 from .work import model_config
 
 LIBRARY = "import transformers' Marian"
-# translate once; both models get the ids of the same tokenizer
+# program that translates once; both models get token ids from the same tokenizer
 TRANSLATE = """
 import sys, torch
 from {module} import {name}
@@ -31,7 +31,7 @@ MARIAN = {"module": "transformers", "name": "MarianMTModel"}
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Time new processes.
+    """Time new processes, each from its start to its end.
 
     Args:
         flags: Flags of the command line.

@@ -16,7 +16,7 @@ from .work import read_corpus
 
 PEER = "SentencePiece BPE"
 COLUMNS = ("implementation", "ratio", "lower quartile", "upper quartile", "sentences/s", "peak MB")
-# sentences that are encoded in one call
+# number of sentences that are encoded or decoded in one call
 CHUNK = 10_000
 
 
@@ -84,7 +84,7 @@ class Encoder:
         """Encode texts, or decode their ids.
 
         Args:
-            texts: Texts; to decode, their ids are computed at the first call.
+            texts: Texts. For decoding, the first call computes their ids, which later calls reuse.
 
         Returns:
             The decoded texts; None after encoding.

@@ -1,4 +1,4 @@
-"""Time implementations in turn, piece by piece, so that the machine's load affects all of them.
+"""Time implementations in turn, piece by piece, so that the machine's load affects all alike.
 
 On a shared machine, absolute times drift by tens of percent. The ratio of two times that are
 measured one after the other does not.
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MEGABYTE = 1e6
-# messages to the process of an implementation; any other message is the index of a piece to do
+# messages to the process of an implementation; any other message is the index of a piece of work
 END = "end"
 PEAK = "peak"
 # rows and columns of the square matrices whose product measures the FLOP/s that a device reaches
 MATRIX = {"cpu": 2048, "cuda": 8192}
-# products in a row: a single one ends before a CPU reaches its full frequency
+# products in a row: a single product ends before a CPU reaches its full frequency
 PRODUCTS = 10
 # pictures with more plots than this have several columns
 MOST_PLOTS_BELOW_EACH_OTHER = 4
@@ -81,8 +81,8 @@ class Result:
         rates: Amount of work per second, [rounds, pieces].
         flop_rates: Useful operations per second, or None if they are not counted, [rounds, pieces].
         peaks: Peak memory after each warm-up piece, and after all rounds, in bytes. On a CPU, the
-            peak memory of the process minus its memory after the imports; on a GPU, the memory of
-            tensors.
+            peak memory of the process minus its memory after the imports; on a GPU, the peak memory
+            of torch's tensors.
     """
 
     name: str
@@ -123,8 +123,8 @@ def time_in_turn(
         implementations: Implementations with the same number of pieces.
         rounds: Number of rounds; each does all pieces.
         device: Device of all implementations.
-        check: Function that gets the results of the warm-up pieces by name, before the timing; it
-            raises an error if they are wrong.
+        check: Function that is called before the timing with the results of the warm-up pieces, by
+            name of the implementation. The function raises an error if a result is wrong.
         warm_up: Indices of the warm-up pieces.
 
     Returns:
@@ -172,11 +172,11 @@ class Worker:
         device: Device of the implementation.
 
     Raises:
-        RuntimeError: If the implementation failed; its error is on stderr.
+        RuntimeError: From `do` or `peak`, if the implementation failed; its error is on stderr.
     """
 
     def __init__(self, implementation: Implementation, device: torch.device):
-        # spawn, not fork: the process has its own threads and memory
+        # spawn instead of fork, so that the process has its own threads and memory
         context = get_context("spawn")
         self.name = implementation.name
         self.connection, theirs = context.Pipe()
@@ -188,8 +188,8 @@ class Worker:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        # wait for a normal end, in which libraries release their system resources; after an error
-        # do not wait
+        # without an error, wait until the process ends by itself, so that libraries release their
+        # system resources; after an error, do not wait
         with suppress(OSError):
             self.connection.send(END)
         self.process.join(None if error[0] is None else 0)
@@ -228,7 +228,7 @@ class Worker:
 def _serve(connection: Connection, implementation: Implementation, device: str, threads: int):
     torch.set_num_threads(threads)
     gc.collect()
-    # reset the peak memory of the process
+    # writing 5 resets the peak memory of the process
     Path("/proc/self/clear_refs").write_text("5")
     before = memory()
     work = implementation.build(*implementation.arguments)
@@ -237,7 +237,7 @@ def _serve(connection: Connection, implementation: Implementation, device: str, 
         if question == END:
             return
         if question == PEAK:
-            # without the memory that the imports take
+            # do not count the memory that the imports take
             added = memory()["peak"] - before["private"] - before["file_backed"]
             is_gpu = device == "cuda"
             connection.send(torch.cuda.max_memory_allocated() if is_gpu else added * MEGABYTE)
@@ -252,7 +252,7 @@ def _serve(connection: Connection, implementation: Implementation, device: str, 
 
 
 def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Implementation:
-    """Return an implementation that multiplies large matrices: the FLOP/s that a device reaches.
+    """Return an implementation that multiplies large matrices, to measure a device's FLOP/s.
 
     Args:
         device: Device of the matrices.
@@ -260,7 +260,7 @@ def matrix_product(device: torch.device, dtype: torch.dtype, pieces: int) -> Imp
         pieces: Number of pieces, as many as the other implementations have.
 
     Returns:
-        The implementation; its amounts are operations.
+        The implementation; its amounts of work are floating-point operations.
     """
     flops = [2.0 * PRODUCTS * MATRIX[device.type] ** 3] * pieces
     return Implementation("matrix product", Product, (device, dtype), range(pieces), flops, flops)
@@ -311,7 +311,7 @@ def rows_of(results: Sequence[Result], reference: str, matrix: Result | None) ->
     Args:
         results: Measurements of `time_in_turn`.
         reference: Name of the implementation that the others are compared with.
-        matrix: Measurements of the matrix product in the same call.
+        matrix: Measurements of the matrix product from the same call, or None.
 
     Returns:
         Rows for `COLUMNS`.
@@ -340,7 +340,7 @@ def numbers_of(results: Sequence[Result], matrix: Result | None) -> dict[str, An
 
     Args:
         results: Measurements of `time_in_turn`.
-        matrix: Measurements of the matrix product in the same call.
+        matrix: Measurements of the matrix product from the same call, or None.
 
     Returns:
         Time of each piece and round in seconds, peak memory, and the rate of the matrix product.
@@ -376,7 +376,7 @@ def ratio_figure(tables: Mapping[str, Sequence[tuple]], reference: str) -> "Figu
         names = [row[0] for row in rows][::-1]
         middle, low, high = np.array([row[1:4] for row in rows][::-1]).T
         ours = ["tab:orange" if name.startswith("this package") else "tab:gray" for name in names]
-        # rounded rows can have a quartile on the other side of the median
+        # rounding can put a quartile on the other side of the median, but no error bar is negative
         spread = np.maximum([middle - low, high - middle], 0)
         plot.barh(names, middle, xerr=spread, color=ours, height=0.6)
         plot.axvline(1, color="black", linewidth=0.8)

@@ -38,13 +38,15 @@ from .work import (
 
 USUAL = "transformers Marian, random sentences"
 OURS_RANDOM = "this package, the same random sentences"
+# number of sentences in a batch of random sentences
 USUAL_SENTENCES = 64
-# relative tolerance of loss and gradient: sums of thousands of float32 in another order
+# relative tolerance of loss and gradient, because implementations add thousands of float32 numbers
+# in different orders
 SAME = 1e-3
 
 
 class Trainee:
-    """Model with its optimizer.
+    """Model with its optimizer; a call is a training step.
 
     Args:
         name: `OURS`, `OURS_RANDOM`, `USUAL` or one of `PEERS`.
@@ -120,13 +122,13 @@ class Trainee:
 
 
 def dtype_of(settings: TrainConfig) -> torch.dtype:
-    """Return the type of matrix products.
+    """Return the dtype of matrix products.
 
     Args:
         settings: Settings of a run.
 
     Returns:
-        The type of the precision.
+        The dtype that belongs to the precision of the run.
     """
     return distribution.DTYPES.get(settings.precision, torch.float32)
 
@@ -151,13 +153,13 @@ def open_accelerator(settings: TrainConfig, device: torch.device) -> Accelerator
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Compare training steps, with a section for each size.
+    """Compare training steps of the implementations, for each size.
 
     Args:
         flags: Flags of the command line.
 
     Yields:
-        Sections.
+        One section for each size.
     """
     corpus = read_corpus(flags.config, flags.model_vocab_size)
     asked = [name for name, peer in PEERS.items() if name == MARIAN or peer.flag in flags.peers]
@@ -235,19 +237,19 @@ def _section(
 
 
 def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) -> float:
-    """Compare a peer's loss and gradient with those of the same weights in this package.
+    """Compare loss and gradient of a peer with those of its conversion to this package.
 
     Args:
         name: One of `PEERS`.
         size: One of `work.SIZES`.
-        batch: Batch of the loss.
+        batch: Batch to compute the loss on.
         flags: Flags of the command line.
 
     Returns:
-        The larger of the two relative differences.
+        The larger of two relative differences: of the loss, and of the embeddings' gradient.
 
     Raises:
-        ValueError: If the difference is larger than the tolerance.
+        ValueError: If the difference is not below the tolerance, or the peer has no conversion.
     """
     peer, smoothing = PEERS[name], flags.config.label_smoothing
     torch.manual_seed(flags.config.seed)
@@ -258,7 +260,8 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     tensors = batch.tensors
     expected = peer.loss_sum(theirs, tensors, smoothing)
     expected.backward()
-    # with the kernels of the timed step
+    # use the kernels of the timed step: linear layers in training mode use oneDNN, and all other
+    # modules stay in evaluation mode, without dropout
     use_cpu_kernels(ours, is_half=False)
     for module in ours.modules():
         module.training = isinstance(module, nn.Linear)

@@ -28,17 +28,18 @@ from .training import dtype_of
 from .work import MODELS, Corpus, model_config, read_corpus, search_flops
 
 OURS_INT8 = f"{OURS} int8"
-# searches of the library: how to build a model, and its conversion
+# for each search of the library, the functions that build and convert its model
 PEERS: dict[str, Any] = {MARIAN: (build_marian, from_marian), M2M100: (build_m2m100, from_m2m100)}
 CTRANSLATE2 = "CTranslate2 "
-# quantiles of source lengths that a batch is drawn from
+# quantiles of the source lengths between which the sentences of a batch are drawn
 LENGTHS = {"short": (0.1, 0.5), "long": (0.8, 1.0)}
-# smallest share of equal tokens: two scores closer than float32 rounding may change places
+# required share of equal tokens; below 1, because rounding may swap hypotheses with nearly equal
+# scores
 FEWEST_EQUAL = 0.9
 
 
 class Piece(NamedTuple):
-    """Token ids of sentences, number of tokens in each translation, and beam size."""
+    """Batch of sentences as token ids, number of tokens in each translation, and beam size."""
 
     sentences: list[list[int]]
     steps: int
@@ -66,7 +67,7 @@ class Search:
         self.device = torch.device(flags.device)
         self.dtype = dtype_of(flags.config)
         torch.manual_seed(flags.config.seed)
-        # all implementations have the same weights
+        # one seed and one builder give all implementations the same weights
         build, convert = PEERS[library_name(size)]
         model: PreTrainedModel = build(model_config(size, flags.model_vocab_size)).eval()
         self.conversion = None
@@ -79,7 +80,7 @@ class Search:
             self.tokens = self.engine_tokens(model, tokenizer)
         else:
             self.model = model.to(self.device, self.dtype)
-        # without a length penalty, our search is that of the others
+        # all hypotheses have the same length, so an alpha of 0 makes our search equal to the others
         is_of_library = name in PEERS or self.conversion is not None
         self.settings = {} if is_of_library else {"length_penalty_alpha": 0.0}
         if name == OURS_INT8:
@@ -87,7 +88,7 @@ class Search:
 
     @staticmethod
     def engine_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-        """Return the engine's token for each id.
+        """Return CTranslate2's token for each id.
 
         Args:
             model: Model that was exported.
@@ -123,7 +124,7 @@ class Search:
         padded = self.tokenizer.pad({"input_ids": sentences}, return_tensors="pt")
         model = self.model
         if self.conversion is not None:
-            # before each batch, as the pipeline does
+            # check the conversion before each batch, as the pipeline does
             model, _ = self.conversion.for_engine(self.name == OURS_INT8)
         with torch.no_grad():
             ids = model.generate(
@@ -140,7 +141,7 @@ class Search:
 
 
 def library_name(size: str) -> str:
-    """Return the name of the library's search.
+    """Return the name of the library's search for a model of this size.
 
     Args:
         size: One of `work.SIZES` or `work.MODELS`.
@@ -154,7 +155,7 @@ def load_ctranslate2(
     name: str,
     device: torch.device,
 ) -> Any:
-    """Load a model of this package in CTranslate2.
+    """Export a model of this package to CTranslate2, and load the export.
 
     Args:
         model: Model to export.
@@ -183,11 +184,11 @@ def load_ctranslate2(
 
 
 def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[str], list[str]]:
-    """Return CTranslate2's compute types that compare with a model's type.
+    """Return the CTranslate2 implementations to compare with a model of a dtype.
 
     Args:
         device: Device of the model.
-        dtype: Type of the model; on a CPU, only float32 and int8 are compared.
+        dtype: Type of the model's weights; on a CPU, CTranslate2 runs in float32 and in int8.
 
     Returns:
         Names of the implementations that can run here, and of those that cannot.
@@ -206,19 +207,19 @@ def ctranslate2_names(device: torch.device, dtype: torch.dtype) -> tuple[list[st
     try:
         is_here = set(types) <= ctranslate2.get_supported_compute_types(device.type)
     except (RuntimeError, ValueError):
-        # CTranslate2 cannot use the GPU
+        # CTranslate2 raises if it cannot use the GPU
         is_here = False
     return (names, []) if is_here else ([], names)
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Compare searches, with a section for each model size.
+    """Compare the searches of all implementations, for each model size.
 
     Args:
         flags: Flags of the command line.
 
     Yields:
-        Sections.
+        One section for each model size.
     """
     corpus = read_corpus(flags.config, flags.model_vocab_size)
     for size in flags.models or flags.sizes:
@@ -228,7 +229,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 def pieces_of(
     corpus: Corpus, text: str, batch_size: int, num_beams: int, count: int, seed: int
 ) -> list[Piece]:
-    """Draw batches of sentences of similar length, as `translate` sorts them.
+    """Draw batches of sentences of similar length, because `translate` sorts sentences by length.
 
     Args:
         corpus: Corpus of the sentences.
@@ -296,7 +297,7 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     def check(found: dict[str, list[Any]]):
         for number, title in enumerate(titles):
             translations = {name: found[name][number] for name in names}
-            # in half precision, rounding changes translations; in float32, only few equal scores
+            # require equality in float32 only: in half precision, rounding changes translations
             equal[title] = equality(translations, library, must_be_same=is_float32)
 
     starts = range(0, len(pieces), flags.batches)
@@ -352,10 +353,10 @@ def equality(found: dict[str, list[list[int]]], library: str, must_be_same: bool
 
 
 def refuse_other_translations(share: float) -> None:
-    """Refuse to time a search that finds other translations than Marian.
+    """Refuse to time a search whose translations differ too much from the library's.
 
     Args:
-        share: Share that is equal to Marian's, from 0 to 1.
+        share: Share of equal tokens or translations, from 0 to 1.
 
     Raises:
         ValueError: If the share is below `FEWEST_EQUAL`.

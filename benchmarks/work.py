@@ -53,7 +53,7 @@ SIZES: dict[str, dict[str, Any]] = {
         "decoder_ffn_dim": 32,
     },
 }
-# models of transformers that many people translate with, and their vocabularies
+# sizes of popular models of transformers, with their vocabulary sizes
 MODELS: dict[str, dict[str, Any]] = {
     "opus-mt": {"vocab_size": 58101, "activation_function": "swish"},
     "nllb-600m": {
@@ -74,7 +74,7 @@ def model_config(size: str, vocab_size: int, **fields: Any) -> VanillaTransforme
 
     Args:
         size: One of `SIZES` or `MODELS`.
-        vocab_size: Size of the vocabulary; a model has its own.
+        vocab_size: Size of the vocabulary, unless `MODELS` gives the model's own.
         fields: Further fields that differ from the paper's base model.
 
     Returns:
@@ -108,7 +108,7 @@ def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Cor
 
     Args:
         config: Settings of a run.
-        model_vocab_size: Vocabulary size of the models, if they read the corpus.
+        model_vocab_size: Vocabulary size of the models that read the token ids; None for no models.
 
     Returns:
         The corpus, with the pairs that training would keep.
@@ -193,7 +193,7 @@ def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], l
     Args:
         run: Run folder.
         split: Split of the corpus.
-        count: Number of sentences; None for all.
+        count: Largest number of sentences; None for all.
 
     Returns:
         Sources and references.
@@ -212,7 +212,7 @@ def texts_of_run(run: Path, split: str, count: int | None) -> tuple[list[str], l
 
 @dataclass
 class Batch:
-    """Batch with its sentence lengths.
+    """Training batch with its sentence lengths.
 
     Attributes:
         tensors: Tensors of `Collator`.
@@ -235,7 +235,7 @@ def bucketed_batches(corpus: Corpus, tokens: int, count: int, seed: int) -> list
 
     Args:
         corpus: Corpus of the sentences.
-        tokens: Approximate number of tokens in a batch, on its larger side.
+        tokens: Approximate number of tokens in a batch, counted on the longer side of each pair.
         count: Number of batches.
         seed: Seed of the draw.
 
@@ -243,7 +243,7 @@ def bucketed_batches(corpus: Corpus, tokens: int, count: int, seed: int) -> list
         Batches.
 
     Raises:
-        ValueError: If the corpus has fewer batches.
+        ValueError: If the corpus has fewer than `count` batches.
     """
     sides = (corpus.source_lengths, corpus.target_lengths)
     num_steps = steps_for(int(np.maximum(*sides).sum()), tokens)
@@ -297,15 +297,18 @@ def training_flops(config: VanillaTransformerConfig, batch: Batch) -> float:
     """
     width, source, target = config.d_model, batch.source_lengths, batch.target_lengths
     encoder, decoder = config.encoder_layers, config.decoder_layers
-    # query, key, value and output projections; keys and values of cross-attention are of the source
+    # multiply-adds with weights; cross-attention projects keys and values from source tokens
     weights = (
         encoder * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
         + decoder * 2 * width**2 * source.sum()
         + decoder * (6 * width**2 + 2 * width * config.decoder_ffn_dim) * target.sum()
         + config.vocab_size * width * target.sum()
     )
+    # query-key pairs of attention; pairs that the causal mask hides count too
     pairs = encoder * np.square(source).sum()
     pairs += decoder * (np.square(target) + source * target).sum()
+    # a multiply-add is 2 operations, backward takes twice as many as forward, and each pair takes
+    # `width` multiply-adds for its score and `width` for its value
     return float(6 * weights + 12 * width * pairs)
 
 
@@ -326,6 +329,7 @@ def search_flops(
     width, source = config.d_model, np.asarray(source_lengths)
     encoder, decoder = config.encoder_layers, config.decoder_layers
     tokens = len(source) * num_beams * steps
+    # multiply-adds and query-key pairs, as in `training_flops`
     weights = (
         encoder * (4 * width**2 + 2 * width * config.encoder_ffn_dim) * source.sum()
         + decoder * 2 * width**2 * source.sum()
@@ -333,6 +337,7 @@ def search_flops(
         + config.vocab_size * width * tokens
     )
     pairs = encoder * np.square(source).sum()
+    # with the KV cache, step t of a hypothesis attends to t target positions
     past = len(source) * num_beams * steps * (steps + 1) / 2
     pairs += decoder * (num_beams * steps * source.sum() + past)
     return float(2 * weights + 4 * width * pairs)

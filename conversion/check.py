@@ -1,4 +1,4 @@
-"""Check a conversion: the source runs its library's code, and the result has the same logits."""
+"""Check a conversion: the source runs unmodified library code, and the logits are equal."""
 
 from typing import Any
 
@@ -14,6 +14,7 @@ from ..pipeline_vanilla_transformer import evaluating
 from .library_code import LIBRARY_CODE
 
 DIFFERS = "a conversion must compute what its source computes, and the logits differ"
+# a version of transformers without digests adds nothing, so its models are refused
 RELEASED.update(LIBRARY_CODE.get(transformers.__version__.rsplit(".", 1)[0], {}))
 
 
@@ -25,13 +26,15 @@ def refuse_modified_source(model: nn.Module, name: str):
         name: Library and class, for the error, such as "transformers' MarianMTModel".
 
     Raises:
-        ValueError: If a module is of another class, was patched or has a hook; names the module.
+        ValueError: If a module is of another class, was patched or has a hook, or the attention
+            function is not the library's; the message names the module or the function.
     """
     difference = library_difference(model)
     config = getattr(model, "config", None)
     if difference is None and config is not None:
         implementation = getattr(config, "_attn_implementation", None) or "eager"
-        # eager attention is not registered; the default stands for it
+        # eager attention is not in the registry: `get_interface` then returns its second argument,
+        # which is only a sentinel here
         function = ALL_ATTENTION_FUNCTIONS.get_interface(implementation, library_difference)
         if function is not library_difference and not is_of_library(function):
             difference = f"its attention function {implementation!r} is not the library's"
@@ -46,14 +49,14 @@ def check_logits(
     """Compare the logits of a converted model with those of its source.
 
     Args:
-        theirs: Model of transformers.
+        theirs: Source, a model of transformers.
         ours: Converted model.
 
     Returns:
         The converted model.
 
     Raises:
-        ValueError: If the logits differ.
+        ValueError: If the logits differ by more than the tolerance for float32.
     """
     batch = batch_to_compare(ours, getattr(theirs.config, "max_position_embeddings", None))
     theirs = in_float32(theirs)
@@ -67,17 +70,19 @@ def check_logits(
 def check_decoder_states(
     module: nn.Transformer, ours: VanillaTransformerForConditionalGeneration
 ) -> VanillaTransformerForConditionalGeneration:
-    """Compare the decoder states [B, T, d_model] of a converted model with those of torch's own.
+    """Compare the decoder states [B, T, d_model] of a converted model with those of its source.
+
+    nn.Transformer has no output projection, so the source has no logits to compare.
 
     Args:
-        module: torch's own Transformer.
+        module: Source, torch's own Transformer.
         ours: Converted model.
 
     Returns:
         The converted model.
 
     Raises:
-        ValueError: If the states differ.
+        ValueError: If the states differ by more than the tolerance for float32.
     """
     batch = batch_to_compare(ours)
     encoder, decoder = ours.get_encoder(), ours.get_decoder()

@@ -21,7 +21,7 @@ from .marian import from_marian
 from .opennmt import from_opennmt, opennmt_tokenizer
 
 Converted = tuple[VanillaTransformerForConditionalGeneration, PreTrainedTokenizerBase | None, str]
-# class of transformers and converter, by `model_type`
+# transformers class and conversion function of each `model_type`
 TRANSFORMERS_KINDS = {
     "marian": (MarianMTModel, from_marian),
     "fsmt": (FSMTForConditionalGeneration, from_fsmt),
@@ -42,11 +42,11 @@ def run(argv: list[str], prog: str) -> str:
         prog: Name of the command, for its help.
 
     Returns:
-        Number of parameters and the folder, and one sentence about the tokenizer.
+        Number of parameters and output folder, and a line with one sentence about the tokenizer.
 
     Raises:
-        ValueError: If the source cannot be read or is outside this architecture, or the folder is
-            not empty.
+        ValueError: If the source is not of the given kind or is outside this architecture, or the
+            output folder is not empty.
         OSError: If a file cannot be read.
     """
     arguments = parse_flags(_parser(prog), argv)

@@ -1,4 +1,4 @@
-"""Convert checkpoints of fairseq's `transformer` architectures with one dictionary."""
+"""Convert checkpoints of fairseq's `transformer` architectures with a joined dictionary."""
 
 import json
 import re
@@ -22,12 +22,12 @@ from .weights import (
     split_projections,
 )
 
-# name of the source in errors
+# description of the weights in error messages
 WEIGHTS = "the weights of fairseq's transformer"
-# the first tokens of every dictionary
+# tokens with the ids 0 to 3, which fairseq puts before the tokens of a dictionary file
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 BOS, PAD, EOS = 0, 1, 2
-# settings that make another architecture, and their meanings
+# settings that select another architecture if they are on, and their meanings
 FOREIGN_SETTINGS = {
     "layernorm_embedding": "a norm of the embeddings (BART and mBART)",
     "no_scale_embedding": "embeddings that are not multiplied by sqrt(d_model)",
@@ -39,32 +39,33 @@ FOREIGN_SETTINGS = {
     "encoder_layers_to_keep": "layers left out",
     "decoder_layers_to_keep": "layers left out",
 }
-# copies of weights that fairseq 0.12 makes for a kernel of torch, and counters
+# entries that are not parameters of the model: copies of weights that fairseq 0.12 stores for a
+# fused kernel of torch, version numbers, and helper buffers of sinusoidal positions
 UNUSED = re.compile(
     r"\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)$|\.version$|\._float_tensor$"
 )
-# embeddings and output projection
+# names of the embeddings and of the output projection
 TABLES = (
     "encoder.embed_tokens.weight",
     "decoder.embed_tokens.weight",
     "decoder.output_projection.weight",
 )
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "gelu_accurate": "gelu_new", "swish": "silu"}
-# names of a file of BPE codes in fairseq's hub interface
+# names that fairseq's hub interface accepts for the file of BPE codes
 CODES_FILES = ("bpecodes", "code")
 
 
 def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
-    """Convert a checkpoint of fairseq to a model of this package, with equal ids and logits.
+    """Convert a checkpoint of fairseq to this package; the same ids give the same logits.
 
     Args:
-        checkpoint: File that fairseq saved.
+        checkpoint: Checkpoint file of fairseq.
 
     Returns:
-        The model in evaluation mode.
+        The model in evaluation mode, in float32 on the CPU.
 
     Raises:
-        ValueError: If the model is outside this architecture; names the reason.
+        ValueError: If the model is outside this architecture; the message names the reason.
         OSError: If the file cannot be read.
     """
     content = read_checkpoint(checkpoint)
@@ -112,21 +113,24 @@ def from_fairseq(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
 def fairseq_tokenizer(
     checkpoint: str | Path, source_lang: str | None = None, target_lang: str | None = None
 ) -> tuple[PreTrainedTokenizerBase | None, str]:
-    """Return the tokenizer of the files in the folder of a checkpoint.
+    """Build a tokenizer from the dictionary and the BPE codes next to a checkpoint.
 
     Args:
-        checkpoint: File that fairseq saved, in a folder with `dict.LANG.txt`, and the BPE codes as
-            `bpecodes` or `code`.
-        source_lang: Source language; that of the checkpoint if not given.
-        target_lang: Target language; that of the checkpoint if not given.
+        checkpoint: Checkpoint file of fairseq. The folder of the file may contain the dictionary as
+            `dict.LANG.txt`, and the BPE codes as `bpecodes` or `code`.
+        source_lang: Source language; by default, the one in the checkpoint's settings.
+        target_lang: Target language; by default, the one in the checkpoint's settings.
 
     Returns:
-        The tokenizer, and one sentence about it. With BPE codes, it is the class that transformers
-        has for fairseq's models: Moses, then BPE. Without BPE codes, it reads and writes the tokens
-        of the dictionary. Without a dictionary, it is None.
+        The tokenizer or None, and one sentence about the tokenizer. With BPE codes, the tokenizer
+        is an `FSMTTokenizer`, which applies Moses, then BPE. Without BPE codes, the tokenizer reads
+        and writes tokens of the dictionary with spaces between them. Without a dictionary, the
+        tokenizer is None.
 
     Raises:
-        ValueError: If there are two dictionaries, or the languages are not known.
+        ValueError: If the dictionaries of source and target differ, the dictionary and the
+            embedding differ in size, the file of BPE codes is invalid, or Moses needs the languages
+            and they are unknown.
         OSError: If a file cannot be read.
     """
     folder = Path(checkpoint).parent
@@ -167,7 +171,7 @@ def fairseq_tokenizer(
 
 
 def _settings(content: dict[str, Any]) -> dict[str, Any]:
-    """Return the training settings; versions of fairseq save them in different places."""
+    """Return the training settings, which versions of fairseq store under different keys."""
     parts = settings_of(content.get("cfg")) or {}
     settings = settings_of(content.get("args")) or settings_of(parts.get("model"))
     if settings is None:
@@ -179,7 +183,7 @@ def _settings(content: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, Any]:
-    """Return the fields of our configuration, without those of the vocabulary."""
+    """Return the fields of our configuration, except `vocab_size` and `tie_word_embeddings`."""
     for name in ("attention_heads", "normalize_before", "learned_pos"):
         of_both = [settings.get(f"{stack}_{name}", False) for stack in ("encoder", "decoder")]
         if of_both[0] != of_both[1]:
@@ -195,7 +199,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     width = weights["encoder.embed_tokens.weight"].shape[1]
     encoding = {
         "position_encoding": "sinusoidal",
-        # fairseq reaches the longest wavelength at feature d_model / 2 - 1, not at d_model / 2
+        # with this base, our wavelengths equal fairseq's, 2 pi 10000^(2i / (d_model - 2))
         "position_base": 10000.0 ** (width / (width - 2)),
         "position_layout": "halves",
     }
@@ -217,7 +221,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
         **sizes,
         **encoding,
         "hidden_size": width,
-        # fairseq's positions begin after the id of the padding token
+        # fairseq's first position is the id of the padding token plus 1
         "position_offset": PAD + 1,
         "norm_first": bool(settings.get("encoder_normalize_before")),
         "attention_bias": True,
@@ -243,7 +247,7 @@ def _number_of_positions(weights: dict[str, Tensor]) -> int:
 
 
 def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict[str, Tensor]:
-    """Return all weights but embeddings by our names; unknown names stay as they are."""
+    """Return all weights except `TABLES` under our names; `build_model` refuses unknown names."""
     theirs = {
         f"model.{name}": tensor
         for name, tensor in split_projections(
@@ -262,13 +266,13 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
 
 
 def _read_dictionary(path: Path) -> list[str]:
-    """Return the tokens of a dictionary by id; each line has a token and its count."""
+    """Return the tokens of a dictionary in the order of their ids; a line is token and count."""
     return [*SPECIAL_TOKENS, *(line.split(" ")[0] for line in read_lines(path))]
 
 
 def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTTokenizer:
     """Return transformers' tokenizer for fairseq's models."""
-    # it marks the last piece of a word with </w>; fairseq marks all other pieces with @@
+    # FSMTTokenizer marks the last piece of a word with </w>, fairseq marks all other pieces with @@
     marked = [
         token.removesuffix("@@") if token.endswith("@@") else f"{token}</w>"
         for token in tokens[len(SPECIAL_TOKENS) :]
@@ -278,7 +282,7 @@ def _moses_and_bpe(tokens: list[str], codes: Path, langs: list[str]) -> FSMTToke
     for number, line in enumerate(read_lines(codes), 1):
         if line.startswith("#version"):
             continue
-        # split at this space only: a symbol may be another white-space character
+        # do not split at other white space: a BPE symbol may be another white-space character
         parts = line.rstrip(" ").split(" ")
         if len(parts) not in (2, 3):
             raise ValueError(

@@ -16,16 +16,17 @@ def from_fsmt(
 
     Args:
         model: FSMT model whose two vocabularies have the same size.
-        copy: Copy the weights; otherwise both models share those in float32 on the CPU.
+        copy: Whether to copy all weights. If False, both models share the weights that are already
+            in float32 on the CPU.
 
     Returns:
-        The model in evaluation mode, in float32. Its embeddings are tied if those of
+        The model in evaluation mode, in float32. `tie_word_embeddings` is true if the matrices of
         source, target and output are equal.
 
     Raises:
         TypeError: If the model is of another class.
         ValueError: If the model is outside this architecture, was patched or has hooks, or its
-            logits differ from those of the result; names the reason.
+            logits differ from those of the result; the message names the reason.
     """
     check_kind("model", model, FSMTForConditionalGeneration)
     refuse_modified_source(model, "transformers' FSMTForConditionalGeneration")
@@ -43,9 +44,10 @@ def from_fsmt(
     config = VanillaTransformerConfig(
         **bart_fields(theirs),
         vocab_size=theirs.tgt_vocab_size,
-        # wavelengths here are 2 pi base^(2i / d); those of FSMT are 2 pi 10000^(i / (d / 2 - 1))
+        # our wavelengths are 2 pi base^(2i / d), and those of FSMT are 2 pi 10000^(2i / (d - 2)):
+        # they are equal if the base is 10000^(d / (d - 2))
         position_base=10000.0 ** (width / (width - 2)),
-        # fairseq's positions begin after the id of the padding token
+        # the first position is the id of the padding token plus 1, as in fairseq
         position_offset=theirs.pad_token_id + 1,
         tie_word_embeddings=tied,
     )

@@ -1,4 +1,4 @@
-"""Digests of the library's code that conversions read, by version; `make digests` writes them."""
+"""Digests of the transformers code that conversions expect, by version; from `make digests`."""
 
 LIBRARY_CODE: dict[str, dict[str, dict[str, str]]] = {
     "5.23": {

@@ -1,4 +1,4 @@
-"""Convert M2M100 and NLLB models of transformers, without experts."""
+"""Convert M2M100 models and dense NLLB models of transformers."""
 
 from transformers import M2M100ForConditionalGeneration
 
@@ -11,11 +11,12 @@ from .weights import bart_fields, build_model, check_kind, stack_weights
 def from_m2m100(
     model: M2M100ForConditionalGeneration, copy: bool = True
 ) -> VanillaTransformerForConditionalGeneration:
-    """Convert an M2M100 or NLLB model to a model of this package, with equal ids and logits.
+    """Convert an M2M100 or NLLB model to this package; the same ids give the same logits.
 
     Args:
-        model: M2M100 model; NLLB's dense models are of this class too.
-        copy: Copy the weights; otherwise both models share those in float32 on the CPU.
+        model: M2M100 model. Dense NLLB models, without a mixture of experts, have the same class.
+        copy: Whether to copy all weights. If False, both models share the weights that are already
+            in float32 on the CPU.
 
     Returns:
         The model in evaluation mode, in float32.
@@ -23,7 +24,7 @@ def from_m2m100(
     Raises:
         TypeError: If the model is of another class.
         ValueError: If the model is outside this architecture, does not run the library's own code,
-            or has other logits than the result; names the reason.
+            or its logits differ from those of the result; the message names the reason.
     """
     check_kind("model", model, M2M100ForConditionalGeneration)
     refuse_modified_source(model, "transformers' M2M100ForConditionalGeneration")
@@ -37,7 +38,7 @@ def from_m2m100(
         **bart_fields(theirs),
         vocab_size=theirs.vocab_size,
         norm_first=True,
-        # as in FSMT
+        # M2M100 has FSMT's sinusoids and first position, which `from_fsmt` explains
         position_base=10000.0 ** (width / (width - 2)),
         position_offset=theirs.pad_token_id + 1,
     )

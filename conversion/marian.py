@@ -15,11 +15,12 @@ from .weights import bart_fields, build_model, check_kind, stack_weights
 def from_marian(
     model: MarianMTModel, copy: bool = True
 ) -> VanillaTransformerForConditionalGeneration:
-    """Convert a Marian model to a model of this package, with equal ids and logits.
+    """Convert a Marian model to a model of this package; the same ids give the same logits.
 
     Args:
-        model: Marian model with one vocabulary.
-        copy: Copy the weights; otherwise both models share those in float32 on the CPU.
+        model: Marian model whose source, target and output share one matrix.
+        copy: Whether to copy all weights. If False, both models share the weights that are already
+            in float32 on the CPU.
 
     Returns:
         The model in evaluation mode, in float32.
@@ -27,7 +28,7 @@ def from_marian(
     Raises:
         TypeError: If the model is of another class.
         ValueError: If the model is outside this architecture, does not run the library's own code,
-            or has other logits than the result; names the reason.
+            or its logits differ from those of the result; the message names the reason.
     """
     check_kind("model", model, MarianMTModel)
     refuse_modified_source(model, "transformers' MarianMTModel")
@@ -42,7 +43,7 @@ def from_marian(
         for name, stack in (("encoder", model.model.encoder), ("decoder", model.model.decoder))
     }
     sinusoids = sinusoidal_encoding(theirs.max_position_embeddings, theirs.d_model, layout="halves")
-    # Marian's positions are weights, which may have been changed
+    # Marian stores its sinusoids as weights; other values there become learned positions
     are_sinusoids = all(
         torch.allclose(table, sinusoids.to(table), atol=1e-4) for table in positions.values()
     )
@@ -63,6 +64,7 @@ def from_marian(
         **({} if are_sinusoids else positions),
     }
     ours = build_model(config, weights, "a Marian model", copy)
-    # forbids the padding token, which starts Marian's decoder and was never trained as an output
+    # `bad_words_ids` forbids the padding token, which starts Marian's decoder and was never trained
+    # as an output
     ours.generation_config.bad_words_ids = model.generation_config.bad_words_ids
     return check_logits(model, ours)

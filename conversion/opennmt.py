@@ -13,10 +13,11 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .toolkit_files import read_checkpoint, settings_of, token_tokenizer
 from .weights import build_model, number_of_layers, rename_weights, required_entry
 
-# name of the source in errors
+# description of the weights in error messages
 WEIGHTS = "the weights of OpenNMT-py's Transformer"
-# embedding tables, and the sinusoids that are saved with them
+# names of the embedding tables, and of the sinusoids that OpenNMT-py stores with them
 EMBEDDING = re.compile(r"\.make_embedding\.(emb_luts\.0\.weight|pe\.pe)$")
+# pieces of OpenNMT-py's weight names and our pieces; replaced in this order
 PARTS = {
     "encoder.transformer.": "encoder.layers.",
     "decoder.transformer_layers.": "decoder.layers.",
@@ -34,7 +35,7 @@ PARTS = {
     ".linear_values.": ".v_proj.",
     ".final_linear.": ".out_proj.",
 }
-# the only supported value of each setting, and the meaning of all others
+# the only supported value of each setting, and the meaning of any other value
 EXPECTED_SETTINGS = {
     "encoder_type": ("transformer", "another encoder"),
     "decoder_type": ("transformer", "another decoder"),
@@ -58,16 +59,17 @@ POSITIONS = {"SinusoidalInterleaved": "interleaved", "SinusoidalConcat": "halves
 
 
 def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGeneration:
-    """Convert a checkpoint of OpenNMT-py to a model of this package, with equal ids and logits.
+    """Convert a checkpoint of OpenNMT-py to this package; the same ids give the same logits.
 
     Args:
-        checkpoint: File of OpenNMT-py 3, or 2 with a vocabulary of plain tokens.
+        checkpoint: Checkpoint file of OpenNMT-py 3, or of OpenNMT-py 2 if its vocabulary is stored
+            as lists of plain tokens.
 
     Returns:
-        The model in evaluation mode.
+        The model in evaluation mode, in float32 on the CPU.
 
     Raises:
-        ValueError: If the model is outside this architecture; names the reason.
+        ValueError: If the model is outside this architecture; the message names the reason.
         OSError: If the file cannot be read.
     """
     content = read_checkpoint(checkpoint)
@@ -77,7 +79,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
         required_entry(weights, f"{stack}.embeddings.make_embedding.emb_luts.0.weight", WEIGHTS)
         for stack in ("encoder", "decoder")
     )
-    # OpenNMT-py 2 saves the layer as the first one of a sequence
+    # OpenNMT-py 2 stores an nn.Sequential, so the names of the linear layer begin with "0."
     generator = {name.removeprefix("0."): one for name, one in content["generator"].items()}
     output_table = required_entry(generator, "weight", "the generator of OpenNMT-py's Transformer")
     tied = torch.equal(source_table, target_table) and torch.equal(target_table, output_table)
@@ -101,14 +103,14 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
 
 
 def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, str]:
-    """Return a tokenizer with the vocabulary of a checkpoint.
+    """Build a tokenizer with the vocabulary of a checkpoint.
 
     Args:
-        checkpoint: File that OpenNMT-py saved.
+        checkpoint: Checkpoint file of OpenNMT-py.
 
     Returns:
-        A tokenizer for tokenized text, as OpenNMT-py's own commands read it, and one sentence about
-        it.
+        A tokenizer for tokenized text, the input of OpenNMT-py's own commands, and one sentence
+        about the tokenizer.
 
     Raises:
         ValueError: If the checkpoint is of another toolkit, or source and target have separate
@@ -116,7 +118,7 @@ def opennmt_tokenizer(checkpoint: str | Path) -> tuple[PreTrainedTokenizerBase, 
         OSError: If the file cannot be read.
     """
     tokens = _vocabulary(read_checkpoint(checkpoint))
-    # OpenNMT-py adds no end token to a source
+    # ends=False, because OpenNMT-py adds no end token to a source
     tokenizer = token_tokenizer(tokens, "<blank>", "<s>", "</s>", "<unk>", ends=False)
     return tokenizer, (
         "The tokenizer reads and writes tokens with spaces between: the checkpoint has the "
@@ -195,7 +197,7 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
             f"position_encoding_type must be one of {', '.join(POSITIONS)}, got {kind}."
         )
     layout = POSITIONS[kind]
-    # with halves, the longest wavelength is at feature d_model / 2 - 1, not at d_model / 2
+    # SinusoidalConcat has fairseq's wavelengths, 2 pi 10000^(2i / (d_model - 2))
     base = 10000.0 if layout == "interleaved" else 10000.0 ** (width / (width - 2))
     names = {"encoder": "encoder.transformer.", "decoder": "decoder.transformer_layers."}
     sizes = {}
@@ -221,12 +223,12 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
 
 
 def _first(dropout: float | list[float]) -> float:
-    """Return the dropout at the beginning of training."""
+    """Return the first dropout of a list: OpenNMT-py can change the dropout during training."""
     return dropout[0] if isinstance(dropout, list) else dropout
 
 
 def _with_biases(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Add zeros as the biases of equation (2) if the checkpoint has none."""
+    """Add zero biases for equation (2) if the checkpoint has no biases."""
     zeros = {
         name.replace("weight", "bias"): tensor.new_zeros(tensor.shape[0])
         for name, tensor in weights.items()

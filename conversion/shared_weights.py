@@ -1,7 +1,8 @@
 """Search with a model of transformers on the inference engine, without a copy of its weights.
 
-The converted model has the same parameters as its source, so both change together. Before each use
-it is checked that nothing else of the source has changed since the conversion.
+The converted model shares its parameters with its source, so both change together. Before each use,
+`SharedConversion` checks everything else that the conversion has read, and converts again after a
+change.
 """
 
 from collections.abc import Iterator
@@ -25,14 +26,15 @@ from .m2m100 import from_m2m100
 from .marian import from_marian
 from .weights import BART_PARTS, rename_weights
 
-# pipelines of several threads may share a model; a lock of its own could not be pickled
+# pipelines in several threads may share a model. The lock is global, because a model with a lock as
+# an attribute could not be pickled
 _LOCK = Lock()
 CONVERSIONS = {
     MarianMTModel: from_marian,
     FSMTForConditionalGeneration: from_fsmt,
     M2M100ForConditionalGeneration: from_m2m100,
 }
-# our names of the embeddings, and of the output projection, for each of theirs
+# our names of the embeddings and of the output projection, by the names in transformers
 EMBEDDINGS = {
     "model.shared.weight": (
         "model.encoder.embed_tokens.weight",
@@ -43,13 +45,14 @@ EMBEDDINGS = {
     "model.decoder.embed_tokens.weight": ("model.decoder.embed_tokens.weight",),
     "model.decoder.output_projection.weight": ("lm_head.weight",),
 }
-# attributes of modules that a conversion may have read, and those that do not matter to it
+# types of the module attributes that a conversion may have read
 SETTING_TYPES = (bool, int, float, str, type(None))
+# attributes of these types that no conversion reads
 BOOKKEEPING = ("training", "_is_hf_initialized")
 
 
 class SharedConversion:
-    """A model of transformers and its conversion, which share the weights.
+    """A model of transformers and its conversion, which share their weights.
 
     Args:
         model: Any model of transformers.
@@ -60,22 +63,24 @@ class SharedConversion:
         self._ours: VanillaTransformerForConditionalGeneration | None = None
         self._parameters: dict[str, nn.Parameter] = {}
         self._rest: tuple[Any, ...] = ()
-        # a conversion takes long, so one that was refused is not tried again in the same precision
+        # reasons of refused conversions, by dtype: a conversion is slow, so a refused conversion is
+        # not tried again
         self._refusals: dict[torch.dtype, str] = {}
-        # accepted by the engine, which reads all packed weights to answer; `generate` asks it again
+        # values of int8, dtype and device for which `engine_for` has accepted the model. A call of
+        # `engine_for` reads all packed weights, and `generate` makes such a call anyway
         self._accepted: set[tuple[bool, torch.dtype, torch.device]] = set()
 
     def for_engine(
         self, int8: bool = False
     ) -> tuple[VanillaTransformerForConditionalGeneration | None, str | None]:
-        """Return the conversion, if the inference engine computes what the model computes.
+        """Return the converted model, if the inference engine computes what the source computes.
 
         Args:
             int8: Whether the engine quantizes the linear layers.
 
         Returns:
-            The conversion with the generation configuration of the model, or None and the reason, a
-            clause.
+            The converted model, with the source's generation configuration, and None; or None and
+            the reason, a clause.
         """
         convert = CONVERSIONS.get(type(self._model))
         if convert is None:
@@ -89,7 +94,7 @@ class SharedConversion:
                 return None, self._refusals[self._model.dtype]
             if self._ours is None or not self._is_unchanged(self._ours):
                 try:
-                    # a new model draws weights, and the user may have set the seed of a search
+                    # keep torch's random state: the user may have set the seed of a search
                     with torch.random.fork_rng(devices=[]):
                         converted = convert(self._model, copy=False)
                 except ValueError as error:
@@ -115,7 +120,7 @@ class SharedConversion:
         for name, parameter in self._parameters.items():
             (renamed,) = rename_weights({name: parameter}, BART_PARTS)
             for own_name in EMBEDDINGS.get(name, (renamed,)):
-                # Marian's positions, for example, are computed by the conversion
+                # the converted model computes Marian's sinusoids, so it has no parameter for them
                 if own_name in ours:
                     path, _, leaf = own_name.rpartition(".")
                     setattr(converted.get_submodule(path), leaf, parameter)
@@ -131,7 +136,7 @@ class SharedConversion:
         return len(state) == len(self._rest) and all(map(_is_equal, state, self._rest))
 
     def _other_state(self, converted: nn.Module) -> Iterator[Any]:
-        """Yield what the conversion has read beside the weights that it shares."""
+        """Yield everything that the conversion has read, except the weights that it shares."""
         shared = {id(parameter) for parameter in converted.parameters()}
         for tensor in (*self._model.parameters(), *self._model.buffers()):
             if id(tensor) not in shared:

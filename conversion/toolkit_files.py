@@ -1,4 +1,4 @@
-"""Read the files of fairseq and OpenNMT-py: checkpoints, without running code, and token lists."""
+"""Read files of fairseq and OpenNMT-py: checkpoints, without running code, and dictionaries."""
 
 import argparse
 import errno
@@ -15,17 +15,18 @@ from ..weight_checks import UNREADABLE, check_stored
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
-    """Read a checkpoint without running code that it may hold.
+    """Read a checkpoint without running code that the file may contain.
 
     Args:
         path: File that torch wrote.
 
     Returns:
-        The content. Training settings may be an `argparse.Namespace`, the only class allowed.
+        The content. Beside tensors and plain values, only `argparse.Namespace` is allowed, a class
+        for training settings.
 
     Raises:
-        ValueError: If the file is no checkpoint, needs another class, or holds fewer numbers of a
-            tensor than its shape has.
+        ValueError: If the file is no checkpoint, needs another class, or stores fewer elements of a
+            tensor than its shape needs.
         OSError: If the file cannot be read.
     """
     if not Path(path).is_file():
@@ -33,15 +34,15 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"a checkpoint must be a file, got {kind}: {path}.")
     try:
         with torch.serialization.safe_globals([argparse.Namespace]):
-            # mmap reads no compressed archive, which could be far larger in memory than on the disk
+            # mmap fails for a compressed archive, which could be far larger in memory than on disk
             checkpoint = torch.load(
                 path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path)
             )
     except (*UNREADABLE, OSError) as error:
-        # EINVAL: torch read behind the end of a file that is cut off
+        # EINVAL means that torch read beyond the end of a truncated file: report it as unreadable
         if isinstance(error, OSError) and error.errno != errno.EINVAL:
             raise
-        # torch's message explains how to load the file in spite of the risk
+        # quote only the class: torch's message explains how to load the file in spite of the risk
         needed = re.search(r"GLOBAL (\S+)", str(error))
         raise ValueError(
             f"{path} must be a checkpoint of tensors and settings alone, which runs no code, got "
@@ -64,7 +65,7 @@ def settings_of(value: Any) -> dict[str, Any] | None:
         value: Settings from a checkpoint.
 
     Returns:
-        The settings by name; None if the value is no mapping and no `argparse.Namespace`.
+        The settings by name; None if the value is neither a dict nor an `argparse.Namespace`.
     """
     if isinstance(value, argparse.Namespace):
         return vars(value)
@@ -88,14 +89,14 @@ def read_lines(path: Path) -> list[str]:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} must be UTF-8, got other bytes: {error}.") from error
-    # not `splitlines`: a token may be another character that ends a line in Unicode
+    # `splitlines` would also split at the other line separators of Unicode, which may be tokens
     return text.removesuffix("\n").split("\n") if text else []
 
 
 def token_tokenizer(
     tokens: list[str], pad: str, bos: str, eos: str, unk: str, ends: bool
 ) -> PreTrainedTokenizerFast:
-    """Return a tokenizer for tokenized text, with spaces between the tokens.
+    """Build a tokenizer for tokenized text, which has spaces between the tokens.
 
     Args:
         tokens: Tokens in the order of their ids.
@@ -106,7 +107,7 @@ def token_tokenizer(
         ends: Whether the tokenizer adds the end token to every text.
 
     Returns:
-        The tokenizer; it decodes to tokens with spaces between them.
+        The tokenizer; decoded text also has spaces between the tokens.
     """
     ids = {token: index for index, token in enumerate(tokens)}
     backend = Tokenizer(models.WordLevel(ids, unk_token=unk))

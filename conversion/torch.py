@@ -12,7 +12,8 @@ from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGener
 from .check import check_decoder_states, refuse_modified_source
 from .weights import build_model, check_kind, rename_weights, split_projections
 
-# nn.Transformer numbers the norms of a layer in the order of its sub-layers
+# nn.Transformer numbers the norms of a layer by sub-layer, so `norm2` has another meaning in the
+# decoder
 ENCODER_PARTS = {
     ".self_attn.": ".self_attention.",
     ".linear1.": ".feed_forward.fc1.",
@@ -36,7 +37,7 @@ def from_torch(
     Args:
         module: Pre-norm stacks, or post-norm stacks without a final norm
             (`module.encoder.norm = module.decoder.norm = None`).
-        embedding: Embedding matrix before scaling, [V, d_model].
+        embedding: Embedding matrix, not multiplied by sqrt(d_model), [V, d_model].
         fields: Further fields of the configuration, such as the ids of special tokens.
 
     Returns:
@@ -45,7 +46,7 @@ def from_torch(
     Raises:
         TypeError: If `module` or `embedding` is of another class.
         ValueError: If the stacks are outside this architecture, do not run torch's own code, or
-            have other states than the result; names the reason.
+            compute other decoder states than the result; the message names the reason.
     """
     check_kind("module", module, nn.Transformer)
     check_kind("embedding", embedding, Tensor)

@@ -1,4 +1,4 @@
-"""Steps of every conversion: rename weights, build the model, load the weights, set its search."""
+"""Steps that conversions share: rename weights, build the model, load weights, set its search."""
 
 from typing import Any, TypeVar
 
@@ -17,7 +17,7 @@ from ..sizes import FLOAT32_BYTES, num_weights, refuse_beyond_memory, refuse_imp
 from ..weight_checks import check_fit
 
 Value = TypeVar("Value")
-# names of a layer's parts in BART, Marian and FSMT, and our names
+# pieces of weight names in BART, Marian, FSMT and M2M100, and our pieces
 BART_PARTS = {
     ".self_attn.": ".self_attention.",
     ".self_attn_layer_norm.": ".self_attention_norm.",
@@ -29,7 +29,7 @@ BART_PARTS = {
     ".fc2.": ".feed_forward.fc2.",
 }
 
-# fields with the same name and meaning in our configuration and in those of Marian and FSMT
+# fields with the same name and meaning in our configuration and in those of Marian, FSMT and M2M100
 SAME_FIELDS = (
     *LAYER_FIELDS,
     "max_position_embeddings",
@@ -42,11 +42,11 @@ SAME_FIELDS = (
 
 
 def rename_weights(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
-    """Rename weights to our names.
+    """Rename the weights of another model to our names.
 
     Args:
         weights: Tensors by the other model's names.
-        parts: Our piece of a name, by the other model's piece.
+        parts: Pieces of the other model's names, and our pieces; replaced in this order.
 
     Returns:
         The same tensors by our names.
@@ -60,7 +60,7 @@ def rename_weights(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[st
 
 
 def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
-    """Return the layers of one stack of a model with BART's names.
+    """Return the layer weights of one stack of a model that uses BART's names.
 
     Args:
         model: Model with `model.encoder.layers` and `model.decoder.layers`.
@@ -77,16 +77,17 @@ def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
 
 
 def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
-    """Return the fields of our configuration for a Marian or FSMT model.
+    """Return the fields of our configuration for a Marian, FSMT or M2M100 model.
 
     Args:
         theirs: Configuration of the other model.
 
     Returns:
-        Our fields, without those of the vocabulary.
+        Our fields, without `vocab_size`.
 
     Raises:
-        ValueError: If the embeddings are not scaled, or the heads of the stacks differ in width.
+        ValueError: If the embeddings are not scaled, or encoder and decoder have different numbers
+            of heads.
     """
     if not theirs.scale_embedding:
         raise ValueError(
@@ -106,7 +107,7 @@ def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:
 
 
 def split_projections(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Split each fused projection [3 d_model, d_model] into those of queries, keys and values.
+    """Split each fused projection [3 d_model, d_model] into the ones for query, key and value.
 
     Args:
         weights: Tensors by name; the fused ones are called `in_proj_weight` and `in_proj_bias`.
@@ -130,7 +131,7 @@ def number_of_layers(weights: dict[str, Tensor], prefix: str) -> int:
 
     Args:
         weights: Tensors by the other model's names.
-        prefix: Part of a name before the number of the layer.
+        prefix: Beginning of the weights' names, before the index of the layer.
 
     Returns:
         The number of layers.
@@ -181,7 +182,8 @@ def build_model(
         config: Configuration of the model.
         weights: All parameters, by our names; one tensor may have several names.
         origin: Model that the weights come from, for the error.
-        copy: Copy all weights; otherwise only those that are not in float32 on the CPU.
+        copy: Whether to copy all weights. If False, the model shares the tensors that are already
+            in float32 on the CPU.
 
     Returns:
         The model in evaluation mode, in float32 on the CPU.
@@ -192,7 +194,7 @@ def build_model(
     """
     refuse_impossible(config, origin)
     refuse_beyond_memory(FLOAT32_BYTES * num_weights(config), origin)
-    # without memory for weights that would be drawn and replaced
+    # the meta device allocates no memory for initial weights, which are replaced below
     with torch.device("meta"):
         model = VanillaTransformerForConditionalGeneration(config)
     check_fit(model, weights, origin)

@@ -24,6 +24,7 @@ HOST = "127.0.0.1"
 PORT = 7870
 # packages that write the graphs
 PACKAGES = "onnx onnxscript onnxruntime"
+# value of Content-Type for each file extension
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -63,7 +64,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
         logger.info("%.3g MB in %s; any web server can serve this folder", size / 1e6, folder)
         return
-    # a port in use is an error before the export
+    # open the port before the export, so that a port in use is an error at once
     with (
         tempfile.TemporaryDirectory() as temporary,
         server(Path(temporary), flags.port) as serving,
@@ -74,7 +75,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer explain"):
 
 
 def write_site(model_name: str, folder: Path, trust_remote_code: bool = False):
-    """Write the page with a model, as static files.
+    """Write the page and a model as static files.
 
     Args:
         model_name: Run folder, model folder or Hub name.
@@ -115,14 +116,14 @@ def write_model(model_name: str, folder: Path, trust_remote_code: bool = False):
 
 @contextmanager
 def server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
-    """Listen on this machine for requests for the files of a folder.
+    """Open an HTTP server for the files of a folder, for requests from this machine only.
 
     Args:
         folder: Folder with the page.
-        port: Port to listen on; 0 for any free one.
+        port: Port to listen on; 0 for any free port.
 
     Yields:
-        The server; `serve_forever` answers.
+        The server; call `serve_forever` to answer requests.
 
     Raises:
         OSError: If the port is in use.
@@ -137,12 +138,13 @@ def server(folder: Path, port: int) -> Iterator[ThreadingHTTPServer]:
 
 
 class _Handler(SimpleHTTPRequestHandler):
-    """Files of one folder, with the types that browsers need, on every operating system."""
+    """HTTP handler for the files of one folder; every operating system gets the same `TYPES`."""
 
     extensions_map = TYPES
 
     def end_headers(self):
-        # names of built files change with their content; the browser asks for all others again
+        # the name of a built file changes with its content, so browsers may keep the file;
+        # browsers must ask again for any other file
         is_built = self.path.startswith("/assets/")
         kept = "max-age=31536000, immutable" if is_built else "no-cache"
         self.send_header("Cache-Control", kept)

@@ -17,12 +17,13 @@ from .graphs import save_graphs
 
 DESCRIPTION_FILE = "model.json"
 RECIPE_FILE = "recipe.yaml"
-# limits of a sentence on the page: more tokens do not fit into its pictures
+# largest number of tokens in a sentence: more do not fit into the pictures of the page
 MOST_TOKENS = 60
+# largest number of characters in a sentence
 MOST_CHARACTERS = 1000
-# tokens beyond the source, for a model without `max_extra_tokens`; the paper's
+# `max_extra_tokens` of the paper, for a model that does not set it
 USUAL_EXTRA_TOKENS = 50
-# settings of a search that the page does not have; the value of each in a search of the paper
+# search settings that the page does not implement, and the values with which each has no effect
 UNKNOWN_SEARCH = {
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
@@ -46,10 +47,10 @@ def save_for_page(
         model: Model to explain.
         tokenizer: Tokenizer of the model.
         folder: Existing empty folder.
-        run: Run folder, whose recipe names the corpus.
+        run: Run folder, model folder or Hub name; only the recipe of a run names the corpus.
 
     Raises:
-        ValueError: If the page cannot explain the model, or a graph computes something else.
+        ValueError: If the page cannot explain the model, or the graphs compute other logits.
     """
     model = copy.deepcopy(_checked(model)).eval().float().cpu()
     config, search = model.config, model.generation_config
@@ -96,7 +97,7 @@ def save_for_page(
 
 
 def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGeneration:
-    """Return the model; refuse one whose computation the page does not show."""
+    """Return the model, or refuse a model whose computation the page cannot show."""
     if not isinstance(model, VanillaTransformerForConditionalGeneration):
         raise ValueError(f"model must be a vanilla_transformer, got a {type(model).__name__}.")
     refuse_changed_model(model, "the page")
@@ -119,7 +120,7 @@ def corpus_of(run: str | Path | None) -> str | None:
         run: Run folder.
 
     Returns:
-        The name; None without a recipe, and for a path of this machine.
+        The name, or None if there is no recipe or the corpus is a path on this machine.
 
     Raises:
         ValueError: If the recipe cannot be read.

@@ -1,9 +1,9 @@
-"""ONNX graphs of encoder and decoder whose outputs are all values that the page shows. Figure 1.
+"""ONNX graphs of encoder and decoder that output all values that the page shows. Figure 1.
 
 Shapes: B prefixes of one sentence, S source tokens, T target tokens, h heads, d_k and d_v widths of
 a head's keys and values, d_ff inner width, V tokens in the vocabulary.
 
-A value has the name of its stack, of its layer and of its box in figure 1: `encoder.0.self.query`.
+The name of a value has its stack, its layer and its box in figure 1, as in `encoder.0.self.query`.
 """
 
 from pathlib import Path
@@ -36,13 +36,13 @@ PREFIXES, SOURCE, TARGET = 2, 5, 3
 
 
 class TracedStack(nn.Module):
-    """Base of both stacks: computes with the model's parts, and records each value by its name.
+    """Base class of both graphs: computes with the model's modules and records each value by name.
 
     Args:
         model: Model to explain, in evaluation mode.
-        stack: Its encoder or decoder.
+        stack: Encoder or decoder of the model.
         name: "encoder" or "decoder".
-        num_positions: Number of positions, that of the longest sentence.
+        num_positions: Number of positions in the table: tokens of the longest sentence.
     """
 
     table: Tensor
@@ -58,7 +58,7 @@ class TracedStack(nn.Module):
         self.model = model
         self.stack = stack
         self.name = name
-        # sines in float64 need a table: browsers compute in float32
+        # a table replaces the sines, which the model computes in float64: browsers have no float64
         self.register_buffer("table", position_table(stack, num_positions))
         self.values: dict[str, Tensor] = {}
 
@@ -90,9 +90,9 @@ class TracedStack(nn.Module):
         """Record an attention with its addition and norm. Sections 3.2 and 3.1.
 
         Args:
-            prefix: Start of the names.
+            prefix: Prefix of the names of the values.
             attention: Attention of the model.
-            norm: Norm after it.
+            norm: Norm after the attention.
             x: Source of the queries, [B, T, d_model].
             memory: Source of keys and values, [B, K, d_model].
             mask: 0 where attention is allowed, very low where not, [T, K], or None.
@@ -116,9 +116,9 @@ class TracedStack(nn.Module):
         """Record a feed-forward network with its addition and norm. Section 3.3.
 
         Args:
-            prefix: Start of the names.
+            prefix: Prefix of the names of the values.
             network: Network of the model.
-            norm: Norm after it.
+            norm: Norm after the network.
             x: Residual stream, [B, T, d_model].
 
         Returns:
@@ -133,7 +133,7 @@ class TracedStack(nn.Module):
 
 
 class TracedEncoder(TracedStack):
-    """Encoder, from the tokens of one sentence to the memory."""
+    """Graph of the encoder, from the tokens of one sentence to the memory."""
 
     def forward(self, input_ids: Tensor) -> tuple[Tensor, ...]:
         """Encode a sentence.
@@ -156,14 +156,14 @@ class TracedEncoder(TracedStack):
 
 
 class TracedDecoder(TracedStack):
-    """Decoder, from whole prefixes of translations and the memory to logits."""
+    """Graph of the decoder without a KV cache, from target prefixes and the memory to logits."""
 
     def forward(self, input_ids: Tensor, memory: Tensor) -> tuple[Tensor, ...]:
         """Decode prefixes of the same length.
 
         Args:
             input_ids: Target tokens with the start token, [B, T].
-            memory: Output of the encoder, once for each prefix, [B, S, d_model].
+            memory: Output of the encoder, repeated for each prefix, [B, S, d_model].
 
         Returns:
             The values in the order of `values`; the last one is the logits, [B, T, V].
@@ -189,18 +189,18 @@ class TracedDecoder(TracedStack):
 def save_graphs(
     model: VanillaTransformerForConditionalGeneration, folder: Path, num_positions: int
 ) -> dict[str, list[str]]:
-    """Save both graphs with their weights, and compare their values with those of the model.
+    """Save both graphs with their weights, and compare their logits with those of the model.
 
     Args:
         model: Model to explain, in float32 on the CPU and in evaluation mode.
         folder: Output folder.
-        num_positions: Number of positions, that of the longest sentence.
+        num_positions: Number of positions in the table: tokens of the longest sentence.
 
     Returns:
-        The names of the outputs of each file.
+        Names of the outputs of each graph, by file name.
 
     Raises:
-        ValueError: If the graphs compute something else than the model.
+        ValueError: If the graphs compute other logits than the model.
     """
     source, target = Dim("source"), Dim("target")
     prefixes = Dim("prefixes")
@@ -227,11 +227,11 @@ def run_graph(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
     """Run a graph in ONNX Runtime.
 
     Args:
-        file: The graph.
-        inputs: Its inputs by name.
+        file: ONNX file of the graph.
+        inputs: Inputs of the graph, by name.
 
     Returns:
-        Its outputs by name.
+        Outputs of the graph, by name.
     """
     session = onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
     names = [one.name for one in session.get_outputs()]
@@ -239,7 +239,7 @@ def run_graph(file: Path, **inputs: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def _check(model: VanillaTransformerForConditionalGeneration, folder: Path, longest: int):
-    """Compare the logits of both graphs with those of the model, in sentences of two lengths."""
+    """Compare the logits of both graphs with those of the model, on sentences of two lengths."""
     generator = torch.Generator().manual_seed(0)
     for length in (2, min(7, longest)):
         source, target = (

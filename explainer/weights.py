@@ -1,4 +1,4 @@
-"""One file for the weights of several ONNX graphs, each weight in it once."""
+"""Store the weights of several ONNX graphs in one file, each weight once."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 WEIGHTS_FILE = "weights.bin"
-# smaller tensors stay in the graph
+# tensors with fewer elements stay in the graph
 SMALLEST = 1024
 
 
 def share_weights(files: Sequence[Path]):
-    """Move the weights of graphs into `WEIGHTS_FILE` beside them.
+    """Move the weights of graphs into `WEIGHTS_FILE` in the same folder.
 
-    A weight that several graphs have, or one of them as it is and transposed, is stored once. One
-    that float16 represents exactly is stored in it, as all weights of a checkpoint in float16, and
-    the graph casts it to float32. So the graphs compute the same as before.
+    A weight that is used several times, also if one use is transposed, is stored once. A weight
+    whose values are exact in float16, as in a checkpoint in float16, is stored in float16, and the
+    graph casts it to float32. So the graphs compute the same as before.
 
     Args:
         files: Graphs in the same folder.
@@ -39,7 +39,7 @@ def share_weights(files: Sequence[Path]):
                 kinds = ["Cast"]
                 if (stored.dtype, stored.T.tobytes()) in places:
                     stored = stored.T
-                    # without an argument it reverses the axes
+                    # Transpose without `perm` reverses the axes
                     kinds = ["Transpose", "Cast"]
                 key = (stored.dtype, stored.tobytes())
                 if key not in places:
@@ -60,7 +60,7 @@ def share_weights(files: Sequence[Path]):
 
 
 def _external(name: str, array: np.ndarray, offset: int) -> TensorProto:
-    """Return a tensor whose values are in the file of the weights."""
+    """Return a tensor whose values are stored in `WEIGHTS_FILE`."""
     tensor = TensorProto(
         name=name,
         dims=array.shape,

@@ -1,4 +1,4 @@
-"""Check an export: the model is the released one, so no part of it is lost."""
+"""Refuse to export a changed model, because the other engine would lose the changes."""
 
 import torch
 from transformers import PreTrainedModel
@@ -11,7 +11,7 @@ DIFFERS = "an export must compute what its model computes, and the scores in {} 
 
 
 def refuse_changed_model(model: PreTrainedModel, engine: str):
-    """Refuse a model that differs from the released code with its configuration.
+    """Refuse a model that differs from the released model with the same configuration.
 
     Args:
         model: Model to export.

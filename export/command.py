@@ -6,7 +6,7 @@ from importlib import import_module
 from ..console import add_trust_flag, parse_flags, require_empty_folder
 from ..loading import load_run
 
-# packages that an export needs
+# packages that an export needs, as `pip install` takes them
 ONNX_PACKAGES = "onnx onnxscript onnxruntime"
 PACKAGES = {
     "ctranslate2": "ctranslate2",
@@ -23,11 +23,11 @@ def run(argv: list[str], prog: str) -> str:
         prog: Name of the command, for its help.
 
     Returns:
-        Size and folder of the export.
+        Size of the export in MB, and its folder.
 
     Raises:
-        ValueError: If the run cannot be loaded, the folder is not empty, the engine's package is
-            not installed, or the engine does not support the model.
+        ValueError: If the run cannot be loaded, the output folder is not empty, a package for the
+            export is not installed, or the engine does not support the model.
     """
     options = vars(parse_flags(_parser(prog), argv))
     kind, source, folder, trust = map(options.pop, ("kind", "run", "out", "trust_remote_code"))
@@ -41,7 +41,7 @@ def run(argv: list[str], prog: str) -> str:
             f"{packages}."
         ) from error
     model, tokenizer = load_run(source, trust)
-    # the other options are those of this kind of export
+    # the remaining options are the keyword arguments of this kind of export
     export(model.eval(), tokenizer, folder, **options)
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     return f"{size / 1e6:.3g} MB in {folder}"

@@ -35,7 +35,8 @@ ACTIVATIONS = {
     "swish": common_spec.Activation.SWISH,
 }
 QUANTIZATIONS = ("float32", "float16", "int8")
-# search settings that CTranslate2 does not store, and the option of `translate_batch` for each
+# search settings that CTranslate2 does not store, and the option of `translate_batch` that replaces
+# each, or None
 OPTIONS = {
     "forced_bos_token_id": "target_prefix",
     "forced_eos_token_id": None,
@@ -50,7 +51,7 @@ OPTIONS = {
     "exponential_decay_length_penalty": None,
     "sequence_bias": None,
 }
-# values of these settings that have no effect
+# values of these settings that have no effect, so nothing is lost
 NEUTRAL = {
     "min_length": 0,
     "min_new_tokens": 0,
@@ -59,7 +60,8 @@ NEUTRAL = {
     "repetition_penalty": 1.0,
     "encoder_repetition_penalty": 1.0,
 }
-# output bias of a forbidden token: the lowest number of float16
+# output bias of a forbidden token: the lowest finite number of float16, because float16 is the
+# smallest type of stored biases
 LOWEST_BIAS = -65504.0
 
 
@@ -72,20 +74,23 @@ def to_ctranslate2(
 ):
     """Write a folder that `ctranslate2.Translator` loads, with the tokenizer.
 
-    Beam size and length penalty are arguments of each translation in CTranslate2. Tokens that the
-    model never generates (`suppress_tokens`, `bad_words_ids` of one token) get the lowest bias.
+    CTranslate2 does not store beam size and length penalty: both are arguments of each translation.
+    Tokens that the model never generates (`suppress_tokens`, `bad_words_ids` of one token) get
+    `LOWEST_BIAS` as their output bias.
 
     Args:
         model: Model to export.
         tokenizer: Tokenizer of the model.
         folder: Output folder; its files are replaced.
         quantization: Type of the stored weights, one of `QUANTIZATIONS`.
-        num_positions: Size of the engine's table of positions: tokens of the longest source or
-            translation. If not given, 1,024, or the number of learned positions.
+        num_positions: Number of positions in the engine's table, which limits the length of sources
+            and translations in tokens. By default, the number of learned positions, or
+            `USUAL_POSITIONS` if the model has none.
 
     Raises:
         ValueError: If the engine does not support the model, the code of the model is not the
-            released one, a setting is out of range, or the engine's scores differ from the model's.
+            released one, an argument is out of range, or the engine's scores differ from the
+            model's.
     """
     if quantization not in QUANTIZATIONS:
         raise ValueError(
@@ -101,11 +106,11 @@ def to_ctranslate2(
 
 
 def _warn_about_lost_settings(search: GenerationConfig, tokens: list[str]):
-    """Warn about search settings that the engine does not store; name the option for each call."""
+    """Warn about search settings that the engine does not store, and name their replacements."""
     for name, option in OPTIONS.items():
         value = getattr(search, name, None)
         if name == "bad_words_ids":
-            # the output bias forbids those of one token
+            # the output bias forbids single tokens, so only longer sequences are lost
             value = [ids for ids in value or [] if len(ids) > 1]
         if value in (None, [], {}) or value == NEUTRAL.get(name):
             continue
@@ -122,7 +127,7 @@ def _check_scores(
     quantization: str,
     num_positions: int | None,
 ):
-    """Compare the engine's log probabilities of some tokens with those of the model."""
+    """Refuse an export that gives random target tokens other log-probabilities than the model."""
     batch = batch_to_compare(model, num_positions)
     logits = batch.logits.clone()
     if forbidden := _forbidden_tokens(model.generation_config):
@@ -132,7 +137,7 @@ def _check_scores(
     scored = torch.cat((batch.target[:, 1:], ends), dim=1)
     expected = logits.log_softmax(-1).gather(2, scored[:, :, None])[:, :, 0]
     names = vocabulary(model, tokenizer)
-    # compute in float32 with the quantized weights: int8 products depend on the CPU
+    # compute in float32 with the stored weights, because results of int8 products depend on the CPU
     engine = ctranslate2.Translator(
         str(folder), compute_type="float32", intra_threads=torch.get_num_threads()
     )
@@ -257,7 +262,8 @@ def _set_attention(spec, attention: MultiHeadAttention):
     key = _with_wider_heads(attention.k_proj, d_k, width)
     value = _with_wider_heads(attention.v_proj, d_v, width)
     fused = [query, key, value]
-    # self-attention has one matrix for all three, cross-attention one for keys and values
+    # the engine fuses query, key and value in self-attention, but only key and value in
+    # cross-attention
     groups = [fused] if len(spec.linear) == 2 else [[query], [key, value]]
     for linear, group in zip(spec.linear[:-1], groups, strict=True):
         linear.weight = np.concatenate([weight for weight, _ in group])
@@ -268,11 +274,12 @@ def _set_attention(spec, attention: MultiHeadAttention):
     spec.linear[-1].weight = _array(out)
     if attention.out_proj.bias is not None:
         spec.linear[-1].bias = _array(attention.out_proj.bias)
+    # the engine's default scale would depend on the padded width
     spec.queries_scale = np.dtype("float32").type(attention.scaling)
 
 
 def _head_width(attention: MultiHeadAttention) -> int:
-    """Return the width of the engine's heads: keys and values have one width, padded with zeros."""
+    """Return the engine's single width of heads; narrower keys or values are padded with zeros."""
     return max(attention.d_k, attention.d_v)
 
 

@@ -24,11 +24,13 @@ from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTo
 from .check import DIFFERS, refuse_changed_model
 from .parts import position_table, save_tokenizer, vocabulary
 
+# pieces of our weight names, and Marian's pieces
 PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
-# ends of Marian's names of weights whose columns or rows are features of the residual stream
+# ends of Marian's names for matrices whose columns are features of the residual stream
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
+# ends of Marian's names for matrices and biases whose rows are features of the residual stream
 RESIDUAL_ROWS = ("out_proj.weight", "out_proj.bias", "fc2.weight", "fc2.bias")
-# settings of `generate` that hold token ids
+# settings of `generate` that contain token ids
 TOKEN_SETTINGS = (
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -41,7 +43,7 @@ TOKEN_SETTINGS = (
     "sequence_bias",
     "suppress_tokens",
 )
-# settings whose positional encoding Marian computes itself
+# position settings for which Marian computes the same sinusoids itself
 MARIAN_POSITIONS = {"position_encoding": "sinusoidal", "position_base": 10000, "position_offset": 0}
 
 
@@ -54,25 +56,27 @@ def to_marian(
 ):
     """Write a folder that `MarianMTModel.from_pretrained` loads, with the tokenizer.
 
-    Marian's sinusoids have all sines first. If those of the model alternate with cosines, the
-    features of the residual stream are reordered. Any other positional encoding is saved as
-    weights; they are lost if Marian saves the model again.
+    Marian's positional encoding has all sines before all cosines. If sines and cosines alternate in
+    the model, the export reorders the features of the residual stream. Any other positional
+    encoding is saved as weights, which are lost if the exported model is saved again.
 
-    CTranslate2's converter removes the last token, which is Marian's padding, and starts the
-    decoder from a vector of zeros. So our padding token becomes the last one, and the embedding of
-    the start token is subtracted from all embeddings: the logits of a position then differ from
-    those of the model by one number, and the probabilities are the same.
+    Two more changes prepare the model for CTranslate2's converter. The converter removes the last
+    token, which is Marian's padding token, so our padding token gets the last id. The converter
+    starts the decoder from a zero vector, so the embedding of the start token is subtracted from
+    all embeddings. All logits of a position then differ from those of the model by the same number,
+    and the probabilities stay the same.
 
     Args:
         model: Model to export.
         tokenizer: Tokenizer of the model.
         folder: Output folder.
-        num_positions: Size of Marian's table of positions: tokens of the longest source or
-            translation. If not given, 1,024, or the number of learned positions.
+        num_positions: Number of positions in Marian's table, which limits the length of sources and
+            translations in tokens. By default, the number of learned positions, or
+            `USUAL_POSITIONS` if the model has none.
 
     Raises:
         ValueError: If Marian does not support the model, the code of the model is not the released
-            one, or Marian computes other logits; names the reason.
+            one, or Marian computes other logits; the message names the reason.
     """
     ours = model.config
     check_marian_can(ours)
@@ -107,7 +111,7 @@ def to_marian(
         table = table[:, order]
     start = table[ours.decoder_start_token_id]
     layers |= _first_layers(layers, math.sqrt(ours.d_model) * start)
-    # a swap of two ids is its own inverse
+    # `new_ids` also gives the old id of each new row, because a swap of two ids is its own inverse
     table, bias = (table - start)[new_ids], bias[new_ids]
     theirs.load_state_dict(
         layers
@@ -121,7 +125,7 @@ def to_marian(
             table,
         )
         | {"final_logits_bias": bias[None]},
-        # only the positions are missing
+        # not strict, because the sinusoids are missing: the new Marian model has its own
         strict=False,
     )
     theirs.generation_config = marian_search(model.generation_config, config, new_ids)
@@ -150,7 +154,7 @@ def check_marian_can(config: VanillaTransformerConfig):
         config: Configuration of the model.
 
     Raises:
-        ValueError: If a field has an unsupported value; names the field.
+        ValueError: If a field has an unsupported value; the message names the field.
     """
     expected = {"norm_first": False, "tie_word_embeddings": True, "layer_norm_eps": 1e-5}
     for name, value in expected.items():
@@ -170,11 +174,11 @@ def check_marian_can(config: VanillaTransformerConfig):
 
 
 def marian_config(config: VanillaTransformerConfig, num_positions: int) -> MarianConfig:
-    """Describe a model in the words of Marian, which other programs know.
+    """Describe a model by a Marian configuration, which other programs support.
 
     Args:
         config: Configuration of the model.
-        num_positions: Number of positions.
+        num_positions: Value of `max_position_embeddings`.
 
     Returns:
         Marian's configuration with the sizes and the token ids of the model.
@@ -193,7 +197,7 @@ def marian_config(config: VanillaTransformerConfig, num_positions: int) -> Maria
 def marian_search(
     ours: GenerationConfig, theirs: MarianConfig, new_ids: Tensor | None = None
 ) -> GenerationConfig:
-    """Translate the search settings of a model to those of the library's `generate`.
+    """Convert the search settings of a model to settings of transformers' own `generate`.
 
     Args:
         ours: Search settings of the model.
@@ -201,12 +205,13 @@ def marian_search(
         new_ids: New id of each token, if the export changes ids, [V].
 
     Returns:
-        Settings that every version of `generate` has.
+        Search settings without those that only this package supports.
     """
     settings = ours.to_diff_dict()
     alpha = settings.get("length_penalty_alpha")
     if alpha is not None:
-        # transformers divides by length ** length_penalty, a formula close to ours, but not equal
+        # transformers divides scores by length ** length_penalty, which is close to our
+        # ((5 + length) / 6) ** alpha, but not equal
         settings["length_penalty"] = float(alpha)
     settings = {
         name: value
@@ -236,26 +241,26 @@ def _with_new_ids(value: Any, new_ids: Tensor) -> Any:
 
 
 def _renumbered(content: dict[str, Any], names: list[str], new_ids: Tensor) -> dict[str, Any]:
-    """Return the content of `tokenizer.json` with other ids, and with a token for every id."""
-    # an added token has the id of the vocabulary if it is there
+    """Return the content of `tokenizer.json` with the new ids, and with a token for every id."""
+    # tokenizers reads the id of an added token from the vocabulary if the token is in it
     content["model"]["vocab"] = {names[old]: new for new, old in enumerate(new_ids.tolist())}
     for token in content["added_tokens"]:
         token["id"] = int(new_ids[token["id"]])
-    # without one, no end token follows a text
+    # a tokenizer that adds no end token has no post-processor
     for special in (content["post_processor"] or {"special_tokens": {}})["special_tokens"].values():
         special["ids"] = _with_new_ids(special["ids"], new_ids)
     return content
 
 
 def _first_layers(layers: dict[str, Tensor], shift: Tensor) -> dict[str, Tensor]:
-    """Return biases with which the first layers compute the same from a shifted residual stream."""
+    """Return biases of the first layers that undo the subtraction of `shift` from their input."""
     biases = {}
     for stack in ("encoder", "decoder"):
         attention = f"model.{stack}.layers.0.self_attn"
         for part in ("q", "k", "v"):
             name = f"{attention}.{part}_proj"
             biases[f"{name}.bias"] = layers[f"{name}.bias"] + layers[f"{name}.weight"] @ shift
-        # the layer adds its input to this output before it normalizes
+        # the residual connection adds the layer's input to this output, so `shift` is restored here
         biases[f"{attention}.out_proj.bias"] = layers[f"{attention}.out_proj.bias"] + shift
     return biases
 

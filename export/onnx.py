@@ -1,4 +1,4 @@
-"""Export to ONNX: encoder, decoder, and decoder with cache, under the names that optimum expects.
+"""Export to ONNX: encoder, decoder, and decoder with KV cache, in the files that optimum expects.
 
 Shapes: B sentences, S source positions, T target positions, P cached target positions, h heads,
 d_k and d_v widths of a head's keys and values, V tokens in the vocabulary.
@@ -50,15 +50,15 @@ def to_onnx(
 
     `encoder_model.onnx` takes `input_ids` and `attention_mask`, and returns `last_hidden_state`.
     `decoder_model.onnx` takes `input_ids` [B, T], `encoder_hidden_states` and
-    `encoder_attention_mask`. It returns `logits` [B, T, V], and keys and values of target and
-    source in each layer: `present.0.decoder.key` [B, h, T, d_k] and so on.
+    `encoder_attention_mask`. The decoder returns `logits` [B, T, V], and the KV cache of each
+    layer for target and source: `present.0.decoder.key` [B, h, T, d_k] and so on.
     `decoder_with_past_model.onnx` takes one new token, `input_ids` [B, 1],
-    `encoder_attention_mask`, and these keys and values as `past_key_values.0.decoder.key`
-    [B, h, P, d_k] and so on. It returns `logits` [B, 1, V], and the keys and values of the target,
-    one position longer.
+    `encoder_attention_mask`, and the KV cache as `past_key_values.0.decoder.key` [B, h, P, d_k]
+    and so on. The decoder returns `logits` [B, 1, V], and the KV cache of the target, one position
+    longer.
 
-    `config.json` describes the model as Marian, the type that optimum knows. The graphs compute
-    what the model computes.
+    `config.json` declares a Marian model, because optimum supports Marian. The graphs compute what
+    the given model computes.
 
     Args:
         model: Model to export.
@@ -86,10 +86,10 @@ def trace(
 
     Args:
         model: Model to export, in evaluation mode.
-        with_past: Decoder for later steps, `DecoderWithPastGraph` if None.
+        with_past: Class of the decoder for later steps; `DecoderWithPastGraph` if None.
 
     Returns:
-        A program of torch's exporter for each file name.
+        An `ONNXProgram` of torch for each file name.
     """
     sentences, source, target = Dim("batch_size"), Dim("source"), Dim("target")
     ids = torch.full((SIZES["sentences"], SIZES["source"]), 0)
@@ -141,7 +141,7 @@ def trace(
 
 
 def save_description(model: VanillaTransformerForConditionalGeneration, folder: Path):
-    """Save configuration and search settings as those of Marian, which other programs know.
+    """Save configuration and search settings as those of Marian, which other programs support.
 
     Args:
         model: Model to export.
@@ -157,10 +157,10 @@ def check_logits(model: VanillaTransformerForConditionalGeneration, *files: Path
 
     Args:
         model: The exported model.
-        files: Arguments of `logits_of_graphs`.
+        files: Encoder, decoder, and decoder with cache, as for `logits_of_graphs`.
 
     Raises:
-        ValueError: If the logits differ.
+        ValueError: If the logits differ by more than the tolerance for float32.
     """
     for found, expected in logits_of_graphs(model, *files):
         refuse_difference(found, expected, expected, DIFFERS.format("ONNX Runtime"))
@@ -172,22 +172,22 @@ def logits_of_graphs(
     decoder_file: Path,
     decoder_with_past_file: Path,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Compute logits with graphs and with their model; the last graph adds a token.
+    """Compute logits of two batches with the graphs and with their model.
 
     Args:
         model: The exported model.
-        encoder_file: Encoder.
-        decoder_file: Decoder for the first tokens.
-        decoder_with_past_file: Decoder for one more token.
+        encoder_file: File of the encoder.
+        decoder_file: File of the decoder for all target tokens but the last.
+        decoder_with_past_file: File of the decoder with cache, for the last target token.
 
     Yields:
-        Logits of the graphs and of the model for a batch, both [B, T, V].
+        Logits of the graphs, and logits of the model, for a batch, both [B, T, V].
     """
     encoder, decoder, decoder_with_past = (
         onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
         for path in (encoder_file, decoder_file, decoder_with_past_file)
     )
-    # also a batch without padding: a changed model may compute that one in another way
+    # the second batch has no padding: a changed model may take another code path for it
     for lengths in (SOURCE_LENGTHS, SOURCE_LENGTHS[:1]):
         batch = batch_to_compare(model, source_lengths=lengths)
         mask, target = batch.mask.numpy(), batch.target.numpy()
@@ -206,15 +206,15 @@ def logits_of_graphs(
 def run_graph(
     session: onnxruntime.InferenceSession, inputs: dict[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Run a graph.
+    """Run a graph with ONNX Runtime.
 
     Args:
-        session: The graph in ONNX Runtime.
-        inputs: Arrays by name. Those that the graph does not have are left out; without keys and
-            values of earlier tokens, a merged decoder gets empty ones.
+        session: Session that has loaded the graph.
+        inputs: Arrays by input name; names that the graph does not have are ignored. A merged
+            decoder also gets `use_cache_branch`, and empty keys and values if `inputs` has none.
 
     Returns:
-        Arrays by name.
+        Arrays by output name.
     """
     feeds = {}
     for one in session.get_inputs():
@@ -289,7 +289,7 @@ class DecoderGraph(nn.Module):
     def logits(
         self, mask: Tensor, input_ids: Tensor, memory: Tensor, cache: EncoderDecoderCache
     ) -> Tensor:
-        """Return logits, and add the tokens to the cache.
+        """Return logits, and add keys and values of the tokens to the cache.
 
         Args:
             mask: 1 for a source token, 0 for padding, [B, S].
@@ -316,7 +316,7 @@ class DecoderWithPastGraph(DecoderGraph):
         model: Model to export.
     """
 
-    # the graph has other inputs than the one for the first tokens
+    # the inputs differ from those of `DecoderGraph`, which has no cache to read
     def forward(  # type: ignore[override]
         self, encoder_attention_mask: Tensor, input_ids: Tensor, past: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
@@ -337,7 +337,7 @@ class DecoderWithPastGraph(DecoderGraph):
             keys, values, memory_keys, memory_values = past[4 * number : 4 * number + 4]
             self_cache.update(keys, values, number)
             cross_cache.update(memory_keys, memory_values, number)
-        # the cache has keys and values of the memory, so only the size of the memory matters
+        # cross-attention reads keys and values from the cache, so only the shape of memory matters
         memory = past[2].new_zeros(*encoder_attention_mask.shape, self.model.config.d_model)
         cache = EncoderDecoderCache(self_cache, cross_cache)
         logits = self.logits(encoder_attention_mask, input_ids, memory, cache)
@@ -353,19 +353,20 @@ def program_of(
     axes: dict[str, Any],
     input_names: list[str] | None = None,
 ) -> Any:
-    """Trace a graph.
+    """Trace a module to an ONNX graph.
 
     Args:
         graph: Module to trace.
-        inputs: Arguments of its `forward`.
-        output_names: Names of its outputs.
-        axes: Names of the dynamic sizes of each argument.
-        input_names: Names of its inputs, if they are not those of the arguments.
+        inputs: Arguments of the module's `forward`, by name.
+        output_names: Names of the outputs in ONNX.
+        axes: Symbolic dimensions of each argument, by axis.
+        input_names: Names of the inputs in ONNX, if they differ from the names of the arguments.
 
     Returns:
-        A program of the exporter of torch.
+        An `ONNXProgram` of torch.
     """
-    # the exporter warns about missing operators of other packages, and about its own names
+    # hide warnings that users cannot act on, about operators of packages that are not installed and
+    # about names of symbolic dimensions
     logger = logging.getLogger("torch.onnx._internal.exporter")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -382,7 +383,7 @@ def program_of(
             )
     finally:
         logger.setLevel(level)
-    # the exporter writes the lines of code, with their paths
+    # the exporter stores lines of source code and paths of this machine; remove them
     for node in program.model.graph.all_nodes():
         node.metadata_props.clear()
     return program

@@ -1,4 +1,4 @@
-"""Parts of a model that exports need: its tokens, its table of positions, its activation."""
+"""Parts of a model that several exports need: tokenizer, position table, activation function."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from ..modeling_vanilla_transformer import (
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
 
 Name = TypeVar("Name")
-# default size of a table of positions
+# default number of positions in an exported position table
 USUAL_POSITIONS = 1024
 
 
@@ -44,16 +44,17 @@ def save_tokenizer(
     change: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
     **settings: Any,
 ):
-    """Save a tokenizer as the class that transformers 4 and 5 and transformers.js have.
+    """Save a tokenizer as a class that transformers 4, transformers 5 and transformers.js have.
 
-    A tokenizer of another class than ours and the library's general one is saved as it is.
+    A tokenizer that is neither a `VanillaTransformerTokenizer` nor a `TokenizersBackend` is saved
+    without changes.
 
     Args:
         tokenizer: Tokenizer of the model.
         folder: Output folder.
-        change: Function that takes the content of our `tokenizer.json` and returns the content to
-            save.
-        **settings: Further settings of `tokenizer_config.json`.
+        change: Function that takes the content of `tokenizer.json` and returns the content to save;
+            called only for a `VanillaTransformerTokenizer`.
+        **settings: Further settings for `tokenizer_config.json`.
     """
     if isinstance(tokenizer, VanillaTransformerTokenizer):
         content = json.loads(tokenizer.backend_for_others().to_str())
@@ -65,12 +66,12 @@ def save_tokenizer(
         return
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        # else transformers 4 returns `token_type_ids`, which `generate` refuses
+        # without this, transformers 4 returns `token_type_ids`, which `generate` refuses
         "model_input_names": ["input_ids", "attention_mask"],
         "model_max_length": tokenizer.model_max_length,
-        # the default of transformers.js removes spaces before punctuation
+        # by default, transformers.js removes spaces before punctuation
         "clean_up_tokenization_spaces": False,
-        # the class finds tokens that a user added only if it splits no special token
+        # PreTrainedTokenizerFast finds tokens that a user added only if this setting is off
         "split_special_tokens": tokenizer.split_special_tokens
         and not tokenizer.extra_special_tokens,
         **tokenizer.special_tokens_map,
@@ -93,7 +94,8 @@ def position_table(
             `USUAL_POSITIONS`.
 
     Returns:
-        The table in float32; zeros if the model has no positions, [num_positions, d_model].
+        The table in float32; zeros if the model has no positional encoding,
+        [num_positions, d_model].
 
     Raises:
         ValueError: If `num_positions` is below 1, or above the number of learned positions.
@@ -109,7 +111,7 @@ def position_table(
             f"num_positions must be at most {learned}, the number of learned positions, got "
             f"{num_positions}."
         )
-    # zeros in float32: a model in bf16 or fp16 would round the table
+    # `positions` adds the table to these zeros; in bf16 or fp16, the sum would be rounded
     nothing = torch.zeros(1, num_positions, config.d_model, device=stack.embed_tokens.weight.device)
     return stack.positions(nothing)[0]
 
@@ -119,10 +121,10 @@ def activation_of(config: VanillaTransformerConfig, known: dict[str, Name]) -> N
 
     Args:
         config: Configuration of the model.
-        known: Name in the engine, by our name.
+        known: The engine's names of activation functions, by our names.
 
     Returns:
-        Name in the engine.
+        The engine's name.
 
     Raises:
         ValueError: If the engine does not have the activation function.

@@ -42,7 +42,7 @@ from .parts import save_tokenizer
 logger = logging.getLogger(__name__)
 
 MERGED_FILE = "decoder_model_merged.onnx"
-# suffix of the file names for each type of the stored weights
+# suffix of the file names for each type of stored weights
 SUFFIXES = {"float32": "", "int8": "_quantized"}
 # logit of a token that cannot follow the end token
 LOWEST_LOGIT = -1e4
@@ -56,9 +56,10 @@ def to_transformersjs(
 ):
     """Write a folder that `pipeline("translation")` of transformers.js loads.
 
-    The folder `onnx` has the encoder, and one decoder for the first step and the later steps, with
-    weights in float32 and in int8. `config.json` describes the model as Marian, a type that
-    transformers.js knows. The search is greedy search: transformers.js has no beam search.
+    The folder `onnx` contains the encoder, and one merged decoder for the first step and the later
+    steps, each with float32 weights and with int8 weights. `config.json` declares a Marian model,
+    because transformers.js supports Marian. The search is greedy: transformers.js has no beam
+    search.
 
     Args:
         model: Model to export.
@@ -70,8 +71,8 @@ def to_transformersjs(
             than the model.
     """
     model = copy.deepcopy(model).eval().float().cpu()
-    # with several beams, transformers.js computes them all and keeps the first one of each step:
-    # greedy search at a higher cost
+    # with several beams, transformers.js computes all of them and keeps the first one at each step,
+    # which is greedy search at a higher cost
     model.generation_config.update(
         num_beams=1, length_penalty_alpha=None, length_penalty=None, early_stopping=None
     )
@@ -93,14 +94,14 @@ def to_transformersjs(
             onnx.save(graphs[ENCODER_FILE], encoder)
             onnx.save(_merged(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE]), decoder)
             if weight_type == "float32":
-                # the merged decoder is that of the first step and that of the later steps
+                # the merged decoder serves both the first step and the later steps
                 check_logits(model, encoder, decoder, decoder)
             else:
                 _warn_of_rounding(model, encoder, decoder)
 
 
 def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Path):
-    """Save a tokenizer such that transformers.js has the same tokens and texts.
+    """Save a tokenizer so that transformers.js encodes and decodes text in the same way.
 
     Args:
         tokenizer: Tokenizer of the model.
@@ -113,7 +114,7 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
         tokenizer,
         folder,
         lambda content: _for_javascript(content, tokenizer),
-        # transformers.js leaves out these tokens and those that `tokenizer.json` marks
+        # transformers.js skips these tokens in decoded text, and those that `tokenizer.json` marks
         additional_special_tokens=list(tokenizer.special_tokens_map.values()),
     )
     if not (folder / "tokenizer.json").is_file():
@@ -126,12 +127,12 @@ def save_tokenizer_for_javascript(tokenizer: PreTrainedTokenizerBase, folder: Pa
 def _warn_of_rounding(
     model: VanillaTransformerForConditionalGeneration, encoder: Path, decoder: Path
 ):
-    """Warn if the int8 graphs, which also round activations, deviate too much from the model."""
+    """Warn if the int8 graphs, which also quantize activations, deviate too much from the model."""
     difference = max(
         float(deviations(found, expected, expected, is_exact=False).max())
         for found, expected in logits_of_graphs(model, encoder, decoder, decoder)
     )
-    # also true if the difference is not a number
+    # `not <=` is also true for NaN
     if not difference <= TOLERANCES["int8"]:
         logger.warning(
             "With dtype q8, the scores differ from those of the model by up to %.2g standard "
@@ -143,7 +144,8 @@ def _warn_of_rounding(
 class EndingDecoderGraph(DecoderWithPastGraph):
     """Decoder for one more token; only end tokens follow an end token.
 
-    transformers.js stops when the last tokens of all sentences of a batch are end tokens.
+    transformers.js stops only when the last tokens of all sentences in a batch are end tokens, so a
+    sentence that has ended must continue with end tokens.
 
     Args:
         model: Model to export.
@@ -163,7 +165,7 @@ class EndingDecoderGraph(DecoderWithPastGraph):
     def logits(
         self, mask: Tensor, input_ids: Tensor, memory: Tensor, cache: EncoderDecoderCache
     ) -> Tensor:
-        """Return logits, and add the tokens to the cache; `DecoderGraph.logits` has the arguments.
+        """Return logits that allow only end tokens after an end token; see `DecoderGraph.logits`.
 
         Returns:
             Logits, [B, T, V].
@@ -174,7 +176,7 @@ class EndingDecoderGraph(DecoderWithPastGraph):
 
 
 def _in_float32(model: ModelProto) -> ModelProto:
-    """Replace float64, in which positions are computed: browsers cannot compute in float64."""
+    """Replace float64, in which positions are computed, because browsers do not support float64."""
     tensors = list(model.graph.initializer)
     for node in model.graph.node:
         for attribute in node.attribute:
@@ -186,7 +188,7 @@ def _in_float32(model: ModelProto) -> ModelProto:
         if tensor.data_type == TensorProto.DOUBLE:
             values = numpy_helper.to_array(tensor).astype("float32")
             tensor.CopyFrom(numpy_helper.from_array(values, tensor.name))
-    # the types of the values follow from the inputs
+    # remove the declared types of intermediate values; ONNX Runtime infers the new ones
     del model.graph.value_info[:]
     return model
 
@@ -194,8 +196,8 @@ def _in_float32(model: ModelProto) -> ModelProto:
 def _without_transposes(model: ModelProto) -> ModelProto:
     """Store each transposed weight as its transpose, and remove the Transpose node.
 
-    The quantizer leaves out a weight behind a Transpose node. The embedding shares its matrix with
-    the output layer, so the embedding of a token becomes a column, gathered along axis 1.
+    The quantizer skips a weight that is used through a Transpose node. If the embedding shares the
+    matrix of the output layer, a token's embedding becomes a column, and Gather reads along axis 1.
     """
     graph = model.graph
     weights = {tensor.name: tensor for tensor in graph.initializer}
@@ -224,10 +226,10 @@ def _without_transposes(model: ModelProto) -> ModelProto:
 
 
 def _quantized(model: ModelProto) -> ModelProto:
-    """Return a graph with the matrices in int8."""
+    """Return a graph whose weight matrices are in int8."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "quantized.onnx"
-        # onnxruntime recommends a preprocessing that the tracer has done
+        # hide a warning: onnxruntime recommends a preprocessing that the tracer has already done
         logging.disable(logging.WARNING)
         try:
             quantize_dynamic(model, path, per_channel=True, weight_type=QuantType.QInt8)
@@ -237,10 +239,10 @@ def _quantized(model: ModelProto) -> ModelProto:
 
 
 def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
-    """Merge the decoder of the first step and that of the later steps into one graph.
+    """Merge the decoders of the first step and of the later steps into one graph.
 
-    Equal weights are stored once. The input `use_cache_branch` selects the decoder of the later
-    steps.
+    Equal weights are stored once. If the input `use_cache_branch` is true, the graph runs the
+    decoder of the later steps.
     """
     weights: dict[tuple, TensorProto] = {}
     branches = []
@@ -276,7 +278,10 @@ def _merged(first: ModelProto, later: ModelProto) -> ModelProto:
 
 
 def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
-    """Return a branch of the merged decoder, which returns the keys and values of both branches."""
+    """Return a branch of the merged decoder, with the outputs of both branches.
+
+    Keys and values that the branch does not compute are copied from `past_key_values`.
+    """
     made = {output.name for output in graph.output}
     nodes = list(graph.node)
     for name in outputs:
@@ -288,7 +293,10 @@ def _branch(graph: GraphProto, outputs: list[str], prefix: str) -> GraphProto:
 
 
 def _with_own_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
-    """Name the length of keys or values after them, because past and present differ in length."""
+    """Name the symbolic length of keys and values after their tensor.
+
+    Past and present differ in length, so their lengths must not have the same name.
+    """
     if "key_values" in info.name or "present" in info.name:
         length = info.type.tensor_type.shape.dim[2]
         length.dim_param = re.sub(r"\.(key|value)$", "", info.name)
@@ -298,13 +306,14 @@ def _with_own_length(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
 def _for_javascript(
     content: dict[str, Any], tokenizer: VanillaTransformerTokenizer
 ) -> dict[str, Any]:
-    """Change `tokenizer.json` such that transformers.js has our tokens and texts.
+    """Change `tokenizer.json` so that transformers.js encodes and decodes text as we do.
 
-    transformers.js differs in four ways. It matches special tokens in a text also where
-    `split_special_tokens` makes them plain text, so they are removed. It normalizes the text after
-    an added token like a new text, so a space is put only before the whole text. The pattern of
-    its byte-level pre-tokenizer has other spaces, so words get a pattern of their own. It decodes
-    added tokens as bytes, so they are replaced by their byte symbols first.
+    transformers.js differs in four ways. First, it finds special tokens in a text even if
+    `split_special_tokens` makes them plain text, so special tokens are removed from the file.
+    Second, it normalizes the text after an added token like a new text, so a space is put only
+    before the whole text. Third, the pattern of its byte-level pre-tokenizer matches other spaces,
+    so the pattern `WORDS` splits words. Fourth, it decodes added tokens as bytes, so a decoder step
+    first replaces them by their byte symbols.
 
     Args:
         content: Content of `tokenizer.json`.
@@ -319,7 +328,7 @@ def _for_javascript(
             token for token in content["added_tokens"] if token["content"] not in named
         ]
     added = sorted(token["content"] for token in content["added_tokens"])
-    # a text begins with a space, but not a text that begins with an added token
+    # every text gets a space before it, except a text that begins with an added token
     starts = "|".join(map(re.escape, added))
     content["normalizer"]["normalizers"][1:] = [
         {"type": "Prepend", "prepend": " "},
