@@ -65,8 +65,8 @@ def listing() -> str:
 def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     """Compute a study: print its findings, and write page, numbers and pictures to a folder.
 
-    Each study is a module with two functions: `add_flags(parser)`, and `sections(flags)`, which
-    yields the sections.
+    Each study is a module with two functions: `add_flags(parser)` declares its flags, and
+    `sections(flags)` yields its sections.
 
     Args:
         argv: Command-line arguments.
@@ -125,7 +125,8 @@ def main(argv: list[str] | None = None) -> int:
         argv: Command-line arguments; those of the process if not given.
 
     Returns:
-        0 on success, 1 on an error.
+        The exit status: 0 on success, 1 after an error, 128 plus the number of the signal after a
+        signal.
     """
     return run_command(run, argv)
 
