@@ -34,8 +34,8 @@ CANDIDATES = {
     "learned": "a learned table, Table 3, row (E)",
 }
 
-# the highest bit of a positive int64. All positions have 0 in the bits above, and torch does not
-# define a right shift by 64 or more
+# the highest bit of a positive int64, which is 0 in every position of a table. Higher bits are read
+# from this bit, because torch does not define a right shift of an int64 by 64 or more
 HIGHEST_BIT = 62
 
 # `properties` compares the encodings of sentences that are shorter and longer by this factor

@@ -196,7 +196,7 @@ def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
     found: dict[str, tuple[str, int]] = {}
     for name in encodings.CANDIDATES:
         if name == "pairs":
-            # one candidate has two pairs and repeats, one has as many pairs as the sinusoids
+            # two pairs, whose encodings repeat, and as many pairs as the sinusoids have
             found |= {f"{width // 2} pairs": (name, width) for width in (4, max(4, d_model))}
         else:
             found[name] = (name, NUM_BITS if name == "binary" else d_model)

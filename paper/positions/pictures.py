@@ -613,7 +613,7 @@ def _plot_heatmap(axes: Any, encoding: Tensor, bound: float | None = None) -> An
         aspect="auto",
         interpolation="nearest",
     )
-    # features and positions are whole numbers, so the ticks must be too
+    # numbers of features and positions are integers, so ticks between them make no sense
     axes.locator_params(integer=True)
     axes.set_xlabel("feature")
     axes.set_ylabel("position")

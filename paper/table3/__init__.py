@@ -48,9 +48,9 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         InterruptedError: If training was stopped by a signal.
     """
     for row in flags.rows:
-        # raises for an unknown row
+        # this call raises ValueError for an unknown row
         VanillaTransformerConfig.from_paper(row)
-    # check all settings before anything is counted
+    # check the training settings too, before the first section is computed
     configs = scaled_configs(flags) if flags.train else {}
     counts = {row: parameters_by_part(paper_sizes(row, flags.vocab_size)) for row in flags.rows}
     yield rows_section(counts, flags.vocab_size)
