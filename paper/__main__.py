@@ -73,7 +73,7 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
         prog: Name of the command in help texts.
 
     Raises:
-        ValueError: If the study is unknown, or a flag has an invalid value.
+        ValueError: If the study is unknown, a flag has an invalid value, or the study raises it.
     """
     if not argv or argv[0].startswith("-"):
         parser = argparse.ArgumentParser(
@@ -122,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     """Compute a study; report an error as one sentence.
 
     Args:
-        argv: Command-line arguments; those of the process if not given.
+        argv: Command-line arguments; `sys.argv[1:]` by default.
 
     Returns:
         The exit status: 0 on success, 1 after an error, 128 plus the number of the signal after a

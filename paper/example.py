@@ -212,7 +212,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags of `add_flags`.
 
     Yields:
-        The picture, a section for each box, and the steps beside those of a recurrent network.
+        The picture, a section for each box, and the steps of a decoder and a recurrent network.
     """
     found = boxes()
     probabilities = found["softmax"].matrices[0]

@@ -126,7 +126,8 @@ def ambiguous_words(num_words: int = 16) -> Tensor:
     """Return the probability of each translation of each word of a toy language.
 
     A word is translated as itself with a probability that rises linearly, from 0.4 for word 0 to 1
-    for the last word. The next three words share the rest equally.
+    for the last word. The next three words share the remaining probability equally; word 0 follows
+    the last word.
 
     Args:
         num_words: Number of words W.

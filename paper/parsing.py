@@ -30,7 +30,7 @@ SOURCE_LANG, TARGET_LANG = "en", "tree"
 VALIDATION_SHARE = 0.05
 # section 6.3: a tree has at most this many tokens more than its sentence
 MAX_EXTRA_TOKENS = 300
-# columns of the counts of a treebank; the counts of removed elements follow
+# names of the counts of a treebank, in the order of the table; counts of removed elements follow
 COUNTS = ("trees", "words", "brackets", "longest sentence", "longest tree")
 # tokens of the smallest tree beside its words: an opening bracket, a closing bracket, the end token
 TOKENS_BESIDE_WORDS = 3

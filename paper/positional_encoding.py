@@ -38,7 +38,7 @@ CANDIDATES = {
 # from this bit, because torch does not define a right shift of an int64 by 64 or more
 HIGHEST_BIT = 62
 
-# `properties` compares the encodings of sentences that are shorter and longer by this factor
+# `properties` also encodes a sentence shorter by this factor and a sentence longer by this factor
 LENGTH_FACTOR = 4
 # numbers of words of the sentences whose first steps "same step" compares
 SENTENCE_LENGTHS = (2, 4, 64)
@@ -380,7 +380,7 @@ def collisions(encoding: Tensor, tolerance: float) -> int:
 
 
 def first_repeat(encoding: Tensor, tolerance: float) -> Repeat | None:
-    """Find the first position with the same encoding as an earlier one, up to a tolerance.
+    """Find the first position with the encoding of an earlier position, up to a tolerance.
 
     Args:
         encoding: Encoding of the positions, [N, d].

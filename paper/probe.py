@@ -31,7 +31,7 @@ NUM_SYMBOLS, LENGTH = 16, 12
 # number of first positions that are probed; few sentences are long enough for later positions
 NUM_POSITIONS = 12
 WORDS = "words alone"
-# L2 penalty and most L-BFGS iterations of the softmax regression that is the probe
+# L2 penalty of the probe, a softmax regression, and its maximum number of L-BFGS iterations
 DECAY, ITERATIONS = 1e-4, 100
 
 

@@ -36,7 +36,7 @@ SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxStatistics:
-    """Statistics of scaled scores and of their softmax, as means over queries unless stated.
+    """Statistics of scaled scores and their softmax: means over queries unless stated otherwise.
 
     Attributes:
         variance: Variance of the scaled scores.

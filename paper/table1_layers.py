@@ -264,7 +264,7 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
 def _seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
     found: list[float] = []
     threads = torch.get_num_threads()
-    # measure the CPU time of one thread, which does not contain the time of other programs
+    # measure the CPU time of a single thread, so that other programs have no effect
     torch.set_num_threads(1)
     try:
         layer(x)

@@ -32,7 +32,7 @@ REPEATS = 3
 LENGTHS = (8, 16, 32, 64, 128)
 # sentence pairs from which the vocabulary of the random model is learned
 NUM_PAIRS = 500
-# size of this vocabulary
+# vocabulary size of the random model
 VOCAB_SIZE = 600
 # sizes of the random model
 SIZES = {

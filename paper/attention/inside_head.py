@@ -72,7 +72,7 @@ def inside_head(
         kind: "encoder", "decoder" or "cross".
         layer: Layer number, counted from 0.
         head: Head number, counted from 0.
-        target: Translation; by default that of the model.
+        target: Translation; by default the translation of the model.
 
     Returns:
         The steps, on the CPU.

@@ -1,4 +1,4 @@
-"""Positional encoding, its properties, and attention without it. Section 3.5."""
+"""Positional encoding, its properties, and attention without positions. Section 3.5."""
 
 import argparse
 import math
@@ -56,7 +56,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags of `add_flags`.
 
     Yields:
-        The sections; those that train a model come last.
+        The sections; the sections that train a model come last.
 
     Raises:
         ValueError: If a size or a base is out of range, or the model cannot be loaded or has no

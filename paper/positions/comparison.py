@@ -20,7 +20,7 @@ NUM_BITS = 16
 
 
 def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Section:
-    """Compare sinusoids with other positional encodings, and show how the simplest fail.
+    """Compare sinusoids with other positional encodings, and show why the simplest ones fail.
 
     Args:
         num_positions: Length of the sentence.

@@ -41,11 +41,12 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags that `add_flags` declares.
 
     Yields:
-        Two sections; two more if the rows are trained.
+        The rows; the parameter counts if the paper states any for these rows; two more sections if
+        the rows are trained.
 
     Raises:
         ValueError: If a row does not exist, or a setting is invalid.
-        InterruptedError: If training was stopped by a signal.
+        InterruptedError: If a signal stopped the training.
     """
     for row in flags.rows:
         # this call raises ValueError for an unknown row

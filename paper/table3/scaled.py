@@ -60,7 +60,7 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         flags: Flags that `add_flags` declares, and `output_dir`.
 
     Returns:
-        Settings by row. They differ only in the setting that the row changes and in the folder.
+        Settings by row. Rows differ only in the setting that a row changes, and in the folder.
 
     Raises:
         ValueError: If a setting is invalid.

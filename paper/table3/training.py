@@ -62,7 +62,7 @@ def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, Ro
 
     Raises:
         ValueError: If a row was started with other settings, or the dataset is invalid.
-        InterruptedError: If training was stopped by a signal; the next call resumes it.
+        InterruptedError: If a signal stopped the training; the next call resumes the training.
     """
     unfinished = [row for row, config in configs.items() if not _is_finished(row, config)]
     if unfinished:

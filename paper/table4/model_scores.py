@@ -67,7 +67,7 @@ def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[S
 
     Args:
         gold: Gold trees.
-        parsed: For each sentence its tree, or the reason why there is none.
+        parsed: For each sentence its tree, or the reason why the output is not a tree.
 
     Returns:
         Score of each sentence.
