@@ -65,15 +65,15 @@ def listing() -> str:
 def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     """Compute a study: print its findings, and write page, numbers and pictures to a folder.
 
-    Each study is a module with two functions: `add_flags(parser)`, and `sections(flags)`, which
-    yields the sections.
+    Each study is a module with two functions: `add_flags(parser)` declares its flags, and
+    `sections(flags)` yields its sections.
 
     Args:
         argv: Command-line arguments.
         prog: Name of the command in help texts.
 
     Raises:
-        ValueError: If the study is unknown, or a flag has an invalid value.
+        ValueError: If the study is unknown, a flag has an invalid value, or the study raises it.
     """
     if not argv or argv[0].startswith("-"):
         parser = argparse.ArgumentParser(
@@ -122,10 +122,11 @@ def main(argv: list[str] | None = None) -> int:
     """Compute a study; report an error as one sentence.
 
     Args:
-        argv: Command-line arguments; those of the process if not given.
+        argv: Command-line arguments; `sys.argv[1:]` by default.
 
     Returns:
-        0 on success, 1 on an error.
+        The exit status: 0 on success, 1 after an error, 128 plus the number of the signal after a
+        signal.
     """
     return run_command(run, argv)
 

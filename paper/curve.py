@@ -1,4 +1,4 @@
-"""Training curves from the metrics that runs have logged. Sections 5 and 6."""
+"""Training curves from the logged metrics of runs. Sections 5 and 6."""
 
 import argparse
 import statistics
@@ -17,7 +17,7 @@ from .study import Section
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# name in metrics.jsonl, and label in the picture
+# label of the axis in the picture, by name in metrics.jsonl
 PANELS = {
     "learning_rate": "learning rate",
     "tokens_per_second": "target tokens per second",

@@ -32,11 +32,12 @@ NUM_TOKENS = 64
 NUM_POSITIONS = 64
 ROWS = ("C4", "base", "big")
 ROWS_OF_TABLE_3 = "C4, base, big: rows of Table 3"
-# the size of random embeddings does not depend on the size of the vocabulary
+# vocabulary for measuring random embeddings: their root mean square does not depend on its size
 FEW_TOKENS = 2_000
 MATRICES = ("shared matrix, or source embedding", "target embedding", "output projection")
 MATRIX_COLORS = ("#35b779", "#90d743", "#fde725")
 LAYERS_COLOR = "#31688e"
+# use of the matrix: its place in figure 1, and its parameter in an untied model
 USES = {
     "source": ("encoder's input", "model.encoder.embed_tokens.weight"),
     "target": ("decoder's input", "model.decoder.embed_tokens.weight"),
@@ -62,7 +63,7 @@ class EmbeddingSize:
 
 
 class ParameterCount(NamedTuple):
-    """Numbers of parameters of the layers and of one of the matrices."""
+    """Number of embedding matrices of a model, parameters of its layers and of one such matrix."""
 
     num_matrices: int
     layers: int
@@ -91,7 +92,7 @@ def embedding_size(model: PreTrainedModel, num_positions: int = NUM_POSITIONS) -
             measured whole.
 
     Returns:
-        Their root mean squares.
+        Root mean squares of the embeddings and of the positional encoding.
 
     Raises:
         ValueError: If the model has no positional encoding.
@@ -114,16 +115,17 @@ def _root_mean_square(values: Tensor) -> float:
 def gradients_by_use(
     model: PreTrainedModel, source: Tensor, inputs: Tensor, labels: Tensor
 ) -> dict[str, Tensor]:
-    """Return the gradients of the three matrices if they are not tied, and of the tied matrix.
+    """Return the gradient of the tied matrix, and of each matrix of an untied copy of the model.
 
     Args:
-        model: Model with tied matrices, which does not change.
+        model: Model with tied matrices; it is copied and does not change.
         source: Source tokens, [B, S].
         inputs: Target tokens, shifted right, [B, T].
         labels: Target tokens, [B, T].
 
     Returns:
-        Gradients by the names of `USES`, and of the tied matrix as "tied", [V, d_model] each.
+        Gradients of the untied matrices by the names of `USES`, and of the tied matrix as "tied",
+        [V, d_model] each.
     """
     config = copy.deepcopy(model.config)
     config.tie_word_embeddings = False
@@ -368,7 +370,7 @@ def _draw_parameters(counts: Mapping[str, Sequence[ParameterCount]]) -> "Figure"
         parts += [(label, count.matrix, color) for label, color in matrices]
         left = 0.0
         for label, size, color in parts:
-            # the second bar has all parts
+            # label the second bar only: it has all parts, and each part is once in the legend
             axes.barh(bar, size / 1e6, left=left, color=color, label=label if bar == 1 else None)
             left += size / 1e6
         axes.text(left, bar, f" {left:.1f}", va="center", fontsize=8)
@@ -387,7 +389,7 @@ def _count_parameters(row: str) -> tuple[ParameterCount, ParameterCount]:
         config = VanillaTransformerConfig.from_paper(
             row, vocab_size=VOCAB_SIZE, tie_word_embeddings=num_matrices == 1
         )
-        # counting needs no memory for the weights
+        # weights on the meta device have a size but take no memory
         with torch.device("meta"):
             model = VanillaTransformerForConditionalGeneration(config)
         matrix = VOCAB_SIZE * config.d_model

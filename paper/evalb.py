@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from .trees import EMPTY_TAG, TOP, Bracket, Tree
 
-# words with these tags and brackets with these labels do not count
+# EVALB does not count words with these tags or brackets with these labels
 DELETED = (TOP, EMPTY_TAG, ",", ":", "``", "''", ".")
+# pairs of labels that EVALB treats as one label, the second
 EQUAL_LABELS = {"PRT": "ADVP"}
 
 
@@ -26,8 +27,8 @@ class SentenceScore:
         matched: Number of brackets that both trees have.
         gold: Number of brackets of the gold tree.
         predicted: Number of brackets of the predicted tree.
-        crossing: Number of predicted brackets that cross a gold bracket: the two overlap, and
-            neither contains the other.
+        crossing: Number of predicted brackets that cross a gold bracket: the two brackets overlap,
+            and neither contains the other.
     """
 
     status: str
@@ -69,7 +70,7 @@ class CorpusScore:
 
 
 def scored_words(tree: Tree) -> list[str]:
-    """Return the words that count: all but punctuation.
+    """Return the words that count: all except punctuation and empty elements.
 
     Args:
         tree: Any tree.
@@ -87,10 +88,10 @@ def scored_brackets(tree: Tree) -> list[Bracket | None]:
         tree: Any tree.
 
     Returns:
-        For each bracket of the tree, a bracket with positions in `scored_words`; None if it does
-        not count.
+        For each bracket of the tree, a bracket with positions in `scored_words`; None if the
+        bracket does not count.
     """
-    # position among the words that count of each position in the sentence
+    # for each position in the sentence, the number of words before it that count
     positions = [0]
     for tag in tree.tags:
         positions.append(positions[-1] + (tag not in DELETED))
@@ -103,7 +104,7 @@ def scored_brackets(tree: Tree) -> list[Bracket | None]:
 
 
 def matches(gold: Tree, predicted: Tree) -> list[bool]:
-    """Return which predicted brackets match; each gold bracket matches at most once.
+    """Return which predicted brackets match a gold bracket; a gold bracket matches at most once.
 
     Args:
         gold: Gold tree.
@@ -151,11 +152,11 @@ def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False
     """Sum the scores of all sentences.
 
     EVALB leaves out sentences with errors, which rewards a parser that returns no tree for hard
-    sentences. By default, their gold brackets count as missed here.
+    sentences. Here the gold brackets of these sentences count as missed by default.
 
     Args:
         scores: Scores of all sentences.
-        leave_out_errors: Whether to leave out sentences with errors, like EVALB.
+        leave_out_errors: Whether to leave out sentences with errors, as EVALB does.
 
     Returns:
         Totals, with recall, precision and F1.
@@ -185,7 +186,7 @@ def score_corpus(scores: Iterable[SentenceScore], leave_out_errors: bool = False
         predicted=predicted,
         recall=recall,
         precision=precision,
-        # 2 r p / (r + p), without a division by zero
+        # equal to 2 r p / (r + p), but without a division by zero if nothing matches
         f1=200 * matched / max(gold + predicted, 1),
         complete=100 * complete / max(len(counted), 1),
         crossing=sum(score.crossing for score in counted) / max(statuses["valid"], 1),

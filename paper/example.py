@@ -1,4 +1,4 @@
-"""Figure 1 with three words and four features: every matrix, small enough for paper. Section 3.
+"""Figure 1 with three words and four features: every matrix, to compute by hand. Section 3.
 
 The weights were trained on this one sentence pair and rounded to tenths.
 """
@@ -22,11 +22,12 @@ from .study import Section
 
 TOKENS = ("pad", "start", "end", "the", "cat", "sleeps", "die", "Katze", "schläft")
 SOURCE = ("the", "cat", "sleeps")
-# the decoder reads this and predicts the word after each: shifted right
+# input of the decoder, shifted right: the decoder predicts the word after each of these words
 TARGET = ("start", "die", "Katze")
 D_MODEL, NUM_HEADS, D_FF = 4, 2, 4
 DECIMALS = 2
-# in tenths, row by row; a linear layer of torch holds the transpose of the paper's matrix
+# weights in tenths, with a slash between rows; a linear layer of torch stores the transpose of the
+# paper's matrix
 WEIGHTS = {
     "encoder.embed_tokens.weight": "-11 3 7 -6 / -1 3 9 -11 / -8 5 9 -5 / -8 7 10 -4 / "
     "-13 -3 6 -4 / -7 6 10 -5 / 10 -15 -1 2 / 9 15 -14 -10 / -9 6 -14 18",
@@ -66,7 +67,7 @@ WEIGHTS = {
 
 
 def example_model() -> VanillaTransformerForConditionalGeneration:
-    """Create the model: one layer in each stack, two heads, weights of one decimal.
+    """Create the model: one layer in each stack, two heads, weights with one decimal.
 
     Returns:
         The model, in evaluation mode. The gain of each norm is 1, the bias 0.
@@ -108,7 +109,7 @@ def boxes(model: VanillaTransformerForConditionalGeneration | None = None) -> di
     """Run the model, and return the matrices of every box of figure 1.
 
     Args:
-        model: Model of the sizes of `example_model`; by default that model.
+        model: Model with the sizes of `example_model`; that model by default.
 
     Returns:
         Boxes by name, from the source to the probabilities.
@@ -154,13 +155,13 @@ def boxes(model: VanillaTransformerForConditionalGeneration | None = None) -> di
 
 
 def number(value: float) -> str:
-    """Write a number of the example.
+    """Format a number of the example.
 
     Args:
         value: The number, or minus infinity.
 
     Returns:
-        The number with two decimals.
+        The number with `DECIMALS` decimals, "-inf" for minus infinity.
     """
     return f"{value:z.{DECIMALS}f}"
 
@@ -211,7 +212,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags of `add_flags`.
 
     Yields:
-        The picture, a section for each box, and the steps beside those of a recurrent network.
+        The picture, a section for each box, and the steps of a decoder and a recurrent network.
     """
     found = boxes()
     probabilities = found["softmax"].matrices[0]
@@ -272,7 +273,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 def _inputs_and_outputs(
     model: VanillaTransformerForConditionalGeneration,
 ) -> dict[str, tuple[Tensor, Any]]:
-    """Run the model, and return the first input and the output of each module, by its name."""
+    """Run the model; return first input and output of each module by its name, without batch."""
     seen = {}
 
     def remember(name: str):
@@ -325,7 +326,7 @@ def _attention_box(
     module = model.get_submodule(name)
     parts = []
     for symbol in ("Q", "K", "V"):
-        # a linear layer holds the transpose of the paper's matrix
+        # a linear layer of torch stores the transpose of the paper's matrix
         weight = module.get_submodule(f"{symbol.lower()}_proj").weight.T
         parts.append(_weight(f"W^{symbol}", weight))
     projected = {symbol: seen[f"{name}.{symbol.lower()}_proj"][1] for symbol in ("Q", "K", "V")}

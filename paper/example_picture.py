@@ -7,9 +7,10 @@ from html import escape
 
 from torch import Tensor
 
+# width of an entry, height of a row, space between matrices, space inside a box, in pixels
 CELL, LINE, GAP, PADDING = 38, 15, 22, 12
 FONT = 12
-# colours of the boxes of figure 1
+# colours of figure 1, by a word in the title of a box
 COLORS = {
     "Embedding": "#fbe3e4",
     "Attention": "#fdebd0",
@@ -19,7 +20,7 @@ COLORS = {
     "Softmax": "#dcf0dc",
 }
 INK, WEIGHT_INK, LINE_INK = "#111111", "#8a4b08", "#555555"
-# boxes of a stack from below, each with the numbers of matrices in its lines
+# number of matrices in each line of a box, from above, by a part of the name of the box
 LAYOUTS = {
     "input": (3,),
     "attention": (3, 3, 4, 3),
@@ -37,11 +38,11 @@ class Matrix:
     """A matrix of the example, with the names of its rows and columns.
 
     Attributes:
-        name: Symbol of the paper.
+        name: Symbol of the matrix, as in the paper.
         values: The numbers, [rows, columns].
         rows: Name of each row.
         columns: Name of each column.
-        is_weight: True for weights of the model, which do not depend on the words.
+        is_weight: Whether the numbers are weights of the model, which do not depend on the words.
     """
 
     name: str
@@ -64,7 +65,8 @@ def draw(boxes: Mapping[str, Box]) -> str:
     """Draw the boxes of figure 1: the encoder on the left, the decoder on the right.
 
     Args:
-        boxes: Boxes by name; a name begins with "encoder" in the encoder.
+        boxes: Boxes by name, from the bottom; the name of a box in the encoder begins with
+            "encoder".
 
     Returns:
         The picture as SVG.
@@ -196,7 +198,7 @@ def _has_words(names: Iterable[str]) -> bool:
 
 
 def _row_names(matrix: Matrix) -> list[str]:
-    # the rows of a weight matrix have numbers, which the picture leaves out
+    # the rows of a weight matrix are numbered; the picture leaves out these numbers
     return [name if _has_words([name]) else "" for name in matrix.rows]
 
 

@@ -28,12 +28,14 @@ BASE_VOCAB = TrainConfig.vocab_size
 VOCAB_SIZES = (10, BASE_VOCAB)
 NUM_SENTENCES = 512
 NUM_POINTS = 200
+# steps of the bisection in `lowest_at`
 HALVINGS = 40
-# rows of Table 3, by epsilon
+# name of the row of Table 3 for each epsilon
 ROWS = {0.0: "D3", 0.1: "base", 0.2: "D4"}
-# a model has converged if its accuracy is at most this far below the best possible accuracy
+# a model has learned the task if its accuracy is at most this far below the best possible accuracy
 LEARNED = 0.01
-# range of the true token's probability in the plot of the loss; a large epsilon lowers its start
+# lowest and highest probability of the true token in the plot of the loss; a large epsilon lowers
+# the first
 UNSURE, SURE = 0.3, 1 - 1e-6
 GUESSING = Training(steps=400, sentences_per_step=256, warmup_steps=100, learning_rate_factor=0.25)
 
@@ -55,7 +57,7 @@ def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tens
     smoothed_loss_sum(logits, torch.tensor([[label]]), label_smoothing).backward()
     gradient: Any = logits.grad
     target = (logits.softmax(dim=-1) - gradient).detach()[0, 0]  # [V]
-    # the target is a difference of numbers near 1 / V, and smaller values are rounding errors
+    # a target below 1e-6 / V is a rounding error of the difference of two numbers near 1 / V
     return target.masked_fill(target.abs() < 1e-6 / vocab_size, 0.0)
 
 
@@ -77,7 +79,7 @@ def least_loss(vocab_size: int, label_smoothing: float) -> float:
 
 
 def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Tensor:
-    """Return the package's loss for probabilities of the true token; the rest is spread evenly.
+    """Return the package's loss at probabilities of the true token; the others share the rest.
 
     Args:
         probability: Probabilities of the true token, above 0 and below 1, [points].
@@ -98,17 +100,17 @@ def loss_at(probability: Tensor, vocab_size: int, label_smoothing: float) -> Ten
 
 
 def lowest_at(vocab_size: int, label_smoothing: float) -> float:
-    """Find the probability at which the package's loss is lowest, from its gradient.
+    """Find the probability at which the package's loss is lowest, by bisection of its gradient.
 
-    Near the minimum the rounding errors of the loss, a float32 sum over the vocabulary, are larger
-    than its changes.
+    The loss is a float32 sum over the vocabulary. Near its minimum, rounding errors are larger than
+    the changes of the loss, so its values do not show where the minimum is.
 
     Args:
         vocab_size: Vocabulary size V.
         label_smoothing: Smoothing epsilon_ls.
 
     Returns:
-        Probability of the true token; `SURE` if the loss still falls there.
+        Probability of the true token; `SURE` if the loss still falls at this probability.
     """
     low, high = 0.0, SURE
     for _ in range(HALVINGS):
@@ -123,8 +125,9 @@ def lowest_at(vocab_size: int, label_smoothing: float) -> float:
 def ambiguous_words(num_words: int = 16) -> Tensor:
     """Return the probability of each translation of each word of a toy language.
 
-    Word 0 is translated as itself with probability 0.4, the last word with probability 1, and the
-    words between them with probabilities between. Three other words share the rest equally.
+    A word is translated as itself with a probability that rises linearly, from 0.4 for word 0 to 1
+    for the last word. The next three words share the remaining probability equally; word 0 follows
+    the last word.
 
     Args:
         num_words: Number of words W.
@@ -154,7 +157,7 @@ class Confidence:
     perplexity: float
 
     def calibration_error(self) -> float:
-        """Return the mean absolute difference between confidence and accuracy over the words."""
+        """Return the mean absolute difference between confidence and accuracy of a word."""
         return float((self.confidence - self.accuracy).abs().mean())
 
 
@@ -163,7 +166,8 @@ def confidence_after(
 ) -> Confidence:
     """Train a small model on words with several translations; each batch has new sentences.
 
-    The true probabilities are known, so accuracy and perplexity are expectations, not samples.
+    The true probabilities of the translations are known, so accuracy and perplexity are computed as
+    expectations, not from sampled translations.
 
     Args:
         label_smoothing: Smoothing epsilon_ls.
@@ -280,7 +284,7 @@ def _target_section(smoothings: Sequence[float]) -> Section:
         for value in smoothings:
             target = smoothed_target(0, vocab_size, value)
             least = least_loss(vocab_size, value)
-            # such a small difference has three digits in float32
+            # the target is a small difference of float32 numbers: only three digits are exact
             true, other = float(target[0]), float(f"{float(target[1]):.3g}")
             rows.append([vocab_size, value, true, other, 1 - value, least, math.exp(least)])
     vocab_size, label = VOCAB_SIZES[0], 3
@@ -337,7 +341,7 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
         lowest_loss = float(loss_at(torch.tensor([lowest], dtype=torch.double), BASE_VOCAB, value))
         (line,) = axes.plot(probability, losses, label=f"epsilon {value:g}")
         axes.axhline(least_loss(BASE_VOCAB, value), color=line.get_color(), ls=":", linewidth=1)
-        # without smoothing the loss has no minimum
+        # without smoothing the loss falls up to probability 1, so there is no minimum to mark
         if lowest < SURE:
             axes.plot(lowest, lowest_loss, "o", color=line.get_color())
         rows.append(

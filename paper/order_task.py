@@ -22,10 +22,11 @@ from ..train.schedule import follow_rate, learning_rate
 from ..train.step import smoothed_loss_sum
 from .positional_encoding import candidate_encoding
 
+# token ids; the ids below the first word are special tokens
 START = 1
 FIRST_WORD = 3
 CHASES, FLEES, FIRST_NAME = 3, 4, 5
-# one of this many pairs of names is a test pair
+# one in this many pairs of names is a test pair
 HELD_OUT = 4
 
 
@@ -66,7 +67,7 @@ COPYING = Training(d_model=48, steps=500, sentences_per_step=32, warmup_steps=15
 
 
 class CandidatePositions(nn.Module):
-    """Sum of embeddings and one of the candidates for a positional encoding.
+    """Sum of embeddings and the encoding of a candidate; replaces the model's `PositionalEncoding`.
 
     A candidate with fewer than d_model features is added to the first features.
 
@@ -83,7 +84,7 @@ class CandidatePositions(nn.Module):
 
         Args:
             x: Scaled embeddings of a whole sentence, [B, T, d_model].
-            first_position: Must be 0: "fraction" needs the length of the sentence.
+            first_position: Not used; must be 0, because "fraction" needs the whole sentence.
         """
         encoding = candidate_encoding(self.name, x.shape[1], x.shape[2])  # [T, d]
         return x + F.pad(encoding, (0, x.shape[2] - encoding.shape[1])).to(x)
@@ -137,7 +138,7 @@ def train_small_model(
     Args:
         model: Model to train; it is in evaluation mode afterwards.
         batches: Endless iterator of sources and targets, [B, T] each.
-        sizes: Number of steps, learning rate and label smoothing.
+        sizes: Settings of the training, and the width that the learning rate depends on.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     rate_of_step = partial(
@@ -196,7 +197,7 @@ def chases(pairs: Tensor) -> tuple[Tensor, Tensor]:
 def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
     """Split all pairs of names into training pairs and test pairs.
 
-    Both orders of two names are in the same part.
+    Both orders of two names are in the same part, so that no test pair is a swapped training pair.
 
     Args:
         num_names: Number of names.
@@ -226,7 +227,7 @@ def who_chases_whom(
 
     Returns:
         Accuracy and loss on unseen pairs. The accuracy is the share of sentences with all words
-        correct; a random order of the names gives a half.
+        correct; it is about 0.5 if the order of the names is random.
     """
     trained, unseen = chase_pairs(num_names, seed)
     generator = torch.Generator().manual_seed(seed)
@@ -255,8 +256,8 @@ def copying_losses(
 ) -> tuple[Tensor, Tensor]:
     """Train a small model to copy sequences of symbols, and test it on longer sequences.
 
-    Training sequences have between half of `trained_length` and all of it. A learned table has
-    `length` rows; those beyond `trained_length` keep their initial values.
+    The length of a training sequence is between half of `trained_length` and `trained_length`. A
+    learned table has `length` rows; the rows beyond `trained_length` keep their initial values.
 
     Args:
         position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
@@ -322,10 +323,11 @@ def encode_in_two_orders(
     Args:
         encoder: Encoder in evaluation mode.
         tokens: Tokens of the sentence, [T].
-        order: Indices of these tokens in the order of the other sentence, [T].
+        order: Indices of the tokens, in the order of the other sentence, [T].
 
     Returns:
-        Vectors of the words in both sentences, both in the order of the first, [T, d_model] each.
+        Vectors of the words in the first and in the other sentence, both in the order of the first
+        sentence, [T, d_model] each.
     """
     order = list(order)
     sentences = torch.tensor([list(tokens), [tokens[index] for index in order]])

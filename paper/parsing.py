@@ -23,32 +23,32 @@ from ..tokenization.tokenization_vanilla_transformer import symbol_token
 from ..train.data.corpus import SPLITS
 from .trees import WORD, Tree, clean, linearize, read_trees
 
-# the languages of a parser's training data
+# language codes of a parser's training data, which are also the endings of its files
 SOURCE_LANG, TARGET_LANG = "en", "tree"
-# share of the training trees to validate with if no others are given: the last trees, because most
-# of them come from other texts than the rest
+# share of the training trees that become the validation trees if no others are given. They are the
+# last trees, because most of the last trees come from other texts than the trees before them
 VALIDATION_SHARE = 0.05
-# section 6.3: most tokens of a tree beyond the length of the sentence
+# section 6.3: a tree has at most this many tokens more than its sentence
 MAX_EXTRA_TOKENS = 300
-# counts of a treebank that are listed before the counts of removed elements
+# names of the counts of a treebank, in the order of the table; counts of removed elements follow
 COUNTS = ("trees", "words", "brackets", "longest sentence", "longest tree")
-# an opening bracket, a closing one and the end token
+# tokens of the smallest tree beside its words: an opening bracket, a closing bracket, the end token
 TOKENS_BESIDE_WORDS = 3
 
 
 class TreeConstraint(LogitsProcessor):
     """Logits processor that allows only tokens that can still lead to a tree over the sentence.
 
-    A word or an opening bracket is allowed while words are left. The innermost open bracket may
-    close, with its own label, if it is not empty; the outermost one only after the last word. The
-    end token is allowed only after that. A bracket may open only if enough tokens are left to close
-    it. So every hypothesis can become a tree, and every finished hypothesis is a tree. Allowed
-    tokens keep the model's scores.
+    A word or an opening bracket is allowed while words are left. A bracket may open only if enough
+    tokens are left to close it. The innermost open bracket may close, with its own label, if it is
+    not empty. The outermost bracket may close only after the last word, and the end token is
+    allowed only after the outermost bracket has closed. So every hypothesis can become a tree, and
+    every finished hypothesis is a tree. Allowed tokens keep the model's scores.
 
     Args:
         tokenizer: Tokenizer of a parsing model, with `WORD` and the brackets as symbols.
         num_words: Number of words of each sentence, [B].
-        limits: Most tokens of each tree, including the end token, [B].
+        limits: Maximum number of tokens of each tree, including the end token, [B].
 
     Raises:
         ValueError: If the tokenizer has no brackets, or a limit is too low for a tree.
@@ -60,9 +60,9 @@ class TreeConstraint(LogitsProcessor):
         names = [f"{kind}{label}" for kind in "()" for label in labels]
         ids = tokenizer.convert_tokens_to_ids([symbol_token(name) for name in [WORD, *names]])
         self.word, self.end = ids[0], tokenizer.eos_token_id
-        # ids of the opening and the closing bracket of each label, [2, labels]
+        # token ids of the opening bracket and of the closing bracket of each label, [2, labels]
         self.brackets = torch.tensor(ids[1:], device=device).view(2, -1)
-        # index of the label that each token opens, or closes; -1 for none, [2, V]
+        # index of the label that each token opens (row 0) or closes (row 1), -1 for none, [2, V]
         self.labels = torch.full((2, len(tokenizer)), -1, device=device)
         self.labels.scatter_(
             1, self.brackets, torch.arange(len(labels), device=device).repeat(2, 1)
@@ -78,7 +78,7 @@ class TreeConstraint(LogitsProcessor):
             )
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Set the scores of all tokens that are not allowed to -inf.
+        """Replace the score of every token that is not allowed by -inf.
 
         Args:
             input_ids: Hypotheses so far, the same number for each sentence, [R, T].
@@ -94,7 +94,7 @@ class TreeConstraint(LogitsProcessor):
         opens, closes, is_word = opened >= 0, closed >= 0, input_ids == self.word
         depth = (opens.int() - closes.int()).cumsum(dim=1)
         current = depth[:, -1]  # [R]
-        # the innermost open bracket is the last one that opened to the current depth
+        # the innermost open bracket is the last bracket whose opening led to the current depth
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)
         candidates = opens & (depth == current[:, None])
         innermost = torch.where(candidates, positions, -1).amax(dim=1).clamp(min=0)
@@ -102,7 +102,7 @@ class TreeConstraint(LogitsProcessor):
 
         words_left = num_words - is_word.sum(dim=1)
         used = (opens | closes | is_word).sum(dim=1)
-        # two tokens for a new bracket, then the words, the brackets still open and the end token
+        # a new bracket needs two tokens; the words left, the open brackets and the end token follow
         has_room = limits - used >= 2 + words_left + current + 1
         may_open = (words_left > 0) & ((current > 0) | (used == 0)) & has_room
         may_close = (current > 0) & ~opens[:, -1] & ((current > 1) | (words_left <= 0))
@@ -127,12 +127,12 @@ def _labels(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 class ParsingPipeline(TranslationPipeline):
-    """Translation pipeline from sentences to linearized trees, with a search among trees only."""
+    """Translation pipeline from sentences to linearized trees; its search is limited to trees."""
 
     def _forward(
         self, input_tensors: dict[str, Tensor], *args: Any, **search: Any
     ) -> dict[str, Any]:
-        # words have no spaces, so that spaces separate the words of the decoded sentence
+        # words contain no spaces, so the spaces of the decoded sentence give the number of words
         texts = self.tokenizer.batch_decode(input_tensors["input_ids"], skip_special_tokens=True)
         lengths = input_tensors["attention_mask"].sum(dim=1)
         num_words = lengths.new_tensor([len(text.split(" ")) for text in texts])
@@ -157,7 +157,8 @@ def parse(
         model: Model trained on trees.
         tokenizer: Tokenizer of the model.
         sentences: Words of each sentence, without spaces, at least one.
-        constrained: Whether to search among trees only; a free search may return other tokens.
+        constrained: Whether to restrict the search to trees; the tokens that a free search returns
+            need not be a tree.
         batch_size: Number of sentences per batch.
         search: Settings of `generate` that differ from the model's, for example `num_beams`.
 
@@ -207,7 +208,7 @@ def prepare_treebank(
     if not validation:
         first = len(read["train"]) - round(VALIDATION_SHARE * len(read["train"]))
         read["train"], read["validation"] = read["train"][:first], read["train"][first:]
-    # training needs no test split
+    # the test split is optional, because training does not use it
     wanted = SPLITS if test else SPLITS[:-1]
     counts = {split: Counter(dict.fromkeys(COUNTS, 0)) for split in wanted}
     trees = {split: list(_cleaned(read[split], found)) for split, found in counts.items()}

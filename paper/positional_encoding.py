@@ -1,7 +1,7 @@
 """Positional encodings of section 3.5 as functions, and measurements of their properties.
 
-Shapes: N positions, d features of an encoding; d is d_model if it is added to embeddings.
-An encoding is a table with a row for each position.
+Shapes: N positions, d features of an encoding, V words, K offsets. An encoding is a table with a
+row for each position. An encoding that is added to embeddings has d = d_model features.
 """
 
 import math
@@ -22,7 +22,7 @@ from ..modeling_vanilla_transformer import (
 
 PAPER_BASE = 10000.0
 
-# from the simplest to the two of the paper; each with its formula for position pos
+# formula of each candidate for position pos, from the simplest encoding to the two of the paper
 CANDIDATES = {
     "integer": "pos",
     "fraction": "(pos + 1) / length",
@@ -34,15 +34,18 @@ CANDIDATES = {
     "learned": "a learned table, Table 3, row (E)",
 }
 
-# torch defines no wider right shift of an int64
+# the highest bit of a positive int64, which is 0 in every position of a table. Higher bits are read
+# from this bit, because torch does not define a right shift of an int64 by 64 or more
 HIGHEST_BIT = 62
 
-# `properties` compares an encoding with one that is longer and one that is shorter by this factor
+# `properties` also encodes a sentence shorter by this factor and a sentence longer by this factor
 LENGTH_FACTOR = 4
+# numbers of words of the sentences whose first steps "same step" compares
 SENTENCE_LENGTHS = (2, 4, 64)
+# offsets k for which "linear offset" fits a matrix
 OFFSETS = (1, 2, 5, 10)
 
-# the rule of each property that `properties` measures
+# the rule that an encoding must follow to have a property
 PROPERTIES = {
     "bounded": f"the largest |value| does not double in a sentence {LENGTH_FACTOR} times as long",
     "deterministic": "two seeds give the same encoding",
@@ -55,7 +58,7 @@ PROPERTIES = {
     "linear offset": "one matrix maps every PE(pos) to PE(pos + k): fitted on every other "
     "position, its relative error on the rest is below 0.1%",
 }
-# the number that decides each property; the tables show it beside yes or no
+# the measured number that decides each property; the tables show this number beside yes or no
 DECIDED_BY = {
     "bounded": "largest |value| of the shorter and of the longer sentence",
     "deterministic": "largest difference between the two encodings",
@@ -65,15 +68,18 @@ DECIDED_BY = {
     "extends": "largest |value| of the longer encoding, divided by that of the shorter",
     "linear offset": "largest relative error",
 }
+# "bounded": the largest |value| of the longer sentence must be below this many times the shorter's
 MOST_GROWTH = 2.0
+# "unique": smallest distance between two different positions, in median steps
 LEAST_DISTANCE = 0.1
+# "linear offset": the relative error of the fitted matrix must be below this
 MOST_RESIDUAL = 1e-3
-# two sums of the same numbers differ by this share in float32
+# two float32 computations of the same value may differ by this relative error
 ROUNDING = 1e-6
 
 
 class Measured(NamedTuple):
-    """A property of an encoding: its number, the number as text, and whether its rule holds."""
+    """A measured property: the number or None, the number as text, and whether the rule holds."""
 
     value: float | None
     text: str
@@ -81,24 +87,25 @@ class Measured(NamedTuple):
 
 
 class Repeat(NamedTuple):
-    """The first position whose encoding equals that of an earlier one, up to a tolerance."""
+    """The first position whose encoding equals that of an earlier position, up to a tolerance."""
 
     position: int
     earlier: int
 
 
 class Overlap(NamedTuple):
-    """Overlap of the subspaces of words and positions, each of its k strongest directions.
+    """Overlap of two subspaces: the k strongest directions of words, and those of positions.
 
-    Energy is squared length.
+    A direction is a right singular vector. Energy is squared length.
 
     Attributes:
         num_directions: Number of directions k.
         word_energy: Share of the words' energy along the k directions of the positions.
         position_energy: Share of the positions' energy along the k directions of the words.
-        smallest_angle: Smallest principal angle in degrees; 0 if the subspaces share a direction.
+        smallest_angle: Smallest principal angle, in degrees; 0 if the two subspaces share a
+            direction.
         mean_angle: Mean of the k principal angles, in degrees.
-        mean_cosine: Mean |cosine| of a word and a position.
+        mean_cosine: Mean |cosine| over all pairs of a word and a position.
         position_to_word: Mean energy of a position, divided by that of a word, both along the k
             directions of the positions.
     """
@@ -122,7 +129,7 @@ class Cost(NamedTuple):
 def candidate_encoding(
     name: str, num_positions: int, d_model: int, base: float = PAPER_BASE, seed: int = 0
 ) -> Tensor:
-    """Return one encoding of the positions of a sentence.
+    """Return the encoding that a candidate gives to the positions of a sentence.
 
     Args:
         name: One of `CANDIDATES`.
@@ -136,8 +143,8 @@ def candidate_encoding(
         The encoding, float32 [N, d].
 
     Raises:
-        ValueError: If the name is unknown, a size is not positive, or `d_model` is odd or less
-            than the number of bits of the last position.
+        ValueError: If the name is unknown, a size or the base is not positive, `d_model` is odd, or
+            "binary" has fewer features than the last position has bits.
     """
     if name not in CANDIDATES:
         raise ValueError(
@@ -195,7 +202,7 @@ def position_bits(num_positions: int, num_bits: int) -> Tensor:
         Zeros and ones, float32 [N, num_bits].
 
     Raises:
-        ValueError: If the last position needs more bits.
+        ValueError: If the last position needs more than `num_bits` bits.
     """
     if (num_positions - 1).bit_length() > num_bits:
         raise ValueError(
@@ -291,13 +298,13 @@ def flip_rates(is_on: Tensor) -> Tensor:
         is_on: True where the bit is 1, or the feature is not negative, [N, d].
 
     Returns:
-        Changes per step to the next position, float64 [d].
+        Mean number of changes per step from a position to the next, float64 [d].
     """
     return (is_on[1:] != is_on[:-1]).double().mean(dim=0)
 
 
 def distances(encoding: Tensor) -> Tensor:
-    """Return the distance between every two positions.
+    """Return the Euclidean distance between the encodings of every two positions.
 
     Args:
         encoding: Encoding of the positions, [N, d].
@@ -310,7 +317,7 @@ def distances(encoding: Tensor) -> Tensor:
 
 
 def cosine_similarity_matrix(encoding: Tensor) -> Tensor:
-    """Return the cosine similarity of every two positions.
+    """Return the cosine similarity of the encodings of every two positions.
 
     Args:
         encoding: Encoding of the positions, [N, d].
@@ -323,11 +330,11 @@ def cosine_similarity_matrix(encoding: Tensor) -> Tensor:
 
 
 def steps(encoding: Tensor, size: int = 1) -> Tensor:
-    """Return the distance from each position to the one `size` positions later.
+    """Return the distance between the encodings of each position and of the position `size` later.
 
     Args:
         encoding: Encoding of the positions, [N, d].
-        size: Number of positions.
+        size: Offset between the two positions.
 
     Returns:
         Distances, float64 [N - size].
@@ -336,19 +343,19 @@ def steps(encoding: Tensor, size: int = 1) -> Tensor:
 
 
 def median_step(encoding: Tensor) -> float:
-    """Return the median step: the median distance of two neighbouring positions.
+    """Return the median step: the median distance between two neighbouring positions.
 
     Args:
         encoding: Encoding of at least two positions, [N, d].
 
     Returns:
-        The distance, the unit in which other distances are small or large.
+        The median distance, which is the unit for other distances.
     """
     return steps(encoding).median().item()
 
 
 def smallest_distance(encoding: Tensor) -> float:
-    """Return the smallest distance of two positions.
+    """Return the smallest distance between the encodings of two positions.
 
     Args:
         encoding: Encoding of the positions, [N, d].
@@ -373,7 +380,7 @@ def collisions(encoding: Tensor, tolerance: float) -> int:
 
 
 def first_repeat(encoding: Tensor, tolerance: float) -> Repeat | None:
-    """Find the first position with the same encoding as an earlier one, up to a tolerance.
+    """Find the first position with the encoding of an earlier position, up to a tolerance.
 
     Args:
         encoding: Encoding of the positions, [N, d].
@@ -387,7 +394,7 @@ def first_repeat(encoding: Tensor, tolerance: float) -> Repeat | None:
 
 
 def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the mean, smallest and largest value at each distance of two positions.
+    """Return the mean, smallest and largest value at each distance between two positions.
 
     Args:
         matrix: Symmetric matrix of positions by positions, [N, N].
@@ -404,15 +411,16 @@ def by_offset(matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _equals_earlier(encoding: Tensor, tolerance: float) -> Tensor:
-    """Mark the positions (rows) whose encoding equals that of an earlier one (columns), [N, N]."""
+    """Mark the positions (rows) with the encoding of an earlier position (columns), [N, N]."""
     return (distances(encoding) <= tolerance).tril(diagonal=-1)
 
 
 def offset_map(offset: int, d_model: int, base: float = PAPER_BASE) -> Tensor:
     """Return the matrix M_k with PE(pos + k) = M_k PE(pos) at every position. Section 3.5.
 
-    M_k rotates each sin/cos pair by its own angle w_i k: it has blocks [[cos, sin], [-sin, cos]]
-    along the diagonal. M_-k is its transpose and its inverse.
+    M_k rotates pair i by the angle w_i k, where w_i = base^(-2i / d_model) is the frequency of the
+    pair. So M_k has blocks [[cos, sin], [-sin, cos]] along its diagonal. M_-k is the transpose of
+    M_k and also its inverse.
 
     Args:
         offset: Offset k, positive or negative.
@@ -431,7 +439,7 @@ def offset_map(offset: int, d_model: int, base: float = PAPER_BASE) -> Tensor:
 def dot_product_by_offset(
     offsets: Tensor | Sequence[int], d_model: int, base: float = PAPER_BASE
 ) -> Tensor:
-    """Return PE(pos) . PE(pos + k) = sum_i cos(w_i k), which does not depend on pos.
+    """Return PE(pos) . PE(pos + k) = sum_i cos(w_i k), which is the same for every pos.
 
     Args:
         offsets: Offsets k, positive or negative, [K].
@@ -454,26 +462,28 @@ def reach(d_model: int, base: float = PAPER_BASE, farthest: int = 20000) -> int 
         farthest: Largest distance to check.
 
     Returns:
-        The distance; None if the dot product is positive at all of them.
+        The distance; None if the dot product is positive at all checked distances.
     """
     found = (dot_product_by_offset(range(farthest + 1), d_model, base) <= 0).nonzero()
     return int(found[0]) if len(found) else None
 
 
 def linear_map_residual(encoding: Tensor, offset: int) -> float:
-    """Return the relative error of the best matrix from PE(pos) to PE(pos + k).
+    """Return the relative error of the best matrix that maps PE(pos) to PE(pos + k).
 
-    The matrix is fitted on every other position, and its error is measured on the rest.
+    The matrix is fitted by least squares on every other position. Its error is measured on the
+    remaining positions.
 
     Args:
         encoding: Encoding of the positions, [N, d].
         offset: Offset k.
 
     Returns:
-        Norm of the error, divided by the norm of PE(pos + k).
+        Norm of the error, divided by the norm of PE(pos + k), both over the remaining positions.
     """
     now, later = encoding[:-offset].double(), encoding[offset:].double()
-    # pairs of long wavelengths are almost constant; gelsd also solves systems of deficient rank
+    # features with long wavelengths are almost constant, so the system may be rank-deficient: use
+    # the driver gelsd, which solves such systems too
     fitted = torch.linalg.lstsq(now[::2], later[::2], driver="gelsd").solution
     return ((now[1::2] @ fitted - later[1::2]).norm() / later[1::2].norm()).item()
 
@@ -485,7 +495,8 @@ def properties(
 
     Args:
         name: One of `CANDIDATES`.
-        num_positions: Length N of the longest training sentence, at least 64.
+        num_positions: Length N of the longest training sentence, at least the longest of
+            `SENTENCE_LENGTHS`.
         d_model: Width, as in `candidate_encoding`.
         base: Base of the wavelengths of "sinusoidal".
         seed: Seed of "learned".
@@ -494,7 +505,8 @@ def properties(
         A measurement for each property, in the order of `PROPERTIES`.
 
     Raises:
-        ValueError: If `candidate_encoding` raises it, or there are too few positions.
+        ValueError: If `candidate_encoding` refuses an argument, or `num_positions` is below the
+            longest of `SENTENCE_LENGTHS`.
     """
     if num_positions < max(SENTENCE_LENGTHS):
         raise ValueError(
@@ -547,15 +559,15 @@ def _extends(encoding: Tensor, long: Tensor | None) -> Measured:
 
 
 def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0.0) -> float:
-    """Return the share of features that leave their range in the training positions.
+    """Return the share of features that leave the range of their values at training positions.
 
     Args:
         encoding: Encoding of more than `trained_length` positions, [N, d].
         trained_length: Number of training positions.
-        margin: Distance from the range that still counts as within it.
+        margin: Largest distance from the range at which a value still counts as inside the range.
 
     Returns:
-        Share of the d features with a value outside their own range.
+        Share of the d features that have a value outside the range at a later position.
     """
     seen, new = encoding[:trained_length], encoding[trained_length:]
     lowest, highest = seen.min(dim=0).values, seen.max(dim=0).values
@@ -564,14 +576,14 @@ def share_of_new_values(encoding: Tensor, trained_length: int, margin: float = 0
 
 
 def num_directions_for(vectors: Tensor, share: float) -> int:
-    """Count the strongest directions that together hold a share of the vectors' energy.
+    """Count the strongest directions that together contain a share of the vectors' energy.
 
     Args:
         vectors: Vectors, [N, d].
-        share: Share of the sum of squares.
+        share: Share of the energy, which is the sum of the squared lengths.
 
     Returns:
-        The smallest number of singular directions.
+        The smallest sufficient number of right singular vectors.
     """
     energy = torch.linalg.svdvals(vectors.double()).square()
     return int((energy.cumsum(0) < share * energy.sum()).sum()) + 1
@@ -583,13 +595,13 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
     Args:
         words: Scaled embeddings, [V, d_model].
         positions: Encoding of the positions, [N, d_model].
-        num_directions: Number k of strongest directions of each to compare.
+        num_directions: Number k of strongest directions to compare, the same for both.
 
     Returns:
         Shares of energy, and angles.
 
     Raises:
-        ValueError: If there are fewer than k directions.
+        ValueError: If k is below 1, or words or positions have fewer than k directions.
     """
     most = min(len(words), *positions.shape)
     if not 1 <= num_directions <= most:
@@ -618,11 +630,11 @@ def overlap(words: Tensor, positions: Tensor, num_directions: int) -> Overlap:
 def concatenation_cost(
     extra_width: int, row: str = "base", source_length: int = 32, target_length: int = 32
 ) -> Cost:
-    """Count parameters and FLOPs of the layers of a Table 3 row with concatenated positions.
+    """Count parameters and FLOPs of a Table 3 row if positions are concatenated to the words.
 
-    All layers have `extra_width` features for the position beside the d_model features of the
-    word; heads, d_k, d_v and d_ff do not change. Embedding and output projection, which keep their
-    size, are not counted.
+    Every layer has `extra_width` features for the position beside the d_model features of the word.
+    Heads, d_k, d_v and d_ff do not change. Embedding and output projection keep their size and are
+    not counted.
 
     Args:
         extra_width: Features of the position; 0 if the encoding is added to the words.
@@ -631,8 +643,8 @@ def concatenation_cost(
         target_length: Number of target tokens.
 
     Returns:
-        Parameters, and FLOPs of a forward pass over one sentence pair, as torch counts them (a
-        multiplication and an addition are two).
+        Parameters, and FLOPs of a forward pass over one sentence pair, as torch counts them: a
+        multiplication and an addition count as two.
     """
     from torch.utils.flop_counter import FlopCounterMode
 

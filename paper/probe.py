@@ -1,6 +1,6 @@
 """Positions in trained models: candidates for an encoding on two tasks, and a probe of each layer.
 
-Shapes: P tokens, d features of a state.
+A state is the vector of a token after a layer. Shapes: P tokens, Q test tokens, d features.
 """
 
 import argparse
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 CANDIDATES = ("integer", "fraction", "sine", "binary", "sinusoidal", "none")
 NUM_SYMBOLS, LENGTH = 16, 12
-# later positions have too few tokens
+# number of first positions that are probed; few sentences are long enough for later positions
 NUM_POSITIONS = 12
 WORDS = "words alone"
-# of the probe's softmax regression
+# L2 penalty of the probe, a softmax regression, and its maximum number of L-BFGS iterations
 DECAY, ITERATIONS = 1e-4, 100
 
 
 class Probed(NamedTuple):
-    """Share of test tokens whose position the probe reads exactly, and its mean distance."""
+    """Share of test tokens with an exactly predicted position, and mean error in positions."""
 
     accuracy: float
     distance: float
@@ -77,7 +77,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         One or two sections.
 
     Raises:
-        ValueError: If a number is not positive, or a run has no model or too few translations.
+        ValueError: If `num_sentences` is below 2, `num_seeds` is below 1, or a run has no model or
+            too few translations.
     """
     for name, least in (("num_sentences", 2), ("num_seeds", 1)):
         if getattr(flags, name) < least:
@@ -90,16 +91,16 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
 def linear_probe(
     states: Tensor, positions: Tensor, test_states: Tensor, test_positions: Tensor
 ) -> Probed:
-    """Fit a linear classifier from states to positions, and test it on other states.
+    """Fit a linear classifier from states to positions, and test the classifier on other states.
 
     Args:
         states: States to fit on, [P, d].
         positions: Position of each state, [P].
         test_states: States to test on, [Q, d].
-        test_positions: Position of each of them, [Q].
+        test_positions: Position of each test state, [Q].
 
     Returns:
-        Results on the test states. The position with the highest score is the one that is read.
+        Results on the test states; the position with the highest logit is the prediction.
     """
     mean, deviation = states.mean(dim=0), states.std(dim=0).clamp(min=1e-6)
     inputs, tested = (
@@ -132,8 +133,9 @@ def states_of_layers(
         pairs: Sentences with their translations.
 
     Returns:
-        States by stack and by layer, [P, d_model] each, with the embeddings of the words alone, and
-        the position of each token by stack, [P]. Tokens after the first `NUM_POSITIONS` are left
+        Two dictionaries by stack. The first has states by the name of the layer, [P, d_model] each;
+        its entry `WORDS` has the embeddings of the words without positions. The second has the
+        position of each token, [P]. Tokens of a sentence after the first `NUM_POSITIONS` are left
         out.
     """
     found: dict[str, dict[str, list[Tensor]]] = {"encoder": {}, "decoder": {}}
@@ -179,7 +181,7 @@ def probe_run(
         trust_remote_code: Whether to run Python code that is saved with the model.
 
     Returns:
-        A `Probed` for each layer, by stack and layer.
+        Results by stack and by layer.
 
     Raises:
         ValueError: If the run has no model, or fewer translations than sentences.
@@ -213,7 +215,7 @@ def probe_run(
 
 
 def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bool) -> Section:
-    """Show how well a linear probe reads the position of a token after each layer.
+    """Show how well a linear probe predicts the position of a token from its state in each layer.
 
     Args:
         runs: Run folders, for example one for each seed.
@@ -302,7 +304,7 @@ def tasks_section(seeds: Sequence[int]) -> Section:
     """Train small models on two tasks with each candidate for a positional encoding.
 
     Args:
-        seeds: Seeds of the trainings.
+        seeds: Seeds, one for each training of a candidate on a task.
 
     Returns:
         The section.

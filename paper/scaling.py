@@ -23,8 +23,9 @@ WIDTHS = (4, 8, 16, 32, 64, 128, 256, 512)
 NUM_HEADS = 8
 NUM_KEYS = 64
 NUM_QUERIES = 1024
-# d_k of the base model, for the numbers in the text
+# d_k of the base model; the text states the numbers at this width
 BASE_WIDTH = 64
+# the gradient of a query has vanished if the norm of the softmax's Jacobian is below this
 VANISHED = 0.01
 SCALES = {
     "none": lambda d_k: 1.0,
@@ -35,15 +36,16 @@ SCALES = {
 
 @dataclass(frozen=True, kw_only=True)
 class SoftmaxStatistics:
-    """Statistics of scaled scores and their softmax: means over the queries, if not said otherwise.
+    """Statistics of scaled scores and their softmax: means over queries unless stated otherwise.
 
     Attributes:
         variance: Variance of the scaled scores.
         entropy: Entropy of the weights, in nats.
         largest: Largest weight of a query.
-        gradient: Norm of the softmax's Jacobian, which bounds the gradient of the scores.
-        median_gradient: Median of this norm over the queries.
-        vanished: Share of the queries whose norm is below `VANISHED`.
+        gradient: Frobenius norm of the softmax's Jacobian. The gradient of the scores is at most
+            this many times as long as the gradient of the weights.
+        median_gradient: Median over the queries of the norm of the Jacobian.
+        vanished: Share of the queries for which the norm of the Jacobian is below `VANISHED`.
     """
 
     variance: float
@@ -83,7 +85,7 @@ def measure(
     query = torch.randn(num_queries, 1, d_k, generator=random)  # [Q, 1, d_k]
     key = torch.randn(num_queries, num_keys, d_k, generator=random)  # [Q, K, d_k]
     scores = query @ key.transpose(-2, -1) * scale  # [Q, 1, K]
-    # undo the division by the root of d_k in the model's attention
+    # the model's attention divides by sqrt(d_k): multiply first, so that only `scale` has an effect
     scaled = query * (scale * math.sqrt(d_k))
     _, weights = scaled_dot_product_attention(scaled, key, key[..., :1], None)
     weights = weights[:, 0].double()  # [Q, K]
@@ -270,7 +272,7 @@ def _draw_softmax(
     for axes, (field, label) in zip(all_axes[0], panels, strict=True):
         for number, (name, statistics) in enumerate(found.items()):
             values = [getattr(entry, field) for entry in statistics]
-            # dashed and thin, so that an equal curve below it stays visible
+            # draw the last curve dashed and thin, so that an equal curve below it stays visible
             line, size = ("--", 4) if name == list(found)[-1] else ("-", 7 - number)
             scaling = "not scaled" if name == "none" else f"scaled by {name}"
             axes.plot(

@@ -12,6 +12,7 @@ from .study import Section
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+# number of points of a curve
 POINTS = 400
 
 

@@ -1,4 +1,4 @@
-"""Sections of a study, and how a study is shown and written."""
+"""Sections of a study, and functions that print a study and write it to a folder."""
 
 import json
 import math
@@ -20,25 +20,25 @@ PAGE = "README.md"
 NUMBERS = "study.json"
 DIGITS = 4
 LINE_WIDTH = 100
-# a bar must be escaped in a Markdown table
+# a bar inside a cell, escaped, because a plain bar ends the cell of a Markdown table
 BAR = r"\|"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A finding of a study, with its table and picture.
+    """A section of a study: a finding, its table and its picture.
 
     Attributes:
-        name: Name of the picture and of the entry in the JSON file, unique in the study.
+        name: Name of the picture file and key in the JSON file, unique in the study.
         title: Heading of the section.
-        says: Finding with its numbers, one paragraph.
+        says: Finding with its numbers, in one paragraph.
         columns: Column heads of the table.
         rows: Rows of the table: texts, numbers, or None for an empty cell.
-        figure: The picture.
-        message: What the figure shows, in one sentence that is written above it.
-        drawing: The picture as SVG, instead of `figure`.
-        numbers: Other results for the JSON file.
-        is_printed_only: Whether the section is not written to the study's folder.
+        figure: The picture, as a figure of matplotlib.
+        message: Finding that the figure shows, one sentence to write above the figure.
+        drawing: The picture as SVG text, instead of `figure`.
+        numbers: Further entries of the section in the JSON file, by name.
+        is_printed_only: Whether the section is only printed, and not written to the study's folder.
     """
 
     name: str
@@ -113,7 +113,8 @@ def cell(value: Any) -> str:
         value: A text, a number, or None.
 
     Returns:
-        The text: floats with four digits, integers in full, an empty text for None.
+        The text: `DIGITS` significant digits of a float, all digits of an integer, "yes" or "no"
+        for a boolean, an empty text for None.
     """
     if value is None:
         return ""
@@ -145,14 +146,14 @@ def write_study(
     environment: Mapping[str, Any],
     pictures: Path | None = None,
 ) -> None:
-    """Write a study as a page, a JSON file of its numbers, and pictures.
+    """Write a study as a Markdown page, a JSON file of its numbers, and pictures.
 
     Args:
-        folder: Folder to write to.
+        folder: Folder for the page and the JSON file.
         title: Title of the study.
         sections: Sections of the study.
-        environment: Software and hardware of the run, by name.
-        pictures: Folder for the pictures; by default that of the page.
+        environment: Software and hardware of the run, by name, with its command as `command`.
+        pictures: Folder for the pictures; `folder` by default.
     """
     make_folder(folder)
     pictures = folder if pictures is None else pictures
@@ -190,20 +191,21 @@ def write_study(
 def show_study(
     sections: Iterable[Section], title: str, folder: Path, pictures: Path | None = None
 ) -> None:
-    """Print each section when it is computed, and write the study.
+    """Print each section as soon as it is computed, and write the study at the end.
 
     Args:
-        sections: Sections of the study.
+        sections: Sections of the study, computed while they are iterated over.
         title: Title of the study.
-        folder: Folder to write to.
-        pictures: Folder for the pictures; by default that of the page.
+        folder: Folder for the page and the JSON file.
+        pictures: Folder for the pictures; `folder` by default.
 
     Raises:
-        ValueError: If a folder or one of its parents is a file.
+        ValueError: If a folder or one of its parents is a file, or another command writes to
+            `folder`.
     """
     from ..train.run_folder.environment import environment_facts
 
-    # check the folders before the first computation
+    # check the folders now, because a computation may take minutes
     for name, chosen in (("output_dir", folder), ("pictures_dir", pictures or folder)):
         nearest = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
         if not nearest.is_dir():
@@ -217,7 +219,7 @@ def show_study(
                 sys.stdout.write(f"{section.text()}\n")
                 sys.stdout.flush()
         finally:
-            # keep the finished sections after an error or an interrupt
+            # also after an error or an interrupt, so that finished sections are not lost
             if done:
                 write_study(folder, title, done, environment_facts(), pictures)
     if not done:
@@ -235,7 +237,7 @@ def _is_of_numbers(column: Iterable[Any]) -> bool:
 
 
 def _finite(value: Any) -> Any:
-    # JSON has no infinity
+    # JSON has neither infinity nor NaN, so they become texts
     if isinstance(value, Mapping):
         return {name: _finite(entry) for name, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -31,7 +31,7 @@ MILLISECOND = 1e-3
 
 
 class Sizes(NamedTuple):
-    """Lengths measured at one width, and widths measured at one length."""
+    """Lengths n to measure at one width d, and widths d to measure at one length n."""
 
     lengths: Sequence[int]
     width: int
@@ -109,7 +109,7 @@ def _measure_all(
 
 
 def _long_slope(sizes: Sequence[int], values: Sequence[float]) -> float:
-    # small sizes are dominated by costs that do not grow
+    # fit only the larger half of the sizes: at small sizes, constant costs dominate
     half = len(sizes) // 2
     return slope(sizes[half:], values[half:])
 

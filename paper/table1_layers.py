@@ -19,8 +19,9 @@ from ..modeling_vanilla_transformer import scaled_dot_product_attention
 
 # width of a head, as in the base model: a wider layer has more heads
 D_K = 64
-# the shortest of several measurements is the least disturbed one
+# smallest number of timed runs of a layer; the fastest run counts, because it was disturbed least
 TRIES = 5
+# smallest total time of these runs, so that a fast layer runs more often
 LEAST_SECONDS = 0.25
 # width of the layers whose path lengths are measured
 PATH_WIDTH = 8
@@ -59,7 +60,7 @@ def heads_of(x: Tensor) -> Tensor:
 
 
 def self_attention(x: Tensor) -> Tensor:
-    """Compute equation (1) as written, without projections; it stores all attention weights.
+    """Compute equation (1) as written, which stores all attention weights, without projections.
 
     Args:
         x: Queries, keys and values, [1, n, d].
@@ -89,14 +90,15 @@ def restricted_self_attention(x: Tensor, neighbourhood: int) -> Tensor:
 
     Args:
         x: Queries, keys and values, [1, n, d].
-        neighbourhood: Neighbourhood r, odd: (r - 1) / 2 positions on either side and the own one.
+        neighbourhood: Neighbourhood r, odd: the position itself and (r - 1) / 2 positions on either
+            side.
 
     Returns:
         Attention output, [1, n, d].
     """
     n, side = x.shape[1], neighbourhood // 2
     query = x[0].unflatten(-1, (-1, min(D_K, x.shape[-1])))  # [n, h, d_k]
-    # a window is a view: no key is copied
+    # unfold returns the windows as a view, so no key is copied
     padded = F.pad(query, (0, 0, 0, 0, side, side))
     windows = padded.unfold(0, neighbourhood, 1)  # [n, h, d_k, r]
     positions = torch.arange(n, device=x.device)[:, None] + torch.arange(
@@ -120,7 +122,7 @@ class Projections(nn.Module):
         self.query, self.key, self.value, self.out = (nn.Linear(d, d, bias=False) for _ in "qkvo")
 
     def forward(self, x: Tensor) -> Tensor:
-        """Project, with a sum instead of attention.
+        """Apply the four projections, with a sum in place of attention.
 
         Args:
             x: Input, [1, n, d].
@@ -155,12 +157,12 @@ class Recurrence(nn.Module):
 
 
 class Convolution(nn.Module):
-    """torch's convolution over a sequence: each position sees k - 1 earlier positions and itself.
+    """torch's convolution, causal: each position sees itself and k - 1 earlier positions.
 
     Args:
         d: Width of the layer.
         kernel: Kernel width k.
-        dilation: Distance between neighbouring positions of the kernel.
+        dilation: Distance between two neighbouring positions that the kernel sees.
     """
 
     def __init__(self, d: int, kernel: int, dilation: int = 1):
@@ -200,7 +202,7 @@ KINDS = {
     ),
 }
 ATTENTION, FUSED, PROJECTIONS, RECURRENT = list(KINDS)[:4]
-# suffix of a kind of path: the dilation grows from layer to layer of a stack
+# suffix for a stack of layers whose dilation grows from layer to layer; only its path is measured
 DILATED = ", dilated"
 
 
@@ -235,8 +237,9 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
         The cost of the layer.
     """
     build = KINDS[kind].build
-    # on the meta device torch also counts the operations inside fused kernels, but each step of a
-    # recurrence takes milliseconds there; on a CPU the recurrence has no fused kernel
+    # count on the meta device, where torch also sees the operations inside fused kernels. A
+    # recurrence is the exception: each of its steps takes milliseconds on the meta device, and on a
+    # CPU it has no fused kernel
     counting = "cpu" if kind == RECURRENT else "meta"
     with torch.device(counting), torch.no_grad(), FlopCounterMode(display=False) as counter:
         build(d, kernel, neighbourhood)(torch.empty(1, n, d))
@@ -261,7 +264,7 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
 def _seconds(layer: Callable[[Tensor], Tensor], x: Tensor) -> float:
     found: list[float] = []
     threads = torch.get_num_threads()
-    # CPU time of one thread, so that other programs do not count
+    # measure the CPU time of a single thread, so that other programs have no effect
     torch.set_num_threads(1)
     try:
         layer(x)
@@ -282,15 +285,15 @@ def _now(x: Tensor) -> float:
 
 
 def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
-    """Count the bytes that a forward pass keeps for the backward pass; shared memory counts once.
+    """Count the bytes that a forward pass stores for the backward pass; shared memory counts once.
 
     Args:
         layer: Layer to run.
         x: Input that requires a gradient.
-        weights: Addresses of the weights' memory, which does not count.
+        weights: Memory addresses of the weights, which are not counted.
 
     Returns:
-        Number of bytes, including the input's if the layer keeps it.
+        Number of bytes, including those of the input if the layer stores its input.
     """
     sizes: dict[int, int] = {}
 
@@ -301,7 +304,7 @@ def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) 
         return tensor
 
     with saved_tensors_hooks(note, lambda tensor: tensor):
-        # the output keeps the saved tensors alive, so that no address is used twice
+        # the output keeps the saved tensors alive, so no two of them can have the same address
         output = layer(x)
     del output
     return sum(sizes.values())
@@ -341,7 +344,7 @@ def longest_chain(output: Tensor) -> int:
         if missing:
             stack += missing
             continue
-        # a leaf only accumulates the gradient, and is not an operation
+        # a leaf has depth 0: its node only accumulates the gradient and is not an operation
         depth[node] = 1 + max((depth[other] for other in before), default=-1)
         stack.pop()
     return depth[last]
@@ -352,7 +355,7 @@ def layers_to_connect(n: int, layer_at: Callable[[int], Callable[[Tensor], Tenso
 
     Args:
         n: Number of positions.
-        layer_at: Function that returns the layer of an index from 0; a layer maps
+        layer_at: Function that returns the layer at an index, counted from 0; a layer maps
             [1, n, `PATH_WIDTH`] to the same shape.
 
     Returns:
@@ -375,7 +378,8 @@ def states_to_connect(n: int) -> int:
         n: Number of positions.
 
     Returns:
-        Number of states whose gradient is not zero.
+        Number of states whose gradient is not zero; 0 if the gradient does not reach the first
+        input.
     """
     cell = nn.GRUCell(PATH_WIDTH, PATH_WIDTH, dtype=torch.float64)
     inputs = torch.randn(n, 1, PATH_WIDTH, dtype=torch.float64).requires_grad_().unbind()
@@ -412,7 +416,7 @@ def path_lengths(n: int, kernel: int, neighbourhood: int) -> dict[str, tuple[int
             layers_to_connect(n, lambda _: convolution(1)),
             math.ceil((n - 1) / (kernel - 1)),
         ),
-        # a dilation of k^layer makes the stack see k^layers positions
+        # with the dilations 1, k, k^2, ... the receptive field of a stack is k^layers positions
         f"convolutional{DILATED}": (
             layers_to_connect(n, lambda layer: convolution(kernel**layer)),
             next(layers for layers in range(1, n) if kernel**layers >= n),

@@ -56,7 +56,7 @@ TRANSFORMERS = (
 
 
 class Training(NamedTuple):
-    """Training time of a model in the paper. Section 5.2."""
+    """Recipes and training time of one of the paper's models. Section 5.2."""
 
     recipe: str
     french_recipe: str
@@ -69,11 +69,12 @@ TRAININGS = (
     Training("paper-base", "paper-base-en-fr", TRANSFORMERS[0], 12, 0.4),
     Training("paper-big", "paper-big-en-fr", TRANSFORMERS[1], 3.5 * 24, 1.0),
 )
-# section 5.2, and the footnote of section 6.1: sustained single-precision speed of a P100
+# number of P100 GPUs. Section 5.2
 GPUS = 8
+# sustained single-precision speed of a P100. Section 6.1, footnote
 TFLOPS_PER_GPU = 9.5
 TERA = 1e12
-# one product with a weight in the forward pass, two in the backward pass
+# a product in the forward pass needs two more products of the same size in the backward pass
 PASSES = 3
 
 
@@ -136,8 +137,8 @@ def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float
         sentence_length: Tokens per sentence, on the source and on the target side.
 
     Returns:
-        FLOPs of the products with weights, by part of the model, and FLOPs of the products between
-        queries, keys and values.
+        FLOPs by part of the model: products with weights in each part, and products between
+        queries, keys and values as "attention itself".
 
     Raises:
         ValueError: If the sizes of the model are invalid.
@@ -167,7 +168,7 @@ def attention_width(layers: nn.Module) -> int:
         layers: Layers of a stack.
 
     Returns:
-        FLOPs, summed over all attention sub-layers.
+        FLOPs of the forward pass, summed over all attention sub-layers.
     """
     return sum(
         2 * (layer.k_proj.out_features + layer.v_proj.out_features)
@@ -194,12 +195,12 @@ class ScoredRun(NamedTuple):
     """An evaluated run of this package.
 
     Attributes:
-        name: Path of the run folder in the folder of results.
-        corpus: Corpus of training and evaluation.
-        split: Split of the corpus.
-        direction: Languages, "en-de".
+        name: Path of the run folder, relative to the folder of results.
+        corpus: Corpus of the evaluation.
+        split: Split of this corpus.
+        direction: Source and target language, for example "en-de".
         bleu: BLEU of sacreBLEU.
-        signature: Signature of sacreBLEU.
+        signature: sacreBLEU's signature of the BLEU score.
         compound_bleu: BLEU with split compounds, as in the paper; None if unknown.
         flops: FLOPs of the training; None if the size of the vocabulary is unknown.
         is_papers: Whether corpus and split are those of Table 2.
@@ -233,7 +234,7 @@ def scored_runs(folder: Path, sentence_length: int) -> list[ScoredRun]:
             continue
         config = read_recipe(run)
         metrics = read_metrics(run)
-        # a run may have ended before max_steps
+        # count the logged steps, because a run may have ended before max_steps
         config.max_steps = metrics[-1]["step"] if metrics else config.max_steps
         flops, vocab_size = None, vocabulary_size(run, config)
         if vocab_size is not None:
@@ -321,7 +322,7 @@ def _draw_work(counted: dict[str, dict[str, float]]) -> "Figure":
         name = training.system.name
         bottom, total = 0.0, sum(counted[name].values())
         for number, (part, flops) in enumerate(counted[name].items()):
-            # a part of one percent cannot be seen
+            # the label states the share, because a part of one percent is too thin to be seen
             label = f"{part}: {flops / total:.1%}"
             axes.bar("counted", flops, bottom=bottom, label=label, color=f"C{number}", width=0.6)
             bottom += flops
@@ -343,7 +344,7 @@ def _table_section(
         system for system in (*SINGLE_MODELS, *ENSEMBLES) if system.bleu_de and system.flops_de
     ]
     best = max(peers, key=lambda system: system.bleu_de)
-    # the paper reports all numbers of its own models
+    # Any, not System: the paper reports all numbers of its own models, so none of them is None
     own: list[Any] = [*TRANSFORMERS]
     base, big = own
     return Section(
@@ -394,7 +395,7 @@ def _draw_table(ours: Sequence[dict[str, float]], runs: Sequence[ScoredRun]) -> 
             ]
             _, flops, bleu = zip(*points, strict=True)
             axes.scatter(flops, bleu, marker=marker, color=color, label=label, s=60, zorder=3)
-            # alternate the side of the names, so that neighbours do not overlap
+            # write the names above and below the points in turn, so that neighbours do not overlap
             side, align = (-7, "right") if systems is SINGLE_MODELS else (7, "left")
             for number, (name, *point) in enumerate(sorted(points, key=lambda entry: -entry[2])):
                 offset = (side, -4 if number % 2 else 4)
@@ -409,7 +410,7 @@ def _draw_table(ours: Sequence[dict[str, float]], runs: Sequence[ScoredRun]) -> 
                 )
         for system in TRANSFORMERS:
             counted, score = ours[panel][system.name], system[1 + panel]
-            # a dotted line connects estimate and count of the same training
+            # a dotted line connects the count and the estimate of the same training
             axes.plot([counted, system[3 + panel]], [score, score], color="C3", lw=1, ls=":")
             legend = "Transformer, our count" if system is TRANSFORMERS[0] else None
             axes.scatter(

@@ -30,9 +30,11 @@ if TYPE_CHECKING:
 NUM_SENTENCES = 8
 REPEATS = 3
 LENGTHS = (8, 16, 32, 64, 128)
-# sentence pairs and size of the vocabulary of the random model
+# sentence pairs from which the vocabulary of the random model is learned
 NUM_PAIRS = 500
+# vocabulary size of the random model
 VOCAB_SIZE = 600
+# sizes of the random model
 SIZES = {
     "hidden_size": 64,
     "encoder_layers": 2,
@@ -66,14 +68,16 @@ def losses_of_one_pass(model: PreTrainedModel, source: Tensor, labels: Tensor) -
 def losses_step_by_step(
     model: PreTrainedModel, source: Tensor, labels: Tensor, use_cache: bool
 ) -> Tensor:
-    """Return the same losses step by step as in translation, from the true tokens. Section 3.1.
+    """Return the losses of `losses_of_one_pass`, computed token by token. Section 3.1.
+
+    The steps are those of a translation, but each step reads the true tokens.
 
     Args:
         model: Model in evaluation mode.
         source: Source tokens, [1, S].
         labels: Target tokens, [1, T].
-        use_cache: Whether to cache the keys and values of earlier steps; without the cache each
-            step reads all earlier tokens again.
+        use_cache: Whether to use the KV cache; without the cache, each step reads all tokens before
+            it again.
 
     Returns:
         Losses in nats, [T].
@@ -96,7 +100,7 @@ def losses_step_by_step(
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
-    # `smoothed_loss_sum` sums over tokens; calls with one token each keep them apart
+    # `smoothed_loss_sum` sums over tokens, so call it once for each token to get separate losses
     return torch.stack(
         [smoothed_loss_sum(logits[:, [t]], labels[:, [t]], 0.0) for t in range(labels.shape[1])]
     ).cpu()
@@ -124,7 +128,7 @@ def timed(
     for way, function in functions.items():
         seconds = []
         for _ in range(REPEATS):
-            # the losses are copied to the CPU, so the device has finished
+            # `function` copies the losses to the CPU, so it returns after the device has finished
             started = time.perf_counter()
             losses = function()
             seconds.append(time.perf_counter() - started)
@@ -191,7 +195,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Compare the losses of both ways, and their time by the length of the sentence.
+    """Compare the losses of one pass and of single steps, and the time of each at several lengths.
 
     Args:
         flags: Flags of `add_flags`.
@@ -226,7 +230,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         return torch.tensor([tokenizer(text).input_ids], device=model.device)
 
     ids = [(encoded(source), encoded(target)) for source, target in shown]
-    # warm-up, so that set-up time is not measured
+    # warm up, so that the time of the first set-up is not measured
     timed(model, *ids[0])
     yield _losses_section(model, tokenizer, shown, ids, is_trained=flags.model is not None)
     longest = max_source_tokens(model.config)
@@ -310,7 +314,7 @@ def _draw_losses(
     axes.set_xticks(range(len(tokens)), tokens, **rotated)
     axes.set_xlabel("token to predict")
     axes.set_ylabel("loss (nats)")
-    # most losses of a trained model are near 0
+    # most losses of a trained model are near 0, where only a logarithmic axis separates them
     axes.set_yscale("log" if is_trained else "linear")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)

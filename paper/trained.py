@@ -1,4 +1,4 @@
-"""The trained model of a study."""
+"""The trained model that a study measures: the flag `--model`, its default, and loading."""
 
 import argparse
 from pathlib import Path
@@ -10,7 +10,7 @@ from ..console import add_trust_flag
 from ..loading import load_run
 
 DEMO = "runs/demo"
-# `make model` trains it
+# the folder to which `make model` writes its trained model, with weights in float16
 EVERYDAY = "runs/everyday-fp16"
 
 
@@ -24,7 +24,7 @@ def add_model_flag(
     Args:
         parser: Parser of the study, or a group of its flags.
         default: Model to use without the flag; None for no model.
-        without: Help text about the default if it is None.
+        without: Help text for the case that there is no default model.
     """
     parser.add_argument(
         "--model",
@@ -37,7 +37,7 @@ def add_model_flag(
 
 
 def add_optional_model_flag(parser: argparse.ArgumentParser) -> None:
-    """Add the flag `--model` to a study that takes the demo if it exists, or no trained model.
+    """Add the flag `--model`, whose default is the demo's model if it exists, or else no model.
 
     Args:
         parser: Parser of the study.
@@ -47,7 +47,11 @@ def add_optional_model_flag(parser: argparse.ArgumentParser) -> None:
 
 
 def page_model() -> str:
-    """Return the default model of a page: that of everyday sentences if it exists, or the demo."""
+    """Return the default model of the explainer page.
+
+    Returns:
+        Folder of the model for everyday sentences if it exists, or else the run folder of the demo.
+    """
     return EVERYDAY if Path(EVERYDAY).is_dir() else DEMO
 
 
@@ -61,12 +65,12 @@ def load_trained(
         trust_remote_code: Whether to run Python code that is saved with the model.
 
     Returns:
-        The model, in evaluation mode, and its tokenizer.
+        The model, in evaluation mode and on the GPU if there is one, and its tokenizer.
 
     Raises:
-        ValueError: If the model cannot be loaded.
+        ValueError: If the model cannot be loaded, or the demo's model has not been trained.
     """
-    # a missing folder would be taken for a name on the Hub
+    # check this here, because `load_run` looks for a missing folder as a name on the Hub
     if run == DEMO and not Path(run).is_dir():
         raise ValueError(
             f"model must be a trained model, got none in {run}: `make demo` trains one, "

@@ -17,7 +17,7 @@ from ..train.data.text_files import lines_of, opened, read_lines
 WORD = "XX"
 # tag of traces and other empty elements
 EMPTY_TAG = "-NONE-"
-# label of a bracket around the whole tree; ROOTS has the labels that treebanks use for it
+# label of a bracket around the whole tree here, and the labels that treebanks use for this bracket
 TOP = "TOP"
 ROOTS = ("", TOP, "ROOT", "S1")
 SUFFIXES = (".mrg", ".ptb", ".tree")
@@ -118,13 +118,13 @@ def tree_from_tokens(tokens: Sequence[str], words: Sequence[str], tags: Sequence
     Args:
         tokens: Tokens in the format of `linearize`.
         words: Words of the sentence.
-        tags: Part of speech of each word; the tokens do not have it.
+        tags: Part of speech of each word, which the tokens do not contain.
 
     Returns:
         Tree over the words.
 
     Raises:
-        ValueError: If the tokens are not a tree over this number of words, with the reason.
+        ValueError: If the tokens are not a tree over this number of words. The message says why.
     """
     brackets, lacking = _read_tokens(tokens, len(words))
     if lacking is not None:
@@ -178,7 +178,7 @@ def _read_tokens(tokens: Sequence[str], num_words: int) -> tuple[list[Bracket], 
 
 @dataclass
 class _Open:
-    """A bracket that is being read."""
+    """A bracket that has been opened but not yet closed while text is read."""
 
     line: int
     start: int
@@ -195,10 +195,11 @@ def read_trees(paths: Iterable[str | Path]) -> Iterator[Tree]:
         paths: Files (plain, .gz or .xz), or folders; the treebank files of a folder are sorted.
 
     Yields:
-        Trees, in order. A leaf of several words is one word with spaces.
+        Trees, in order. A leaf of several words becomes one word that contains spaces.
 
     Raises:
-        ValueError: If a file does not exist or has text that is not a tree, with the line.
+        ValueError: If a file does not exist, or has text that is not a tree. The message has the
+            line.
     """
     for path in _treebank_files(paths):
         with opened(path) as file:
@@ -231,7 +232,7 @@ def trees_in(lines: Iterable[str], name: str) -> Iterator[Tree]:
         Trees, in the format of `read_trees`.
 
     Raises:
-        ValueError: If the text has something else than trees, with the line.
+        ValueError: If the text contains anything but trees. The message has the line.
     """
     inside: list[_Open] = []
     words: list[str] = []
@@ -303,18 +304,21 @@ def _add_word(parent: _Open, word: str, is_label: bool, where: str):
 def clean(tree: Tree, counts: Counter | None = None) -> Tree | None:
     """Remove elements that are not scored: traces, function tags, brackets around the whole tree.
 
+    A leaf of several words becomes several leaves. If no other bracket contains all words, a
+    bracket `TOP` contains them.
+
     Args:
         tree: Tree from `read_trees`.
         counts: Counter to which the numbers of removed elements are added, by kind.
 
     Returns:
-        Tree in which every bracket has a word and the first bracket has all words; None if no word
+        Tree in which every bracket has a word and the first bracket has all words. None if no word
         is left.
     """
     counts = Counter() if counts is None else counts
     words: list[str] = []
     tags: list[str] = []
-    # position in the new sentence of each position in the old one
+    # for each position in the old sentence, the position in the new sentence
     positions = [0]
     for word, tag in zip(tree.words, tree.tags, strict=True):
         parts = [] if tag == EMPTY_TAG else word.split(" ")
@@ -325,7 +329,8 @@ def clean(tree: Tree, counts: Counter | None = None) -> Tree | None:
         positions.append(len(words))
     brackets = []
     for label, start, end in tree.brackets:
-        # the label of -LRB- begins with a hyphen; NP-SBJ=2 is NP with two function tags
+        # cut at the first - or =, so that NP-SBJ=2 becomes NP; keep the first character, because
+        # the label -LRB- begins with a hyphen
         bare = label[:1] + re.split("[-=]", label[1:])[0]
         counts["function tags"] += bare != label
         if positions[start] < positions[end]:

@@ -54,7 +54,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Show all heads, one head in steps and in lines, one word, an alignment, and statistics.
+    """Show the attention of all heads, of one head, of one word, an alignment, and statistics.
 
     Args:
         flags: Flags of `add_flags`.
@@ -63,7 +63,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         Eight sections.
 
     Raises:
-        ValueError: If the model, layer or head does not exist, or the sentence is empty.
+        ValueError: If the model cannot be loaded, the layer or head does not exist, a sentence has
+            no word or is too long, or `num_sentences` is below 1.
     """
     model, tokenizer = load_trained(flags.model, flags.trust_remote_code)
     weights = attention_weights(model, tokenizer, flags.sentence, flags.translation)
@@ -96,7 +97,7 @@ def _check_layer_and_head(weights: AttentionWeights, layer: int | None, head: in
 def _test_maps(
     run: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, num_sentences: int
 ) -> list[AttentionWeights]:
-    """Return the weights for the translations that `evaluate` saved in a run folder, if any."""
+    """Return the weights for the translations that `evaluate` saved; [] if it has saved none."""
     if num_sentences < 1:
         raise ValueError(f"num_sentences must be at least 1, got {num_sentences}.")
     files = [Path(run) / "hypotheses" / f"test.{side}.txt" for side in ("source", "translation")]

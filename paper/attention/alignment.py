@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Link(NamedTuple):
-    """A target word, the source word with the highest weight, and this weight."""
+    """A target word, the source word to which the target word attends most, and the weight."""
 
     target: str
     source: str
@@ -30,8 +30,8 @@ def align(weights: AttentionWeights, layer: int, head: int | None = None) -> lis
         head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
-        One link for each word of the translation, to the source word with the highest weight; end
-        tokens are left out.
+        One link for each word of the translation, to the source word with the highest weight. End
+        tokens of both sides are left out.
     """
     words = weights.by_word()
     matrix = head_or_mean(words.cross, layer, head)[:, :-1]  # [T, S - 1]
@@ -47,17 +47,19 @@ def count_aligned_to_themselves(
 ) -> tuple[int, int]:
     """Count the words with the same spelling in both languages that are aligned to themselves.
 
-    Such words, mostly names and numbers, measure an alignment without a reference.
+    Such words, mostly names and numbers, make it possible to measure an alignment without a
+    reference alignment.
 
     Args:
         maps: Attention weights of one or more sentences.
-        layer: Decoder layer, counted from 0; None to align words by position, the first word to
-            the first.
+        layer: Decoder layer, counted from 0; None to align each word to the source word at the same
+            relative position in its sentence.
         head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
         Number of words that are aligned to themselves, and number of words with the same spelling
-        in both languages. A word counts only if it occurs once in each sentence.
+        in both languages. A word counts only if it has a letter or digit and occurs exactly once in
+        each of the two sentences.
     """
     right = total = 0
     for weights in maps:
@@ -86,7 +88,7 @@ def alignment_section(
     Args:
         weights: Attention weights of the sentence.
         maps: Attention weights of the sentences to count on.
-        layer: Decoder layer, counted from 1; by default the one that aligns most words to
+        layer: Decoder layer, counted from 1; by default the layer that aligns the most words to
             themselves.
         measured_on: Phrase for the text that describes the sentences of `maps`.
 

@@ -16,7 +16,7 @@ from .kinds import KINDS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# position of a key relative to its query
+# kinds of keys, by their position relative to the query; "special" is a special token
 POSITIONS = ("own", "previous", "next", "special", "other")
 
 
@@ -26,10 +26,10 @@ class HeadStatistics:
 
     Attributes:
         entropy: Entropy of the weights, in nats.
-        distance: Number of positions between query and key.
+        distance: Mean distance between query and key in positions, weighted by attention.
         shares: Shares of the weight by `POSITIONS`: on the position of the query, the previous
-            one, the next one, the special token (end of the source, start of the target), and all
-            other positions.
+            position, the next position, the special token (end of the source, start of the target),
+            and all other positions.
     """
 
     entropy: float
@@ -42,13 +42,13 @@ def head_statistics(
 ) -> list[list[HeadStatistics]]:
     """Measure the attention of each head. Section 4 and figure 5.
 
-    Queries that attend to a single key are not counted. Weight on the special token counts only
-    there, at any position of the token.
+    Queries that can attend to only one key are not counted. Weight on the special token counts only
+    as "special", even if this token is also the own, previous or next position.
 
     Args:
         maps: Attention weights of one or more sentences.
         kind: "encoder", "decoder" or "cross".
-        is_uniform: Measure uniform weights instead of those of the heads, for comparison.
+        is_uniform: Whether to measure uniform weights instead of the heads' own, for comparison.
 
     Returns:
         Statistics of each layer and head, [N][h].
@@ -87,7 +87,7 @@ def head_statistics(
 
 
 def _positions(weights: AttentionWeights, kind: str) -> Tensor:
-    """Mark the keys of each query by their position; each key has one of `POSITIONS`."""
+    """Return one mask for each of `POSITIONS`; every key of a query is True in exactly one mask."""
     num_queries, num_keys = getattr(weights, kind).shape[-2:]
     step = torch.arange(num_keys) - torch.arange(num_queries)[:, None]  # [Q, K]
     special = torch.zeros_like(step, dtype=torch.bool)
@@ -102,7 +102,7 @@ def tasks_section(maps: Sequence[AttentionWeights], measured_on: str) -> Section
 
     Args:
         maps: Attention weights of one or more sentences.
-        measured_on: Sentences of `maps` in words.
+        measured_on: Phrase for the text that describes the sentences of `maps`.
 
     Returns:
         The section.

@@ -40,7 +40,7 @@ class HeadSteps:
         scores: Dot products of queries and keys, divided by sqrt(d_k); -inf where masked, [Q, K].
         weights: Softmax of the scores, [Q, K].
         context: Weighted sums of the values, [Q, d_v].
-        difference: Largest difference between these weights and those of the model.
+        difference: Largest difference between `weights` and the attention weights of the model.
     """
 
     query_tokens: list[str]
@@ -72,7 +72,7 @@ def inside_head(
         kind: "encoder", "decoder" or "cross".
         layer: Layer number, counted from 0.
         head: Head number, counted from 0.
-        target: Translation; by default that of the model.
+        target: Translation; by default the translation of the model.
 
     Returns:
         The steps, on the CPU.
@@ -112,7 +112,7 @@ def inside_head(
 
 @contextmanager
 def _projections(attention: MultiHeadAttention) -> Iterator[dict[str, Tensor]]:
-    """Record the projections of the last forward pass, [1, T, h * width] each."""
+    """Record Q, K and V of all heads in the last forward pass, [1, Q or K, h * width] each."""
     projected: dict[str, Tensor] = {}
     layers = (attention.q_proj, attention.k_proj, attention.v_proj)
 

@@ -13,8 +13,8 @@ class Kind(NamedTuple):
 
     Attributes:
         title: Name of the attention in headings, as in the paper.
-        queries: Name of the field of `AttentionWeights` with the tokens of the queries.
-        keys: Name of the field of `AttentionWeights` with the tokens of the keys.
+        queries: Field of `AttentionWeights` that contains the tokens of the queries.
+        keys: Field of `AttentionWeights` that contains the tokens of the keys.
     """
 
     title: str

@@ -128,7 +128,7 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     words = weights.by_word()
     index = (layer or len(words.encoder)) - 1
     values = words.encoder[index]  # [h, S, S]
-    # mean divergence of the heads from their mean, in nats
+    # mean KL divergence of the heads from their average, in nats (Jensen-Shannon divergence)
     mean = values.mean(dim=0)
     differences = (torch.special.xlogy(values, values).sum(-1)).mean(dim=0)
     differences = differences - torch.special.xlogy(mean, mean).sum(-1)  # [S]
@@ -137,7 +137,7 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     draw_lines(axes, words, "encoder", index, range(len(values)), query)
     colors = head_colors(len(values))
     axes.set_title(f"“{words.source[query]}”, layer {index + 1}: one colour per head", fontsize=10)
-    # empty lines show the colours in the legend without transparency
+    # the drawn lines are transparent, so the legend gets its opaque colours from empty lines
     for head in range(len(values)):
         axes.plot([], [], color=colors[head], label=f"head {head + 1}")
     figure.legend(loc="outside lower center", ncols=4, fontsize=8)

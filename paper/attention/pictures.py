@@ -53,7 +53,7 @@ def draw_matrix(
         head: Head number, counted from 0; by default the mean of all heads of the layer.
 
     Returns:
-        The image, for a colour bar.
+        The matplotlib image, from which a colour bar can be made.
     """
     import numpy as np
 
@@ -72,7 +72,7 @@ def head_colors(num_heads: int) -> list[tuple[float, float, float]]:
         num_heads: Number of heads h of a layer.
 
     Returns:
-        Red, green and blue from 0 to 1; the colours repeat after twenty heads.
+        Red, green and blue from 0 to 1, for each head; the colours repeat after twenty heads.
     """
     import matplotlib
 
@@ -90,7 +90,7 @@ def draw_lines(
 ) -> None:
     """Draw lines between queries on the left and keys on the right. Figures 3 to 5.
 
-    The opacity of a line is its weight.
+    The opacity of a line is the attention weight.
 
     Args:
         axes: Axes to draw on.
@@ -106,7 +106,7 @@ def draw_lines(
     shown = range(len(queries)) if query is None else [query]
     for number, head in enumerate(heads):
         color = colors[head]
-        # without a shift the last head would cover the others
+        # shift the lines of each head, because the last head would cover the heads before it
         shift = (number - (len(heads) - 1) / 2) * 0.6 / len(heads)
         for row in shown:
             for column, weight in enumerate(values[head][row]):

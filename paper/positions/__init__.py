@@ -1,4 +1,4 @@
-"""Positional encoding, its properties, and attention without it. Section 3.5."""
+"""Positional encoding, its properties, and attention without positions. Section 3.5."""
 
 import argparse
 import math
@@ -14,9 +14,11 @@ from .offsets import direction, dot_products, offset_maps
 from .order import length_extrapolation, order_accuracies, two_orders
 from .sinusoids import bases, binary, reaches, table, waves, worked_example
 
-# `direction` needs a position before and one after another; a matrix [N, N] must fit in memory
+# `direction` compares a position with the position before it and the position after it, so the
+# minimum is three; the maximum limits the memory for matrices [N, N]
 MIN_POSITIONS, MAX_POSITIONS = 3, 4096
-# `desired_properties` encodes 16 * d_model positions, and the binary candidate has 16 bits
+# `desired_properties` encodes 16 * d_model positions, and the 16 bits of the binary candidate can
+# encode at most 16 * 4096
 MAX_WIDTH = 4096
 
 
@@ -48,13 +50,13 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Study the encoding, its base, its properties, and attention with and without it.
+    """Show the encoding, its base, its properties, and attention with and without positions.
 
     Args:
         flags: Flags of `add_flags`.
 
     Yields:
-        The sections; those that train a model come last.
+        The sections; the sections that train a model come last.
 
     Raises:
         ValueError: If a size or a base is out of range, or the model cannot be loaded or has no

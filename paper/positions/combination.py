@@ -11,7 +11,7 @@ from . import pictures
 
 WIDTHS = (8, 16, 32, 64, 128, 256, 512)
 NUM_WORDS = 1000
-# the compared directions hold this share of the energy of the positions
+# the compared directions are the strongest ones that contain this share of the positions' energy
 ENERGY = 0.9
 EXTRA_WIDTHS = (0, 64, 128, 512)
 OVERLAP_COLUMNS = (
@@ -40,7 +40,8 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
     found, rows = {}, []
     for d_model in WIDTHS:
         generator = torch.Generator().manual_seed(seed)
-        # initial embeddings have variance 1 / d_model, and are multiplied by sqrt(d_model)
+        # initial embeddings have variance 1 / d_model and are multiplied by sqrt(d_model), so the
+        # variance of a word is 1
         words = torch.randn(NUM_WORDS, d_model, generator=generator)
         positions = sinusoidal_encoding(num_positions, d_model, base)
         found[d_model] = _overlap(words, positions)

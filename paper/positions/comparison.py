@@ -9,17 +9,18 @@ from ..positional_encoding import DECIDED_BY, LEAST_DISTANCE, PAPER_BASE, PROPER
 from ..study import Section, join_names
 from . import pictures
 
-# positions in the table of properties, and in the search for repeats
+# smallest number of positions over which properties are measured
 PROPERTY_POSITIONS = 512
+# number of positions in which `more_pairs` looks for a repeated encoding
 REPEAT_POSITIONS = 1024
 NUM_PAIRS = range(1, 9)
 LENGTHS = (2, 4, 8)
-# width of the binary candidate
+# width of the binary candidate, in bits
 NUM_BITS = 16
 
 
 def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Section:
-    """Compare sinusoids with other positional encodings, and show how the simplest fail.
+    """Compare sinusoids with other positional encodings, and show why the simplest ones fail.
 
     Args:
         num_positions: Length of the sentence.
@@ -114,7 +115,8 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
     Returns:
         The section.
     """
-    # the matrix of an offset is fitted on half the positions, and must have fewer rows
+    # a column of the matrix of an offset has d_model unknowns, and the fit uses half of the
+    # positions: 4 * d_model positions give twice as many equations as unknowns
     num_positions = max(PROPERTY_POSITIONS, 4 * d_model)
     measured = {
         label: encodings.properties(name, num_positions, width, base, seed)
@@ -190,11 +192,11 @@ def more_pairs(base: float) -> Section:
 
 
 def _candidates(d_model: int) -> dict[str, tuple[str, int]]:
-    """Return name and width of each candidate, by its label."""
+    """Return the name and the width of each candidate, by the label of the candidate."""
     found: dict[str, tuple[str, int]] = {}
     for name in encodings.CANDIDATES:
         if name == "pairs":
-            # two pairs, which repeat, and as many pairs as the sinusoids have
+            # two pairs, whose encodings repeat, and as many pairs as the sinusoids have
             found |= {f"{width // 2} pairs": (name, width) for width in (4, max(4, d_model))}
         else:
             found[name] = (name, NUM_BITS if name == "binary" else d_model)

@@ -1,4 +1,4 @@
-"""Relative position: the matrix M_k of an offset, dot products, and rotated queries."""
+"""Sections about relative position: the matrix M_k of an offset, dot products, rotated queries."""
 
 from ... import sinusoidal_encoding
 from .. import positional_encoding as encodings

@@ -1,4 +1,4 @@
-"""Attention with and without positions: two word orders, a task of order, longer sentences."""
+"""Attention with and without positions: two word orders, a word-order task, longer sentences."""
 
 import math
 
@@ -12,7 +12,7 @@ from ..order_task import COPYING, WHO_CHASES_WHOM, Training
 from ..study import Section
 from . import pictures
 
-# distance from its trained range at which the value of a feature counts as new
+# a value of a feature counts as new if its distance from the trained range is above this
 NEW_VALUE = 0.1
 SENTENCES = ("A chases B", "B chases A")
 TASK_ENCODINGS = ("sinusoidal", "learned", "none")
@@ -62,11 +62,11 @@ def two_orders(seed: int) -> Section:
 
 
 def order_accuracies(seed: int, full: bool = False) -> Section:
-    """Train small models on a task of order, with and without positions.
+    """Train small models on a word-order task, with and without positions.
 
     Args:
         seed: First seed.
-        full: Train a larger model for longer.
+        full: Whether to train a larger model for more steps, with more seeds.
 
     Returns:
         The section.
@@ -97,14 +97,14 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
 
     Args:
         seed: First seed.
-        full: Train a larger model for longer, on longer sequences.
+        full: Whether to train a larger model for more steps on longer sequences, with more seeds.
 
     Returns:
         The section.
     """
     sizes, num_seeds, trained = (FULL_COPYING, 3, 64) if full else (COPYING, 2, 12)
     length, num_symbols = 2 * trained, 16
-    # losses on sequences of the longest trained length, and on longer ones
+    # losses on sequences of the longest trained length, and on longer sequences
     usual, longer = {}, {}
     for name in TASK_ENCODINGS:
         found = (

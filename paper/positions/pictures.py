@@ -32,11 +32,12 @@ if TYPE_CHECKING:
 
 SIGNED = "RdBu_r"
 GOOD, BAD = (0.81, 0.91, 0.81), (0.96, 0.81, 0.79)
+# ticks of the logarithmic axis for shares of energy and |cosine|
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 # an encoding of at most this many features is drawn as lines
 NARROW = 2
 TITLE_SIZE = 11
-# explanation of a candidate below its name
+# text below the name of each candidate in the picture of the candidates
 NOTES = {
     "integer": "pos",
     "fraction": "(pos + 1) / length",
@@ -74,7 +75,7 @@ def draw_similarity(encoding: Tensor) -> "Figure":
         The picture.
     """
     figure, axes = new_figure(5.4, 4.4)
-    # the plot is square and the figure is not
+    # the plot is square and the figure is not: keep the colour bar next to the plot
     figure.set_layout_engine("compressed")
     image = _plot_similarity(axes, encoding)
     figure.colorbar(image, ax=axes, label="cosine similarity")
@@ -84,7 +85,7 @@ def draw_similarity(encoding: Tensor) -> "Figure":
 def draw_dot_product(encoding: Tensor) -> "Figure":
     """Draw the dot product of two positions against their distance, in both directions.
 
-    A band shows its range if it also depends on the position.
+    If the dot product also depends on the position, a band shows its range at each distance.
 
     Args:
         encoding: Encoding of the positions, [N, d].
@@ -100,7 +101,7 @@ def draw_dot_product(encoding: Tensor) -> "Figure":
         return torch.cat((values.flip(0), values[1:]))
 
     figure, axes = new_figure(7.0, 3.8)
-    # the dot product of sinusoids is d / 2 at most
+    # the dot product of sinusoids is at most d / 2, so a band of d / 1000 is too thin to be seen
     is_thin = bool((highest - lowest).max() < 1e-3 * exact.shape[1])
     band = both_sides(lowest), both_sides(highest)
     axes.fill_between(offsets, *band, alpha=0.3, label="smallest to largest")
@@ -200,7 +201,7 @@ def draw_bases(encodings: Mapping[float, Tensor]) -> "Figure":
     """Draw heatmaps above similarity matrices, a column for each base.
 
     Args:
-        encodings: Encoding for each base, [N, d].
+        encodings: Encodings by base, [N, d] each.
 
     Returns:
         The picture.
@@ -228,7 +229,7 @@ def draw_reach(curves: Mapping[float, Tensor]) -> "Figure":
     A dot marks the first distance at which the similarity is not positive.
 
     Args:
-        curves: Similarities at the distances 1, 2, ... for each base, [K].
+        curves: Similarities at the distances 1, 2, ... K, by base, [K] each.
 
     Returns:
         The picture.
@@ -264,7 +265,7 @@ def draw_candidates(
     Args:
         encodings: Encodings by name, [N, d] each.
         shorter: Encodings of a shorter sentence by name, drawn beside the narrow ones.
-        repeats: Two positions with the same encoding by name, drawn as dots.
+        repeats: Two positions with the same encoding, or None, by name; drawn as dots.
 
     Returns:
         The picture.
@@ -274,7 +275,7 @@ def draw_candidates(
     figure, plots = new_figure(10.0, 1.2 + 2.9 * rows, rows=rows, columns=columns)
     for axes in plots.flat[len(encodings) :]:
         axes.set_visible(False)
-    # one scale of colours for all heatmaps
+    # one colour scale for all heatmaps, because they share a colour bar
     bound = max(one.abs().max().item() for one in encodings.values() if one.shape[1] > NARROW)
     for axes, (name, encoding) in zip(plots.flat, encodings.items(), strict=False):
         if encoding.shape[1] > NARROW:
@@ -287,7 +288,7 @@ def draw_candidates(
     for axes in plots.flat:
         handles, labels = axes.get_legend_handles_labels()
         lines |= dict(zip(labels, handles, strict=True))
-    # sorted: the features first
+    # in alphabetical order, the features come first
     names = sorted(lines)
     handles = [lines[name] for name in names]
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=9)
@@ -367,7 +368,8 @@ def draw_directions(scores: Mapping[int, Tensor], position: int) -> "Figure":
     """Draw the scores of a query at one position with all positions, with and without M_k.
 
     Args:
-        scores: Dot products of M_k PE(position) with every position by offset k, [N].
+        scores: Dot products of M_k PE(position) with the encoding of every position, by offset k,
+            [N] each.
         position: Position of the query.
 
     Returns:
@@ -406,7 +408,7 @@ def draw_bits(bits: Tensor, encoding: Tensor) -> "Figure":
     between = torch.linspace(-0.5, num_positions - 0.5, 2000)
     for bit, (axes, values) in enumerate(zip(plots[:, 0], bits.T, strict=False)):
         period = 2 ** (bit + 1)
-        # a bit is 1 in the second half of its period
+        # a bit is 1 in the second half of its period, so draw a negative sine
         axes.plot(between, -(2 * torch.pi * (between + 0.5) / period).sin(), linewidth=1)
         axes.axhline(0, color="black", linewidth=0.5)
         edges = (-0.5, num_positions - 0.5, 1.3, 2.9)
@@ -494,8 +496,8 @@ def draw_two_orders(
     """Draw the vectors of the same words in two sentences, and their difference.
 
     Args:
-        found: Vectors in both sentences in the order of `words`, by the model's positional
-            encoding, [T, d_model] each.
+        found: Vectors of the words in the first and in the second sentence, both in the order of
+            `words`, by the model's positional encoding, [T, d_model] each.
         words: Words of the sentences, [T].
         sentences: The two sentences.
 
@@ -567,7 +569,7 @@ def draw_losses(losses: Mapping[str, Tensor], trained_length: int, chance: float
     """Draw the loss at each position, within the trained lengths and beyond them.
 
     Args:
-        losses: Losses by positional encoding, [seeds, T].
+        losses: Losses by positional encoding, [seeds, T] each.
         trained_length: Longest trained length.
         chance: Loss of a random guess.
 
@@ -612,7 +614,7 @@ def _plot_heatmap(axes: Any, encoding: Tensor, bound: float | None = None) -> An
         aspect="auto",
         interpolation="nearest",
     )
-    # a feature has no half
+    # numbers of features and positions are integers, so ticks between them make no sense
     axes.locator_params(integer=True)
     axes.set_xlabel("feature")
     axes.set_ylabel("position")
@@ -620,7 +622,7 @@ def _plot_heatmap(axes: Any, encoding: Tensor, bound: float | None = None) -> An
 
 
 def _plot_features(axes: Any, encoding: Tensor, shorter: Tensor, repeat: Repeat | None) -> None:
-    """Plot each feature as a line, beside a shorter sentence, with dots at a repeat."""
+    """Plot each feature as a line, also for a shorter sentence, with dots at a repeat."""
     for feature, values in enumerate(encoding.T):
         axes.plot(values, ".-", linewidth=0.8, markersize=3, label=f"feature {feature}")
     axes.plot(shorter, "--", color="black", linewidth=1, label=f"sentence of {len(shorter)} words")

@@ -1,4 +1,4 @@
-"""Sinusoids: the table, an example by hand, waves, the base, and binary numbers."""
+"""Sections about sinusoids: the table, an example by hand, waves, the base, binary numbers."""
 
 import math
 from typing import Any
@@ -16,7 +16,8 @@ EXAMPLE_WIDTH = 6
 FARTHEST = 20000
 REACH_DISTANCES = (1, 10, 100, 1000)
 NUM_BITS = 5
-# changes are counted in 2^COUNTED_BITS steps; the slowest sine changes its sign every 50 steps
+# sign changes are counted over 2^COUNTED_BITS steps. The slowest sine changes its sign only about
+# every 50 steps, so fewer steps would give an inexact count
 COUNTED_BITS = 8
 
 
@@ -32,7 +33,7 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
         The section.
     """
     encoding = sinusoidal_encoding(num_positions, d_model, base)
-    # slow pairs do not complete a wave within the table
+    # a slow pair has a wavelength above the number of positions: no complete wave in the table
     lengths = encodings.wavelengths(d_model, base)
     slow = int((lengths > num_positions).sum())
     if lengths[0] <= num_positions < lengths[-1]:
@@ -178,7 +179,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
 
 
 def _uniqueness(encoding: Tensor) -> list[Any]:
-    """Return how different the positions of an encoding are, as cells of the table of bases."""
+    """Measure how distinct the positions of an encoding are; return the cells of a table row."""
     step = encodings.median_step(encoding)
     tolerance = LEAST_DISTANCE * step
     repeat = encodings.first_repeat(encoding, tolerance)
@@ -235,7 +236,8 @@ def reaches(d_model: int, bases: list[float]) -> Section:
         columns=("base", *(f"similarity at {k}" for k in REACH_DISTANCES), "zero at"),
         rows=rows,
         figure=pictures.draw_reach(
-            # beyond twice the distance of its zero a curve shows nothing new
+            # end a curve at twice the distance of its zero: beyond the zero, similarity no longer
+            # shows how far apart two positions are
             {base: curve[: 2 * (zeros[base] or FARTHEST)] for base, curve in curves.items()}
         ),
         message="With a larger base, similarity falls over a longer distance "
@@ -255,7 +257,7 @@ def binary(d_model: int, base: float) -> Section:
     """
     num_steps = 2**COUNTED_BITS
     bits = encodings.position_bits(num_steps + 1, COUNTED_BITS + 1)[:, :NUM_BITS]
-    # with this base each pair has half the frequency of the one before
+    # with this base, each pair has half the frequency of the pair before, as bits do
     sinusoids = sinusoidal_encoding(num_steps + 1, 2 * NUM_BITS, 2**NUM_BITS)
     of_bits = encodings.flip_rates(bits > 0)
     of_signs = encodings.flip_rates(sinusoids >= 0)[::2]

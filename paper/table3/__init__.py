@@ -41,16 +41,17 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags that `add_flags` declares.
 
     Yields:
-        Two sections; two more if the rows are trained.
+        The rows; the parameter counts if the paper states any for these rows; two more sections if
+        the rows are trained.
 
     Raises:
         ValueError: If a row does not exist, or a setting is invalid.
-        InterruptedError: If training was stopped by a signal.
+        InterruptedError: If a signal stopped the training.
     """
     for row in flags.rows:
-        # raises for an unknown row
+        # this call raises ValueError for an unknown row
         VanillaTransformerConfig.from_paper(row)
-    # check all settings before anything is counted
+    # check the training settings too, before the first section is computed
     configs = scaled_configs(flags) if flags.train else {}
     counts = {row: parameters_by_part(paper_sizes(row, flags.vocab_size)) for row in flags.rows}
     yield rows_section(counts, flags.vocab_size)

@@ -1,4 +1,4 @@
-"""Parameters of a row by part, and the vocabulary size that the paper's counts imply."""
+"""Parameters of a row of Table 3 by part, and the vocabulary size that the paper's counts imply."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from .rows import MILLION, PAPER, paper_sizes
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# the paper rounds its counts to millions
+# the paper rounds its counts to millions, so a count is off by at most half a million
 ROUNDING = MILLION / 2
 
 
 def parameters_by_part(config: VanillaTransformerConfig) -> dict[str, int]:
-    """Count the weights of a model by part, without memory for them.
+    """Count the weights of a model by part, without allocating memory for the weights.
 
     Args:
         config: Sizes of the model.
@@ -51,22 +51,24 @@ def implied_vocabulary(config: VanillaTransformerConfig, parameters: float) -> f
         parameters: Number of all weights of the model.
 
     Returns:
-        Number of tokens: the weights outside the layers, divided by d_model.
+        Number of tokens: the weights that are neither in a layer nor in a table of learned
+        positions, divided by d_model.
     """
     parts = parameters_by_part(config)
     return (parameters - sum(parts.values()) + parts["embedding"]) / config.d_model
 
 
 def vocabularies_that_fit(rows: Mapping[str, tuple[float, float]]) -> tuple[range, list[str]]:
-    """Find the vocabulary sizes that give most of the paper's rounded counts.
+    """Find the vocabulary sizes with which the most rows have the paper's rounded count.
 
     Args:
-        rows: Smallest and largest vocabulary size that gives a row its count, by row.
+        rows: Smallest and largest vocabulary size with which a row has the paper's count, by row.
 
     Returns:
-        The vocabulary sizes that fit the largest number of rows, and those rows.
+        The vocabulary sizes, and the rows that have the paper's count with each of these sizes.
     """
-    # the best interval begins at the beginning of some row's interval
+    # the largest group of overlapping intervals overlaps at the start of one of them, so it is
+    # enough to try the starts
     fitting = [
         [row for row, (fewest, most) in rows.items() if fewest <= start <= most]
         for start, _ in rows.values()
@@ -121,7 +123,7 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
 def _difference_findings(rows: Sequence[Sequence[Any]], vocab_size: int) -> str:
     exact = [row for row in rows if abs(row[3]) <= ROUNDING / MILLION]
     others = [row for row in rows if row[0] != "base"]
-    # a difference of two counts, each rounded to a million
+    # the paper's difference of two rounded counts is off by at most twice the rounding error
     alike = [row for row in others if abs(row[5] - row[6]) <= 2 * ROUNDING / MILLION]
     if vocab_size == TrainConfig.vocab_size:
         size = ", the size of section 5.1,"

@@ -129,7 +129,7 @@ def _draw_ranks(
             axes.scatter(*zip(*own, strict=True), color=f"C{number}", label=group)
         for row, point in zip(names, points, strict=True):
             label = axes.annotate(row, point, (5, 3), textcoords="offset points", fontsize=9)
-            # a label at the edge must not shrink the plot
+            # exclude the label from the layout: a label at the edge would shrink the plot
             label.set_in_layout(False)
         value = correlations[name]
         axes.set_title(name if value is None else f"{name}, rank correlation {value:.2f}")

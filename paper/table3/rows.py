@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class PaperRow(NamedTuple):
-    """Results of a row in the paper on newstest2013, and its parameters in millions, if given."""
+    """Results of a row on newstest2013 in the paper; parameters in millions, None if not stated."""
 
     perplexity: float
     bleu: float
@@ -42,7 +42,7 @@ PAPER = {
     "E": PaperRow(4.92, 25.7),
     "big": PaperRow(4.33, 26.4, 213),
 }
-# what the rows of each letter change
+# the setting that the rows of each letter change
 ROW_CODES = "A: heads, B: d_k, C: sizes, D: dropout and smoothing, E: learned positions"
 MILLION = 1_000_000
 SIZE_COLUMNS = ("N", "d_model", "d_ff", "h", "d_k", "d_v", "P_drop", "eps_ls")

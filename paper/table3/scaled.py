@@ -1,4 +1,4 @@
-"""The rows of Table 3, scaled down for a training of minutes."""
+"""The rows of Table 3, scaled down so that a row trains in minutes."""
 
 import argparse
 import math
@@ -13,19 +13,19 @@ from .rows import SIZE_COLUMNS, size_cells
 
 
 def scaled_sizes(row: str, scale: int, layers: int, dropout: float) -> dict[str, float]:
-    """Apply the change of a row to a smaller base; every ratio to base is the paper's.
+    """Scale a row of Table 3 down; the ratio of each size to that of base stays the paper's.
 
     Args:
         row: Name of a row of Table 3.
         scale: Divisor of all widths; the number of heads stays the same.
-        layers: Number of layers N of the smaller base.
-        dropout: Dropout probability of the smaller base model.
+        layers: Number of layers N of the scaled base model.
+        dropout: Dropout probability of the scaled base model.
 
     Returns:
-        Fields of the configuration.
+        Fields of the model configuration, by name.
 
     Raises:
-        ValueError: If a width or the number of layers would not be whole.
+        ValueError: If a scaled width or the scaled number of layers would not be an integer.
     """
     base, sizes = (VanillaTransformerConfig.from_paper(name) for name in ("base", row))
     heads = sizes.encoder_attention_heads
@@ -60,7 +60,7 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         flags: Flags that `add_flags` declares, and `output_dir`.
 
     Returns:
-        Settings by row; rows differ only in the change of the row and the folder.
+        Settings by row. Rows differ only in the setting that a row changes, and in the folder.
 
     Raises:
         ValueError: If a setting is invalid.
@@ -72,7 +72,8 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         raise ValueError(f"warmup_steps must be at least 1, got {warmup_steps}.")
     factor = flags.learning_rate_factor
     if factor is None:
-        # the peak of eq. (3) is (d_model * warmup_steps)^-0.5
+        # the peak of eq. (3) is (d_model * warmup_steps)^-0.5; this factor gives the peak of the
+        # paper's warm-up steps
         factor = math.sqrt(warmup_steps / TrainConfig.warmup_steps)
     shared = {
         name: getattr(flags, name)
@@ -84,9 +85,10 @@ def scaled_configs(flags: argparse.Namespace) -> dict[str, TrainConfig]:
         "warmup_steps": warmup_steps,
         "learning_rate_factor": factor,
         "vocab_size": flags.learned_vocab_size,
-        # a step has fewer tokens than the paper's, and each length group is computed separately
+        # fewer groups than by default: a step has fewer tokens than in the paper, and each length
+        # group is computed separately
         "length_groups_per_step": 4,
-        # Table 3 uses the last weights, without averaging
+        # results in Table 3 are of the last weights, without averaging of checkpoints
         "num_averaged_checkpoints": 1,
         "eval_every_steps": flags.max_steps,
         "save_every_steps": max(1, flags.max_steps // 10),

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 # the paper evaluates on newstest2013, its development set
 SPLIT = "validation"
-# paths may differ between two calls for the same row
+# settings that may differ between two calls for the same row
 PATH_SETTINGS = ("output_dir", "tokenizer")
 
 
@@ -37,7 +37,7 @@ class RowResult(NamedTuple):
         config: Sizes of the model.
         perplexity: Perplexity per target token, from the loss without smoothing.
         bleu: BLEU of sacreBLEU.
-        signature: Signature of sacreBLEU.
+        signature: sacreBLEU's signature of the BLEU score.
         seconds: Training time, in seconds.
     """
 
@@ -49,18 +49,20 @@ class RowResult(NamedTuple):
 
 
 def train_rows(configs: Mapping[str, TrainConfig], folder: Path) -> dict[str, RowResult]:
-    """Train and evaluate rows that share a vocabulary; only read rows that are finished.
+    """Train and evaluate the rows that are not finished, and read the results of all rows.
+
+    All rows share one vocabulary.
 
     Args:
-        configs: Settings by row.
-        folder: Folder of the vocabulary; the folder of a row is in its settings.
+        configs: Settings by row; the folder of a row is in its settings.
+        folder: Folder whose subfolder `vocabulary` stores the shared vocabulary.
 
     Returns:
-        Result of each row, in the same order.
+        Results by row, in the order of `configs`.
 
     Raises:
         ValueError: If a row was started with other settings, or the dataset is invalid.
-        InterruptedError: If training was stopped by a signal; the next call resumes it.
+        InterruptedError: If a signal stopped the training; the next call resumes the training.
     """
     unfinished = [row for row, config in configs.items() if not _is_finished(row, config)]
     if unfinished:

@@ -55,16 +55,18 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def sections(flags: argparse.Namespace) -> Iterator[Section]:
-    """Show Table 4, linearize and score an example, and score a model if one is given.
+    """Prepare a treebank, or show Table 4, score an example, and score a model if one is given.
 
     Args:
         flags: Flags that `add_flags` declares.
 
     Yields:
-        One section if a treebank is prepared; else three, and three more with a model.
+        One section if a treebank is prepared. Otherwise three sections, and two or three more with
+        a model.
 
     Raises:
-        ValueError: If a flag needs another one, or a treebank or model cannot be read.
+        ValueError: If a flag is given without a flag that it needs or with a flag that excludes it,
+            a number is out of range, or a treebank or model cannot be read.
     """
     _check_flags(flags)
     if flags.prepare is not None:

@@ -21,13 +21,14 @@ OTHER_READING = (
 
 
 def example(is_all: bool) -> Section:
-    """Show a tree and its linearization, and read the tokens back.
+    """Show a tree and its linearization, and read the tree back from the tokens.
 
     Args:
-        is_all: Whether no model is scored, so that the text names the next commands.
+        is_all: Whether the study scores no model. If so, the text names the commands that train and
+            score a model.
 
     Returns:
-        Section with a line for each token.
+        Section with a table row for each token.
     """
     tree = _tree(EXAMPLE)
     tokens = linearize(tree)
@@ -70,7 +71,7 @@ def rules() -> Section:
     """Score one parse of a sentence against another by the rules of EVALB.
 
     Returns:
-        Section with a line for each bracket of either reading.
+        Section with a table row for each bracket of either reading.
     """
     gold, other = _tree(EXAMPLE), _tree(OTHER_READING)
     score = score_corpus([score_sentence(gold, other)])

@@ -21,7 +21,7 @@ from .paper_scores import TABLE_4, TRANSFORMER
 from .pictures import MATCHED, NOT_SCORED, tree_pair
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 40), (41, None))
-# smallest and largest number of words of a tree in the picture
+# smallest and largest number of words of the tree in the picture, if there is such a tree
 SHOWN_WORDS = (6, 16)
 
 
@@ -38,8 +38,9 @@ def parse_treebank(
     Args:
         model: Model trained on trees.
         tokenizer: Tokenizer of the model.
-        gold: Gold trees; only their words and, for punctuation, their tags are used.
-        constrained: Whether to search among trees only.
+        gold: Gold trees. The model reads only the words; the tags are copied to the parsed trees,
+            because scoring finds punctuation by its tags.
+        constrained: Whether to restrict the search to trees.
         search: Search settings, as in `parse`.
 
     Returns:
@@ -66,7 +67,7 @@ def score_treebank(gold: Sequence[Tree], parsed: Sequence[Tree | str]) -> list[S
 
     Args:
         gold: Gold trees.
-        parsed: For each sentence its tree, or the reason why there is none.
+        parsed: For each sentence its tree, or the reason why the output is not a tree.
 
     Returns:
         Score of each sentence.
@@ -84,8 +85,8 @@ def results(flags: argparse.Namespace) -> Iterator[Section]:
         flags: Flags that `add_flags` declares.
 
     Returns:
-        Sections with the scores, one tree, and F1 by length. Trees and model are read at once; the
-        search runs when the first section is requested.
+        Sections with the scores, one tree, and F1 by length. Trees and model are read by this call;
+        the search runs when the first section is requested.
 
     Raises:
         ValueError: If the model or the trees cannot be read.
@@ -115,7 +116,7 @@ def _result_sections(
     scores = {name: score_treebank(gold, found) for name, found in parsed.items()}
     yield _scores_section(run, parsed, scores)
     constrained = parsed["among trees only"]
-    # within the length limit of the search, a model may not find a single tree
+    # a picture needs a tree, and a search with a length limit may find no tree for any sentence
     if not all(isinstance(found, str) for found in constrained):
         yield _tree_section(gold, constrained, scores["among trees only"])
     yield _length_section(gold, scores)
@@ -193,9 +194,9 @@ def _tree_section(
     trees = [index for index, found in enumerate(parsed) if not isinstance(found, str)]
     valid = [index for index in trees if scores[index].status == "valid"]
     fits = [index for index in valid if SHOWN_WORDS[0] <= len(gold[index].words) <= SHOWN_WORDS[1]]
-    # a sentence of punctuation only has a tree, but no score
+    # the last resort is any tree: a sentence that is all punctuation has a tree but no score
     fits = fits or valid or trees
-    # prefer a typical sentence with an error
+    # prefer sentences with an error, then the sentence whose F1 is closest to the total
     fits = [index for index in fits if each[index] < 100] or fits
     index = min(fits, key=lambda one: abs(each[one] - whole))
     tree = gold[index]

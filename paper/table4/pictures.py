@@ -1,4 +1,4 @@
-"""Pictures of trees."""
+"""Pictures of trees, with a color for each bracket."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ def match_colors(tree: Tree, against: Tree) -> list[str]:
 
     Args:
         tree: Tree to draw.
-        against: Other tree over the same words.
+        against: Tree over the same words to compare with.
 
     Returns:
         Color of each bracket.
@@ -45,7 +45,7 @@ def tree_pair(gold: Tree, predicted: Tree) -> "Figure":
     draw_tree(axes[1], predicted, match_colors(predicted, gold))
     axes[0].set_title("gold", loc="left")
     axes[1].set_title("predicted", loc="left")
-    # give a level the same height in both trees
+    # use the same limit for both axes, so that a level has the same height in both trees
     highest = max(one.get_ylim()[1] for one in axes)
     for one in axes:
         one.set_ylim(top=highest)
@@ -65,7 +65,7 @@ def _word_widths(tree: Tree) -> list[int]:
 
 
 def _heights(tree: Tree) -> list[int]:
-    """Return the number of levels below each bracket."""
+    """Return the height of each bracket in levels: 1 if it has only words inside."""
     heights = [1] * len(tree.brackets)
     inside: list[int] = []
     opened = 0

@@ -23,7 +23,7 @@ def preparation(
         Section with the counts.
 
     Raises:
-        ValueError: If a file cannot be read or holds no tree.
+        ValueError: If a file cannot be read or is not a treebank, or a split has no tree.
     """
     counts = prepare_treebank(folder, train, validation, test)
     total = sum(counts.values(), Counter())
@@ -39,6 +39,6 @@ def preparation(
         "CPU.",
         columns=("split", *names),
         rows=[[split, *(found[name] for name in names)] for split, found in counts.items()],
-        # the page of the study keeps its tables and scores
+        # do not replace the page of the study, which may have scores from an earlier call
         is_printed_only=True,
     )
