@@ -79,7 +79,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
         computed |= _epochs(config, texts, tokenizer)
     parts = [
         "\n".join([recipe, *(f"  {line}" for line in recipe_comment(recipe))]),
-        *_first_pairs(config, texts, tokenizer),
+        *(() if texts is None else first_pairs(texts, tokenizer, config.streaming)),
         group("computed", computed),
         *(group("measured, with the unchanged recipe", run) for run in read_recipe_file(recipe)[1]),
         _titled("settings that differ from the paper's base model", _yaml_lines(differing)),
@@ -118,23 +118,29 @@ def _epochs(
     return {"epochs": f"about {epochs:.3g}"}
 
 
-def _first_pairs(
-    config: TrainConfig, texts: Texts | None, tokenizer: PreTrainedTokenizerBase | None
+def first_pairs(
+    texts: Texts, tokenizer: PreTrainedTokenizerBase | None = None, is_stream: bool = False
 ) -> list[str]:
-    """Show the first pairs of each corpus."""
-    if texts is None:
-        return []
-    languages = texts.languages
+    """Show the first pairs of each corpus.
+
+    Args:
+        texts: Text from `load_texts`.
+        tokenizer: Tokenizer that counts the tokens; None to count characters.
+        is_stream: Whether the numbers of pairs are unknown.
+
+    Returns:
+        Lines of text for each corpus.
+    """
     groups = []
     for name, rows in zip(texts.names, texts.train, strict=True):
         table = next(iter(rows.with_format("arrow").iter(SHOWN_PAIRS)))
-        sides = texts_of(table, languages, "train", repair=True)
+        sides = texts_of(table, texts.languages, "train", repair=True)
         lines = [
             f"{language}, {_size(text, tokenizer)}: {shortened(repr(text), 3 * LONGEST_VALUE)}"
             for pair in zip(*sides, strict=True)
-            for language, text in zip(languages, pair, strict=True)
+            for language, text in zip(texts.languages, pair, strict=True)
         ]
-        in_all = "" if config.streaming else f", {len(rows):,} in all"
+        in_all = "" if is_stream else f", {len(rows):,} in all"
         groups.append(_titled(f"first pairs of {name}{in_all}", lines))
     return groups
 

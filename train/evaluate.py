@@ -31,7 +31,7 @@ from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
 from .data.corpus import is_here, load_translations, texts_of
-from .data.leaks import PAIR, LeakFinder, count_leaks, describe_leaks, find_leaks
+from .data.leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .data.prepare import STREAMED, load_texts, with_validation
 from .devices.distribution import (
     LONGEST_WAIT,
@@ -266,6 +266,8 @@ def evaluate(
         )
         scores["against"] = {f"{other_key} of {other}": comparison}
     _save_scores(task, key, scores, is_unchanged, model.num_parameters())
+    saved = _saved_files(task.folder, key)[-1]
+    logger.info("The translations are in %s, the scores in %s.", saved, task.folder / SCORES_FILE)
     return scores
 
 
@@ -501,7 +503,7 @@ def _scores_of(
 
 def _leaks_of(
     task: Evaluation, recipe: TrainConfig, sources: list[str], references: list[list[str]]
-) -> dict[str, int] | str:
+) -> dict[str, Any] | str:
     """Count the sentences that are in the training text, or return why they cannot be counted."""
     if recipe.streaming:
         return STREAMED
@@ -528,7 +530,8 @@ def _leaks_of(
     except (ValueError, OSError) as error:
         logger.warning("The training text cannot be read: %s", error)
         return "the training text cannot be read"
-    return count_leaks(hits)
+    # counted from 1, as the lines of the saved sources
+    return {**count_leaks(hits), "sentences": (np.unique(hits[:, SENTENCE]) + 1).tolist()}
 
 
 def _save_scores(
@@ -592,7 +595,8 @@ def translate_shared(
 
 
 def _file_name(parts: list[str]) -> str:
-    return re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-")
+    # a leading dot, as of a path that begins with "..", would hide the files
+    return re.sub(r"[^\w.-]+", "-", "-".join(parts)).strip("-.")
 
 
 def _keep_comparisons(scores: dict[str, Any], before: Mapping[str, Any]) -> None:

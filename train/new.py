@@ -18,6 +18,7 @@ from .config import TrainConfig
 from .data.corpus import texts_of
 from .data.pairs import GARBLED
 from .data.prepare import Texts, load_texts
+from .dry_run import first_pairs
 from .recipe import load_config, parse_settings
 from .schedule import rate_of
 
@@ -175,21 +176,21 @@ class Counts(NamedTuple):
 
     Args:
         pairs: Number of pairs that can be used.
+        languages: Source and target language.
         characters: Mean number of characters of a source and of a target.
         words: Mean number of words, between spaces, of a source and of a target.
     """
 
     pairs: int
+    languages: tuple[str, ...]
     characters: tuple[float, ...]
     words: tuple[float, ...]
 
     def __str__(self) -> str:
-        characters, words = (
-            " and ".join(f"{mean:.1f}" for mean in means) for means in (self.characters, self.words)
-        )
-        return (
-            f"{self.pairs:,} pairs to train on, with {characters} characters, "
-            f"{words} words on average"
+        means = zip(self.languages, self.characters, self.words, strict=True)
+        return f"{self.pairs:,} pairs to train on, on average with " + " and ".join(
+            f"{characters:.1f} characters, {words:.1f} words ({language})"
+            for language, characters, words in means
         )
 
 
@@ -248,6 +249,7 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
     return "\n".join(
         [
             f"{', '.join(texts.names)}: {counts}",
+            *first_pairs(texts),
             f"{path} has the settings, with their reasons. Next:",
             f"  vanilla-transformer train {shlex.quote(str(path))} --dry_run",
             f"  vanilla-transformer train {shlex.quote(str(path))}",
@@ -304,7 +306,7 @@ def count_pairs(texts: Texts) -> Counts:
             f"{', '.join(texts.names)} must have a pair with text in UTF-8 on both sides, got none."
         )
     characters, words = (sums / pairs).tolist()
-    return Counts(round(pairs), tuple(characters), tuple(words))
+    return Counts(round(pairs), texts.languages, tuple(characters), tuple(words))
 
 
 def settings_for(pairs: int, most_steps: float = math.inf) -> tuple[Rule, TrainConfig]:

@@ -24,6 +24,8 @@ from .step import StepResult
 
 # format of the bar, which fits into 80 columns
 BAR = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
+# with `max_minutes` the number of steps is estimated from the speed
+ESTIMATING_BAR = BAR.replace("/", "/~")
 SECONDS_BETWEEN_LINES = 30
 TRACKERS_FOLDER = "trackers"
 TRACKERS = tuple(kind.value for kind in LoggerType if kind != LoggerType.ALL)
@@ -106,7 +108,7 @@ class Progress:
         self.bar = tqdm(
             total=config.max_steps,
             initial=steps_done,
-            bar_format=BAR,
+            bar_format=BAR if config.max_minutes is None else ESTIMATING_BAR,
             mininterval=interval,
             # a thread of tqdm redraws a bar that has not moved for this time
             maxinterval=max(interval, 10.0),

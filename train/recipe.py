@@ -99,7 +99,11 @@ def recipe_names() -> list[str]:
 
 
 def _recipe_path(recipe: str) -> Path:
-    path = Path(recipe) if recipe.endswith((".yaml", ".yml")) else RECIPES / f"{recipe}.yaml"
+    is_file = recipe.endswith((".yaml", ".yml"))
+    path = Path(recipe) if is_file else RECIPES / f"{recipe}.yaml"
+    if is_file and not path.is_file():
+        here = [str(it) for it in path.parent.glob("*.y*ml")]
+        raise ValueError(f"the recipe {recipe!r} does not exist.{closest_name(recipe, here)}")
     if not path.is_file():
         known = recipe_names()
         raise ValueError(
@@ -352,9 +356,8 @@ def _refuse(name: str, names: Collection[str] = TrainConfig.__dataclass_fields__
     known = ", ".join(names)
     if name in TrainConfig.__dataclass_fields__:
         raise ValueError(f"{name} must be set in the recipe, because the flags are {known}.")
-    raise ValueError(
-        f"{name} is not a setting.{closest_name(name, [*names])} The settings are {known}."
-    )
+    hint = closest_name(name, [*names]) or f" The settings are {known}."
+    raise ValueError(f"{name} is not a setting.{hint}")
 
 
 def _takes_text(name: str) -> bool:

@@ -90,7 +90,7 @@ def changes_of_steps(config: TrainConfig, before: TrainConfig) -> str:
         Changed settings with both values; an empty text if there are none.
     """
     return "; ".join(
-        f"{name} {new!r}, before {old!r}"
+        f"{name} {new!r} (was {old!r})"
         for name, old, new in _changed(config, before, (*END_SETTINGS, *STEP_SETTINGS))
     )
 

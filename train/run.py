@@ -467,7 +467,14 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
     keep_file(given, run.folder)
     if checkpoint is not None and run.is_finished:
         checkpointing.make_regular(checkpoint)
-    logger.info("%s parameters, %s", f"{run.model.num_parameters():,}", run.steps.fingerprint())
+    counts = {"parameters": run.model.num_parameters()}
+    if not run.config.streaming:
+        counts |= run.steps.fingerprint()
+    logger.info(
+        "%s", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
+    )
+    if checkpoint is not None and not run.is_finished:
+        logger.info("The run resumes after step %s.", f"{run.steps_done:,}")
 
 
 def data_identity(data: Data, steps: TrainingSteps | StreamedSteps) -> dict[str, Any]:

@@ -271,8 +271,7 @@ def test_changed_settings_of_a_step_are_described():
     assert changes_of_steps(load_config("demo", {"seed": 3, "log_every_steps": 9}), before) == ""
     given = {"label_smoothing": 0.5, "precision": "bf16", "max_steps": 900}
     assert changes_of_steps(load_config("demo", given), before) == (
-        "max_steps 900, before 700; label_smoothing 0.5, before 0.1; "
-        "precision 'bf16', before 'fp32'"
+        "max_steps 900 (was 700); label_smoothing 0.5 (was 0.1); precision 'bf16' (was 'fp32')"
     )
 
 

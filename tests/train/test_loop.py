@@ -574,7 +574,7 @@ def test_a_run_goes_on_where_its_text_lies_now_and_says_what_changed(corpus, tmp
             train_toys.toy_config(moved, tmp_path / "run", max_steps=3, label_smoothing=0.5),
             resume=True,
         )
-    change = "max_steps 3, before 2; label_smoothing 0.5, before 0.1"
+    change = "max_steps 3 (was 2); label_smoothing 0.5 (was 0.1)"
     assert f"From step 3 on: {change}." in caplog.text
     assert "no checkpoint" not in caplog.text
     assert read_environment(tmp_path / "run")[-1]["changed"] == change

@@ -19,6 +19,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -312,7 +313,7 @@ def count_leaks(hits: np.ndarray) -> dict[str, int]:
     return {**counts, "pairs": len(np.unique(hits[:, PAIR]))}
 
 
-def describe_leaks(counts: Mapping[str, int] | str) -> str:
+def describe_leaks(counts: Mapping[str, Any] | str) -> str:
     """Describe how many evaluation sentences the training text contains.
 
     Args:
@@ -327,4 +328,5 @@ def describe_leaks(counts: Mapping[str, int] | str) -> str:
         f"{side} {counts[f'{side}_exact']:,} exact and {counts[f'{side}_near']:,} near"
         for side in SIDES
     )
-    return f"{sides}, in {counts['pairs']:,} training pairs"
+    pairs = counts["pairs"]
+    return f"{sides}, in {pairs:,} training pair{'s' * (pairs != 1)}"

@@ -97,7 +97,7 @@ class Texts:
             split: Name of the split.
 
         Returns:
-            Rows of `leaks` with a sentence of this split.
+            Rows of `leaks` with a sentence of this split, numbered within the split.
         """
         first = 0
         for name, (sources, _) in self.held_out.items():
@@ -105,7 +105,9 @@ class Texts:
                 break
             first += len(sources)
         numbers = self.leaks[:, SENTENCE]
-        return self.leaks[(numbers >= first) & (numbers < first + len(sources))]
+        found = self.leaks[(numbers >= first) & (numbers < first + len(sources))]
+        found[:, SENTENCE] -= first
+        return found
 
 
 @dataclass

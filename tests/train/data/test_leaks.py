@@ -197,7 +197,7 @@ def test_exactly_the_leaking_pairs_are_dropped(drop, corpora, tmp_path, caplog):
     config = train_toys.toy_config(corpora[0], tmp_path / "run", mix=mix, drop_leaks=drop)
     _, data = prepared(config)
     assert data.facts["leaks"] == (
-        "validation: source 1 exact and 0 near, target 1 exact and 0 near, in 1 training pairs; "
+        "validation: source 1 exact and 0 near, target 1 exact and 0 near, in 1 training pair; "
         "test: source 1 exact and 1 near, target 1 exact and 1 near, in 3 training pairs"
     )
     assert f"in the training text, {data.facts['leaks'].split('; ')[1]}" in caplog.text
