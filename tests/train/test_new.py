@@ -29,7 +29,7 @@ from vanilla_transformer.train.recipe import load_config, recipe_names
 from vanilla_transformer.train.schedule import rate_of
 
 DATA = ["--source_lang", "en", "--target_lang", "de"]
-COUNTS = Counts(8000, (60.0, 70.0), (11.0, 12.0))
+COUNTS = Counts(8000, ("en", "de"), (60.0, 70.0), (11.0, 12.0))
 SIZES = (10, 9_999, 10_000, 99_999, 100_000, 999_999, 1_000_000, 9_999_999, 10_000_000, 10**9)
 
 
