@@ -231,7 +231,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="data",
         title="From text to batches",
-        says="Wall time and CPU time are for a million pairs; memory is that of this process.",
+        finding="Wall time and CPU time are for a million pairs; memory is that of this process.",
         columns=("stage", "result"),
         rows=table.lines,
         numbers={"pairs_per_second": table.pairs_per_second},

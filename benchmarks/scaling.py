@@ -171,7 +171,7 @@ def _raced(
 def _section(
     name: str,
     axis: str,
-    says: str,
+    finding: str,
     points: Sequence[Sequence[tuple[str, float, float, float]]],
     values: Sequence[int],
     flags: argparse.Namespace,
@@ -180,7 +180,7 @@ def _section(
     return Section(
         name=f"scaling-{name}",
         title=f"Training step against {axis}, {flags.sizes[0]}",
-        says=f"{says} Vocabulary, device and precision as in the flags; medians over rounds.",
+        finding=f"{finding} Vocabulary, device and precision as in the flags; medians over rounds.",
         columns=(axis, *COLUMNS),
         rows=[(value, *line) for value, lines in pairs for line in lines],
         figure=_figure(axis, values, points),
@@ -230,7 +230,7 @@ def _processes(flags: argparse.Namespace) -> Section:
     return Section(
         name="scaling-processes",
         title=f"One process and two, recipe {flags.recipe}",
-        says=f"The training command, {STEPS} steps; each process has its share of the cores. "
+        finding=f"The training command, {STEPS} steps; each process has its share of the cores. "
         "Tokens/s and the loss are those of the last steps.",
         columns=("processes", "threads per process", "tokens/s", "loss"),
         rows=rows,

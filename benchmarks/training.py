@@ -215,7 +215,7 @@ def _section(
         if has_usual
         else ""
     )
-    says = (
+    finding = (
         f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
         f"target tokens and sentences of similar length, {flags.config.precision}, vocabulary "
         f"{flags.model_vocab_size:,}{on_random}. With equal weights, loss and gradient in float32 "
@@ -228,7 +228,7 @@ def _section(
     return Section(
         name=f"training-{size}",
         title=f"Training step, {size}",
-        says=says,
+        finding=finding,
         columns=COLUMNS,
         rows=rows,
         figure=ratio_figure({f"training, {size}": rows}, MARIAN),

@@ -124,7 +124,7 @@ def tasks_section(maps: Sequence[AttentionWeights], measured_on: str) -> Section
     return Section(
         name="tasks",
         title="Statistics of the heads",
-        says=_findings(rows, measured_on),
+        finding=_findings(rows, measured_on),
         columns=("attention", "layer", "head", "entropy (nats)", "distance (tokens)", *POSITIONS),
         rows=rows,
         figure=_draw_tasks(names, shares),

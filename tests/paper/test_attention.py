@@ -332,23 +332,25 @@ def shown(run, *flags):
 
 def test_heads_are_measured_on_the_test_split_and_not_on_the_drawn_sentence(run):
     found = shown(run, "--num_sentences", "1")
-    assert found["tasks"].says.startswith("Measured on one sentence of the test split.")
+    assert found["tasks"].finding.startswith("Measured on one sentence of the test split.")
     # "ab 3" and "3 ab" share two words; "ab 3 c" and "3 d", which are drawn, share one
     assert found["alignment"].numbers["count_aligned_to_themselves"] == 2
-    assert "2 words have the same spelling in both languages" in found["alignment"].says
+    assert "2 words have the same spelling in both languages" in found["alignment"].finding
 
 
 def test_without_translations_heads_are_measured_on_the_drawn_sentence(run):
     (run / "hypotheses" / "test.source.txt").unlink()
     found = shown(run, "--layer", "1", "--head", "2")
-    assert found["tasks"].says.startswith("Measured on this sentence.")
+    assert found["tasks"].finding.startswith("Measured on this sentence.")
     # the layer and the head of the flags
     assert [row[1:3] for row in found["head"].rows] == [[1, 2]] * 3
 
 
 def test_lines_from_a_word_to_itself_are_excluded_only_in_self_attention(run):
-    says = shown(run)["head"].says
-    assert "strongest line, except for lines from a word to itself in self-attention, is in" in says
+    finding = shown(run)["head"].finding
+    assert (
+        "strongest line, except for lines from a word to itself in self-attention, is in" in finding
+    )
 
 
 @pytest.mark.parametrize(("flag", "got"), [("--layer", "3"), ("--head", "0")])

@@ -97,13 +97,13 @@ def test_a_small_model_has_its_candidate_in_both_stacks():
 
 
 def test_the_integer_is_enough_for_the_order_of_two_names():
-    sizes = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
-    found = who_chases_whom("integer", sizes=sizes, num_names=8)
+    training = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
+    found = who_chases_whom("integer", training=training, num_names=8)
     assert found.accuracy > 0.9
-    without = who_chases_whom("none", sizes=sizes, num_names=8)
+    without = who_chases_whom("none", training=training, num_names=8)
     assert without.accuracy <= 0.5
     assert found.loss < 0.2 < without.loss
-    assert who_chases_whom("integer", sizes=sizes, num_names=8).accuracy == found.accuracy
+    assert who_chases_whom("integer", training=training, num_names=8).accuracy == found.accuracy
 
 
 @pytest.fixture
