@@ -39,7 +39,7 @@ class Probed(NamedTuple):
     """Share of test tokens with an exactly predicted position, and mean error in positions."""
 
     accuracy: float
-    distance: float
+    mean_error: float
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -231,8 +231,8 @@ def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bo
         for name in layers:
             values = [one[stack][name] for one in found]
             accuracies = [one.accuracy for one in values]
-            distance = _mean([one.distance for one in values])
-            rows.append([stack, name, *accuracies, _mean(accuracies), distance])
+            mean_error = _mean([one.mean_error for one in values])
+            rows.append([stack, name, *accuracies, _mean(accuracies), mean_error])
         exact = {row[1]: row[-2] for row in rows if row[0] == stack}
         last = list(exact)[-1]
         findings.append(

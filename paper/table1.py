@@ -223,18 +223,18 @@ def _memory_section(
         rows.append(
             [
                 kind,
-                KINDS[kind].kept[0],
-                _long_slope(sizes.lengths, [cost.kept for cost in own]),
-                KINDS[kind].kept[1],
-                _long_slope(sizes.widths, [cost.kept for cost in by_width[kind]]),
-                own[-1].kept / MEGABYTE,
+                KINDS[kind].saved_exponents[0],
+                _long_slope(sizes.lengths, [cost.saved_bytes for cost in own]),
+                KINDS[kind].saved_exponents[1],
+                _long_slope(sizes.widths, [cost.saved_bytes for cost in by_width[kind]]),
+                own[-1].saved_bytes / MEGABYTE,
                 *([] if own[-1].peak is None else [own[-1].peak / MEGABYTE]),
             ]
         )
     columns = ["layer", "exponent of n", "measured", "exponent of d", "measured"]
     columns.append(f"MB at n = {sizes.lengths[-1]:,}")
     has_peak = len(rows[0]) > len(columns)
-    whole, fused = (by_length[kind][-1].kept / MEGABYTE for kind in (ATTENTION, FUSED))
+    whole, fused = (by_length[kind][-1].saved_bytes / MEGABYTE for kind in (ATTENTION, FUSED))
     return Section(
         name="memory",
         title="Memory kept for the backward pass",
@@ -257,7 +257,7 @@ def _memory_section(
 def _draw_memory(costs: Mapping[str, Sequence[Cost]], lengths: Sequence[int]) -> "Figure":
     figure, axes = new_figure(8.0, 4.2)
     for kind, own in costs.items():
-        axes.loglog(lengths, [cost.kept / MEGABYTE for cost in own], **_style(kind))
+        axes.loglog(lengths, [cost.saved_bytes / MEGABYTE for cost in own], **_style(kind))
     _name_sizes(axes, lengths, "positions n")
     axes.set_ylabel("MB kept for the backward pass")
     figure.legend(loc="outside right center", fontsize=9)

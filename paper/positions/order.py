@@ -141,8 +141,8 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
         f"after position {trained} were never trained, and the loss there is "
         f"{past['learned']:.1f}. Sinusoids exist at all positions, and their loss there is "
         f"{past['sinusoidal']:.1f}. The paper says only that they may extrapolate. After position "
-        f"{trained}, {new:.0%} of their features leave the trained range by more than {NEW_VALUE}, and "
-        "the model was not trained on such values.",
+        f"{trained}, {new:.0%} of their features leave the trained range by more than {NEW_VALUE}, "
+        "and the model was not trained on such values.",
         columns=(
             "positions",
             f"loss, sequences of {trained}",

@@ -24,7 +24,7 @@ from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.paper.attention import add_flags, sections
 from vanilla_transformer.paper.attention.alignment import align, count_aligned_to_themselves
-from vanilla_transformer.paper.attention.head_tasks import POSITIONS, head_statistics
+from vanilla_transformer.paper.attention.head_tasks import KEY_KINDS, head_statistics
 from vanilla_transformer.paper.attention.inside_head import inside_head
 from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
 
@@ -316,7 +316,7 @@ def test_the_study_has_all_its_sections_and_pictures(run, tmp_path, capsys):
     rows = found["tasks"]["rows"]
     assert len(rows) == 2 * 2 + 3 * 2 + 3 * 2 + 3
     for row in rows:
-        assert sum(row[-len(POSITIONS) :]) == pytest.approx(1.0)
+        assert sum(row[-len(KEY_KINDS) :]) == pytest.approx(1.0)
     for name in found:
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5_000
 

@@ -38,7 +38,7 @@ def test_a_probe_reads_positions_that_are_there_and_no_others():
     found = linear_probe(noise[0], positions, noise[1], positions)
     assert found.accuracy < 2 / NUM_POSITIONS
     # two random positions of twelve are four apart on average
-    assert 3 < found.distance < 5
+    assert 3 < found.mean_error < 5
 
 
 def test_the_distance_of_a_probe_is_measured():
