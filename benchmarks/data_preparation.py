@@ -100,18 +100,18 @@ def measure_corpus(config: TrainConfig, table: Table, num_fetched: int) -> Pairs
     table.add("counts", data.facts["cleaning"].rsplit(": ")[-1])
     collator = Collator(tokenizer.pad_token_id, tokenizer.pad_token_id, len(tokenizer))
     steps: Any = make_steps(config, data, collator, num_processes=1, process_index=0)
-    cells = filled = 0
+    padded_tokens = non_padding_tokens = 0
     targets = []
     for step in range(steps.steps_per_epoch):
         block, index = steps.block_of(step)
         groups, (source, target) = block.steps[index], block.lengths
         for part in split_step(groups, source, target, steps.tokens_per_micro_batch, 1)[0]:
             for lengths in (source, target):
-                cells += len(part) * int(lengths[part].max())
-                filled += int(lengths[part].sum())
+                padded_tokens += len(part) * int(lengths[part].max())
+                non_padding_tokens += int(lengths[part].sum())
         targets.append(sum(int(target[group].sum()) for group in groups))
     table.add("steps an epoch", f"{len(targets):,}")
-    table.add("non-padding tokens", f"{filled / cells:.2%}")
+    table.add("non-padding tokens", f"{non_padding_tokens / padded_tokens:.2%}")
     table.add("target tokens a step", f"{np.mean(targets):,.0f} +- {np.std(targets):,.0f}")
     fetched = min(num_fetched, len(targets))
     started = time.process_time()
@@ -135,14 +135,14 @@ def measure_plan(config: TrainConfig, pairs: Pairs, millions: float, table: Tabl
     count = int(millions * MILLION)
     random = np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "judged.npy")
-        judged = np.lib.format.open_memmap(path, "w+", np.int32, (3, count))
+        path = Path(folder, "filtered.npy")
+        filtered = np.lib.format.open_memmap(path, "w+", np.int32, (3, count))
         kept = pairs.kept()
         for first in range(0, count, MILLION):
             size = min(MILLION, count - first)
-            judged[:, first : first + size] = pairs.filtered[:, random.choice(kept, size)]
-        judged.flush()
-        del judged
+            filtered[:, first : first + size] = pairs.filtered[:, random.choice(kept, size)]
+        filtered.flush()
+        del filtered
         # writing 5 resets the peak memory of the process
         Path("/proc/self/clear_refs").write_text("5")
         before = memory()
@@ -231,7 +231,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="data",
         title="From text to batches",
-        says="Wall time and CPU time are for a million pairs; memory is that of this process.",
+        finding="Wall time and CPU time are for a million pairs; memory is that of this process.",
         columns=("stage", "result"),
         rows=table.lines,
         numbers={"pairs_per_second": table.pairs_per_second},

@@ -81,14 +81,14 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         yield _memory(flags, device)
 
 
-def _section(name: str, title: str, says: str, columns: Sequence[str], rows: list) -> Section:
+def _section(name: str, title: str, finding: str, columns: Sequence[str], rows: list) -> Section:
     column = columns.index("agrees")
     failed = [row[0] for row in rows if row[column] == "no"]
     result = f"Failed: {', '.join(failed)}." if failed else "All agree."
     return Section(
         name=f"device-{name}",
         title=title,
-        says=f"{says} {result}",
+        finding=f"{finding} {result}",
         columns=columns,
         rows=rows,
         numbers={"failed": failed},

@@ -268,7 +268,7 @@ def sections(run: str, texts: list[str]) -> Iterator[Section]:
     yield Section(
         name="exports",
         title="Equal translations of a model and its exports",
-        says=f"The same {len(texts):,} sentences, {NUM_BEAMS} beams and a length penalty of "
+        finding=f"The same {len(texts):,} sentences, {NUM_BEAMS} beams and a length penalty of "
         f"{ALPHA}, greedy search, or beams without a penalty. In the rows with our search, "
         "CTranslate2's hypotheses are ranked by our length penalty; its own penalty is another "
         f"formula. {rows[0][2]:,} are then equal in float32, {rows[4][2]:,} with int8 weights. The "

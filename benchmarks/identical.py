@@ -138,8 +138,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="identical",
         title=f"{type(model).__name__} on the engine",
-        says=f"{len(texts):,} sentences of the split {flags.split} in float32, in batches of 32. "
-        f"Close: translations that differ, and whose scores differ by less than {CLOSE:g}. The "
+        finding=f"{len(texts):,} sentences of the split {flags.split} in float32, in batches of "
+        f"32. Close: translations that differ, and whose scores differ by less than {CLOSE:g}. The "
         "score of a translation is its log-probability divided by the length penalty.",
         columns=("search", "identical", "close", "other", "largest difference of scores"),
         rows=rows,

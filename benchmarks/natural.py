@@ -182,9 +182,9 @@ def sections(
     yield Section(
         name="natural",
         title="Translation with a trained model",
-        says=f"{len(texts):,} sentences, {PIECE} in a call, {flags.num_beams} beams without length "
-        f"penalty, {flags.precision} unless the name says otherwise. {MARIAN} has batches of "
-        f"{BATCH}, sorted by length in its first row and in the given order in its second. The "
+        finding=f"{len(texts):,} sentences, {PIECE} in a call, {flags.num_beams} beams without "
+        f"length penalty, {flags.precision} unless the name says otherwise. {MARIAN} has batches "
+        f"of {BATCH}, sorted by length in its first row and in the given order in its second. The "
         f"others build batches of at most {TOKENS_PER_BATCH:,} tokens themselves. Times include "
         f"tokenization. Equal: translations that {MARIAN} gives too. BLEU is {signature}. "
         "Each implementation has its own process, and they do each piece in turn; ratios are "

@@ -221,12 +221,12 @@ def build_joeynmt(config: VanillaTransformerConfig) -> nn.Module:
     tokens = [str(index) for index in range(config.vocab_size - len(names))]
     vocabulary = Vocabulary(tokens, SimpleNamespace(**special, lang_tags=[], sep_token=None))
 
-    def stack(layers: int, heads: int, inner: int) -> dict[str, Any]:
+    def stack(layers: int, heads: int, ffn_dim: int) -> dict[str, Any]:
         return {
             "type": "transformer",
             "num_layers": layers,
             "num_heads": heads,
-            "ff_size": inner,
+            "ff_size": ffn_dim,
             "hidden_size": config.d_model,
             "dropout": config.dropout,
             "layer_norm": "post",

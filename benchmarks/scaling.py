@@ -60,7 +60,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         "sentence length",
         f"Random sentences of one length, at least {TOKENS:,} tokens on each side. With Marian's "
         f"weights, loss and gradient of both differ by at most {worst:.0e}.",
-        _raced(list(by_length.values()), vocab_size, flags),
+        _time_batches(list(by_length.values()), vocab_size, flags),
         lengths,
         flags,
     )
@@ -68,19 +68,19 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         "batch",
         "sentences in a batch",
         f"Random sentences of {SENTENCE} tokens.",
-        _raced(list(by_count.values()), vocab_size, flags),
+        _time_batches(list(by_count.values()), vocab_size, flags),
         COUNTS,
         flags,
     )
-    races = [
-        _raced([random_batch(TOKENS // SENTENCE, SENTENCE, size, seed)], size, flags)
+    timed = [
+        _time_batches([random_batch(TOKENS // SENTENCE, SENTENCE, size, seed)], size, flags)
         for size in VOCABULARIES
     ]
     yield _section(
         "vocabulary",
         "tokens in the vocabulary",
         f"{TOKENS // SENTENCE} random sentences of {SENTENCE} tokens.",
-        [points for (points,) in races],
+        [points for (points,) in timed],
         VOCABULARIES,
         flags,
     )
@@ -106,7 +106,7 @@ def random_batch(sentences: int, length: int, vocab_size: int, seed: int) -> Bat
     return Batch(tensors, lengths, lengths)
 
 
-class Growing:
+class TraineeWithPositions:
     """`Trainee` with enough positions for the longest sentence.
 
     Args:
@@ -132,7 +132,7 @@ class Growing:
         self.trainee(batch)
 
 
-def _raced(
+def _time_batches(
     batches: list[Batch], vocab_size: int, flags: argparse.Namespace
 ) -> list[list[tuple[str, float, float, float]]]:
     """Time all implementations in turn, and return a row for each batch and implementation."""
@@ -141,7 +141,7 @@ def _raced(
     implementations = [
         Implementation(
             name,
-            Growing,
+            TraineeWithPositions,
             (name, size, flags, vocab_size, int(positions)),
             batches,
             [batch.tokens for batch in batches],
@@ -171,7 +171,7 @@ def _raced(
 def _section(
     name: str,
     axis: str,
-    says: str,
+    finding: str,
     points: Sequence[Sequence[tuple[str, float, float, float]]],
     values: Sequence[int],
     flags: argparse.Namespace,
@@ -180,7 +180,7 @@ def _section(
     return Section(
         name=f"scaling-{name}",
         title=f"Training step against {axis}, {flags.sizes[0]}",
-        says=f"{says} Vocabulary, device and precision as in the flags; medians over rounds.",
+        finding=f"{finding} Vocabulary, device and precision as in the flags; medians over rounds.",
         columns=(axis, *COLUMNS),
         rows=[(value, *line) for value, lines in pairs for line in lines],
         figure=_figure(axis, values, points),
@@ -230,7 +230,7 @@ def _processes(flags: argparse.Namespace) -> Section:
     return Section(
         name="scaling-processes",
         title=f"One process and two, recipe {flags.recipe}",
-        says=f"The training command, {STEPS} steps; each process has its share of the cores. "
+        finding=f"The training command, {STEPS} steps; each process has its share of the cores. "
         "Tokens/s and the loss are those of the last steps.",
         columns=("processes", "threads per process", "tokens/s", "loss"),
         rows=rows,

@@ -144,7 +144,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="serve",
         title="Requests to the server",
-        says=f"{len(texts):,} sentences of the run's {flags.split} split, one in a request; one "
+        finding=f"{len(texts):,} sentences of the run's {flags.split} split, one in a request; one "
         f"client in 1 round, {flags.clients:,} clients in {flags.rounds}. Clients and server share "
         f"the cores. All answers are the translations of the pipeline. {flags.clients:,} clients "
         f"get {ratio:.3g} times as many answers per second as one.",
@@ -155,7 +155,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="memory",
         title="Memory of the server",
-        says="Resident memory of the server's process after each round.",
+        finding="Resident memory of the server's process after each round.",
         columns=("after", "MB"),
         rows=[
             ("one client", one.memory),

@@ -72,7 +72,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="startup",
         title="Start-up times",
-        says="Each row is a new process, timed from start to end, with files in the page cache; "
+        finding="Each row is a new process, timed from start to end, with files in the page cache; "
         f"ratios to {LIBRARY}, medians with quartiles.",
         columns=("process", "ratio", "lower quartile", "upper quartile", "seconds"),
         rows=rows,

@@ -155,7 +155,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         )
 
 
-def _section(name: str, title: str, says: str, results: list[Result]) -> Section:
+def _section(name: str, title: str, finding: str, results: list[Result]) -> Section:
     rows = [
         (
             result.name,
@@ -168,7 +168,7 @@ def _section(name: str, title: str, says: str, results: list[Result]) -> Section
     return Section(
         name=name,
         title=title,
-        says=says
+        finding=finding
         + " Ratios are to the first row, medians with quartiles; the warm-up does not count."
         + (f" Not installed: {PEER}." if len(results) == 1 else ""),
         columns=COLUMNS,

@@ -181,7 +181,7 @@ class Worker:
         self.name = implementation.name
         self.connection, theirs = context.Pipe()
         arguments = (theirs, implementation, device.type, torch.get_num_threads())
-        self.process = context.Process(target=_serve, args=arguments, daemon=True)
+        self.process = context.Process(target=_run_worker, args=arguments, daemon=True)
 
     def __enter__(self) -> "Worker":
         self.process.start()
@@ -205,15 +205,15 @@ class Worker:
         Returns:
             The time in seconds, and the result.
         """
-        return self._asked(piece)
+        return self._request(piece)
 
     def peak(self) -> float:
         """Return the peak memory, in bytes."""
-        return self._asked(PEAK)
+        return self._request(PEAK)
 
-    def _asked(self, question: int | str) -> Any:
+    def _request(self, message: int | str) -> Any:
         try:
-            self.connection.send(question)
+            self.connection.send(message)
             while not self.connection.poll(1):
                 if not self.process.is_alive():
                     break
@@ -225,7 +225,7 @@ class Worker:
             ) from None
 
 
-def _serve(connection: Connection, implementation: Implementation, device: str, threads: int):
+def _run_worker(connection: Connection, implementation: Implementation, device: str, threads: int):
     torch.set_num_threads(threads)
     gc.collect()
     # writing 5 resets the peak memory of the process
@@ -233,16 +233,16 @@ def _serve(connection: Connection, implementation: Implementation, device: str, 
     before = memory()
     work = implementation.build(*implementation.arguments)
     while True:
-        question = connection.recv()
-        if question == END:
+        message = connection.recv()
+        if message == END:
             return
-        if question == PEAK:
+        if message == PEAK:
             # do not count the memory that the imports take
             added = memory()["peak"] - before["private"] - before["file_backed"]
             is_gpu = device == "cuda"
             connection.send(torch.cuda.max_memory_allocated() if is_gpu else added * MEGABYTE)
             continue
-        piece = implementation.pieces[question]
+        piece = implementation.pieces[message]
         gc.collect()
         started = time.perf_counter()
         output = work(piece)

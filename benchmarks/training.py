@@ -36,10 +36,10 @@ from .work import (
     training_flops,
 )
 
-USUAL = "transformers Marian, random sentences"
+MARIAN_RANDOM = "transformers Marian, random sentences"
 OURS_RANDOM = "this package, the same random sentences"
 # number of sentences in a batch of random sentences
-USUAL_SENTENCES = 64
+RANDOM_SENTENCES = 64
 # relative tolerance of loss and gradient, because implementations add thousands of float32 numbers
 # in different orders
 SAME = 1e-3
@@ -49,7 +49,7 @@ class Trainee:
     """Model with its optimizer; a call is a training step.
 
     Args:
-        name: `OURS`, `OURS_RANDOM`, `USUAL` or one of `PEERS`.
+        name: `OURS`, `OURS_RANDOM`, `MARIAN_RANDOM` or one of `PEERS`.
         size: One of `work.SIZES`.
         flags: Flags of the command line.
         fields: Further fields of the configuration.
@@ -69,7 +69,7 @@ class Trainee:
             self.wrapped, _, self.optimizer = prepared
             self.schedule = torch.optim.lr_scheduler.ConstantLR(prepared[1], factor=1e-4)
             return
-        self.peer = PEERS[MARIAN if name == USUAL else name]
+        self.peer = PEERS[MARIAN if name == MARIAN_RANDOM else name]
         self.model = self.peer.build(config).to(self.device).train()
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=1e-4, fused=True)
         if self.settings.compile:
@@ -96,7 +96,7 @@ class Trainee:
         tensors = self.on_device(batch)
         dtype = dtype_of(self.settings)
         with torch.autocast(self.device.type, dtype, enabled=dtype != torch.float32):
-            if self.name == USUAL:
+            if self.name == MARIAN_RANDOM:
                 inputs = {name: tensor for name, tensor in tensors.items() if name != "labels"}
                 loss = self.smoother(self.model(**inputs, use_cache=False), tensors["labels"])
             else:
@@ -169,7 +169,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         bucketed = bucketed_batches(
             corpus, flags.tokens_per_batch, flags.batches, flags.config.seed
         )
-        random = random_batches(corpus, USUAL_SENTENCES, flags.batches, flags.config.seed)
+        random = random_batches(corpus, RANDOM_SENTENCES, flags.batches, flags.config.seed)
         yield _section(size, names, absent, bucketed, random, flags)
 
 
@@ -200,22 +200,24 @@ def _section(
         )
 
     implementations = [implementation(name, bucketed) for name in names]
-    has_usual = "usual" in flags.peers
-    implementations += [implementation(name, random) for name in (USUAL, OURS_RANDOM) if has_usual]
+    has_random = "usual" in flags.peers
+    implementations += [
+        implementation(name, random) for name in (MARIAN_RANDOM, OURS_RANDOM) if has_random
+    ]
     matrix = matrix_product(device, dtype_of(flags.config), flags.batches)
     *results, product = time_in_turn([*implementations, matrix], flags.rounds, device)
     rows = rows_of(results, MARIAN, product)
-    filled = sum(batch.tokens for batch in random) / sum(
+    non_padding = sum(batch.tokens for batch in random) / sum(
         batch.tensors["input_ids"].numel() + batch.tensors["labels"].numel() for batch in random
     )
     equal = ", ".join(f"{name} to {worst:.0e}" for name, worst in differences.items())
     on_random = (
-        f"; the last two on {USUAL_SENTENCES} random sentences, with {1 - filled:.0%} padding, the "
-        "first of them with the library's label smoother"
-        if has_usual
+        f"; the last two on {RANDOM_SENTENCES} random sentences, with {1 - non_padding:.0%} "
+        "padding, the first of them with the library's label smoother"
+        if has_random
         else ""
     )
-    says = (
+    finding = (
         f"Forward, smoothed loss, backward and Adam on batches of about {flags.tokens_per_batch:,} "
         f"target tokens and sentences of similar length, {flags.config.precision}, vocabulary "
         f"{flags.model_vocab_size:,}{on_random}. With equal weights, loss and gradient in float32 "
@@ -228,7 +230,7 @@ def _section(
     return Section(
         name=f"training-{size}",
         title=f"Training step, {size}",
-        says=says,
+        finding=finding,
         columns=COLUMNS,
         rows=rows,
         figure=ratio_figure({f"training, {size}": rows}, MARIAN),

@@ -313,12 +313,12 @@ def _forced(size: str, corpus: Corpus, flags: argparse.Namespace) -> Section:
     return Section(
         name=f"translation-{size}",
         title=f"Translation, {size}",
-        says="All searches have the same random weights; translations are as long as references; "
-        f"vocabulary {config.vocab_size:,}, {flags.config.precision}; sentences of a batch "
-        f"are of similar length. Equal is the share of tokens that {library} gives too; two scores "
-        "closer than rounding may change places. Each implementation has its own process, and the "
-        "implementations do each batch in turn; ratios are medians over batches and rounds, with "
-        "quartiles; memory is that of all searches, beyond that after the imports."
+        finding="All searches have the same random weights; translations are as long as "
+        f"references; vocabulary {config.vocab_size:,}, {flags.config.precision}; sentences of a "
+        f"batch are of similar length. Equal is the share of tokens that {library} gives too; two "
+        "scores closer than rounding may change places. Each implementation has its own process, "
+        "and the implementations do each batch in turn; ratios are medians over batches and "
+        "rounds, with quartiles; memory is that of all searches, beyond that after the imports."
         + (f" Not installed: {', '.join(absent)}." if absent else ""),
         columns=("search", *COLUMNS[:-1], "equal", COLUMNS[-1]),
         rows=rows,

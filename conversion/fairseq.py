@@ -14,7 +14,7 @@ from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .toolkit_files import read_checkpoint, read_lines, settings_of, token_tokenizer
 from .weights import (
-    BART_PARTS,
+    BART_RENAMES,
     build_model,
     number_of_layers,
     rename_weights,
@@ -213,8 +213,8 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack in ("encoder", "decoder"):
         sizes[f"{stack}_layers"] = number_of_layers(weights, f"{stack}.layers.")
-        inner = required_entry(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS)
-        sizes[f"{stack}_ffn_dim"] = inner.shape[0]
+        fc1_weight = required_entry(weights, f"{stack}.layers.0.fc1.weight", WEIGHTS)
+        sizes[f"{stack}_ffn_dim"] = fc1_weight.shape[0]
         heads = f"{stack}_attention_heads"
         sizes[heads] = required_entry(settings, heads, "the settings of fairseq's transformer")
     return {
@@ -255,14 +255,14 @@ def _stack_weights(weights: dict[str, Tensor], settings: dict[str, Any]) -> dict
         ).items()
         if name not in TABLES
     }
-    parts = {**BART_PARTS, "coder.layer_norm.": "coder.norm."}
+    renames = {**BART_RENAMES, "coder.layer_norm.": "coder.norm."}
     if settings.get("encoder_learned_pos"):
         rows = _number_of_positions(weights) + PAD + 1
-        parts[".embed_positions.weight"] = ".positions.table.weight"
+        renames[".embed_positions.weight"] = ".positions.table.weight"
         for stack in ("encoder", "decoder"):
             name = f"model.{stack}.embed_positions.weight"
             theirs[name] = theirs[name][:rows]
-    return rename_weights(theirs, parts)
+    return rename_weights(theirs, renames)
 
 
 def _read_dictionary(path: Path) -> list[str]:

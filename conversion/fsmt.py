@@ -6,7 +6,7 @@ from transformers import FSMTForConditionalGeneration
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_logits, refuse_modified_source
-from .weights import bart_fields, build_model, check_kind, stack_weights
+from .weights import bart_fields, build_model, check_kind, layer_weights
 
 
 def from_fsmt(
@@ -52,8 +52,8 @@ def from_fsmt(
         tie_word_embeddings=tied,
     )
     weights = {
-        **stack_weights(model, "encoder"),
-        **stack_weights(model, "decoder"),
+        **layer_weights(model, "encoder"),
+        **layer_weights(model, "decoder"),
         "model.encoder.embed_tokens.weight": source_table,
         "model.decoder.embed_tokens.weight": target_table,
         "lm_head.weight": output_table,

@@ -5,7 +5,7 @@ from transformers import M2M100ForConditionalGeneration
 from ..configuration_vanilla_transformer import VanillaTransformerConfig
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from .check import check_logits, refuse_modified_source
-from .weights import bart_fields, build_model, check_kind, stack_weights
+from .weights import bart_fields, build_model, check_kind, layer_weights
 
 
 def from_m2m100(
@@ -44,8 +44,8 @@ def from_m2m100(
     )
     table = model.model.shared.weight
     weights = {
-        **stack_weights(model, "encoder"),
-        **stack_weights(model, "decoder"),
+        **layer_weights(model, "encoder"),
+        **layer_weights(model, "decoder"),
         "model.encoder.embed_tokens.weight": table,
         "model.decoder.embed_tokens.weight": table,
         "lm_head.weight": table,

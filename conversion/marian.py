@@ -9,7 +9,7 @@ from ..modeling_vanilla_transformer import (
     sinusoidal_encoding,
 )
 from .check import check_logits, refuse_modified_source
-from .weights import bart_fields, build_model, check_kind, stack_weights
+from .weights import bart_fields, build_model, check_kind, layer_weights
 
 
 def from_marian(
@@ -55,8 +55,8 @@ def from_marian(
     )
     table = model.model.shared.weight
     weights = {
-        **stack_weights(model, "encoder"),
-        **stack_weights(model, "decoder"),
+        **layer_weights(model, "encoder"),
+        **layer_weights(model, "decoder"),
         "model.encoder.embed_tokens.weight": table,
         "model.decoder.embed_tokens.weight": table,
         "lm_head.weight": table,

@@ -18,7 +18,7 @@ WEIGHTS = "the weights of OpenNMT-py's Transformer"
 # names of the embedding tables, and of the sinusoids that OpenNMT-py stores with them
 EMBEDDING = re.compile(r"\.make_embedding\.(emb_luts\.0\.weight|pe\.pe)$")
 # pieces of OpenNMT-py's weight names and our pieces; replaced in this order
-PARTS = {
+RENAMES = {
     "encoder.transformer.": "encoder.layers.",
     "decoder.transformer_layers.": "decoder.layers.",
     "coder.layer_norm.": "coder.norm.",
@@ -93,7 +93,7 @@ def from_opennmt(checkpoint: str | Path) -> VanillaTransformerForConditionalGene
     layers = {
         f"model.{name}": tensor for name, tensor in weights.items() if not EMBEDDING.search(name)
     }
-    ours = _with_biases(rename_weights(layers, PARTS))
+    ours = _with_biases(rename_weights(layers, RENAMES))
     ours |= {
         "model.encoder.embed_tokens.weight": source_table,
         "model.decoder.embed_tokens.weight": target_table,
@@ -203,8 +203,8 @@ def _fields(settings: dict[str, Any], weights: dict[str, Tensor]) -> dict[str, A
     sizes = {}
     for stack, prefix in names.items():
         sizes[f"{stack}_layers"] = number_of_layers(weights, prefix)
-        inner = required_entry(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS)
-        sizes[f"{stack}_ffn_dim"] = inner.shape[0]
+        fc1_weight = required_entry(weights, f"{prefix}0.feed_forward.w_1.weight", WEIGHTS)
+        sizes[f"{stack}_ffn_dim"] = fc1_weight.shape[0]
         heads = required_entry(settings, "heads", "the settings of OpenNMT-py's Transformer")
         sizes[f"{stack}_attention_heads"] = heads
     return {

@@ -24,7 +24,7 @@ from .check import refuse_modified_source
 from .fsmt import from_fsmt
 from .m2m100 import from_m2m100
 from .marian import from_marian
-from .weights import BART_PARTS, rename_weights
+from .weights import BART_RENAMES, rename_weights
 
 # pipelines in several threads may share a model. The lock is global, because a model with a lock as
 # an attribute could not be pickled
@@ -62,7 +62,7 @@ class SharedConversion:
         self._model = model
         self._ours: VanillaTransformerForConditionalGeneration | None = None
         self._parameters: dict[str, nn.Parameter] = {}
-        self._rest: tuple[Any, ...] = ()
+        self._state_at_conversion: tuple[Any, ...] = ()
         # reasons of refused conversions, by dtype: a conversion is slow, so a refused conversion is
         # not tried again
         self._refusals: dict[torch.dtype, str] = {}
@@ -118,13 +118,13 @@ class SharedConversion:
         self._parameters = dict(self._model.named_parameters())
         ours = dict(converted.named_parameters(remove_duplicate=False))
         for name, parameter in self._parameters.items():
-            (renamed,) = rename_weights({name: parameter}, BART_PARTS)
+            (renamed,) = rename_weights({name: parameter}, BART_RENAMES)
             for own_name in EMBEDDINGS.get(name, (renamed,)):
                 # the converted model computes Marian's sinusoids, so it has no parameter for them
                 if own_name in ours:
                     path, _, leaf = own_name.rpartition(".")
                     setattr(converted.get_submodule(path), leaf, parameter)
-        self._rest = tuple(self._other_state(converted))
+        self._state_at_conversion = tuple(self._unshared_state(converted))
 
     def _is_unchanged(self, converted: VanillaTransformerForConditionalGeneration) -> bool:
         now = dict(self._model.named_parameters())
@@ -132,10 +132,12 @@ class SharedConversion:
             return False
         if any(now[name] is not self._parameters[name] for name in now):
             return False
-        state = tuple(self._other_state(converted))
-        return len(state) == len(self._rest) and all(map(_is_equal, state, self._rest))
+        state = tuple(self._unshared_state(converted))
+        return len(state) == len(self._state_at_conversion) and all(
+            map(_is_equal, state, self._state_at_conversion)
+        )
 
-    def _other_state(self, converted: nn.Module) -> Iterator[Any]:
+    def _unshared_state(self, converted: nn.Module) -> Iterator[Any]:
         """Yield everything that the conversion has read, except the weights that it shares."""
         shared = {id(parameter) for parameter in converted.parameters()}
         for tensor in (*self._model.parameters(), *self._model.buffers()):

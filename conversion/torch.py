@@ -14,15 +14,15 @@ from .weights import build_model, check_kind, rename_weights, split_projections
 
 # nn.Transformer numbers the norms of a layer by sub-layer, so `norm2` has another meaning in the
 # decoder
-ENCODER_PARTS = {
+ENCODER_RENAMES = {
     ".self_attn.": ".self_attention.",
     ".linear1.": ".feed_forward.fc1.",
     ".linear2.": ".feed_forward.fc2.",
     ".norm1.": ".self_attention_norm.",
     ".norm2.": ".feed_forward_norm.",
 }
-DECODER_PARTS = {
-    **ENCODER_PARTS,
+DECODER_RENAMES = {
+    **ENCODER_RENAMES,
     ".multihead_attn.": ".cross_attention.",
     ".norm2.": ".cross_attention_norm.",
     ".norm3.": ".feed_forward_norm.",
@@ -63,12 +63,14 @@ def from_torch(
     if any(layer.linear1.bias is None for layer in layers):
         raise ValueError("bias must be true: equation (2) has biases, got false.")
     norm_first = _same("norm_first", (layer.norm_first for layer in layers))
-    parts = [part for layer in layers for part in layer.children()]
-    attentions = [part for part in parts if isinstance(part, nn.MultiheadAttention)]
+    submodules = [submodule for layer in layers for submodule in layer.children()]
+    attentions = [it for it in submodules if isinstance(it, nn.MultiheadAttention)]
     num_heads = _same("nhead", (attention.num_heads for attention in attentions))
-    inner = [layer.dropout for layer in layers]
-    outer = [part for part in parts if isinstance(part, nn.Dropout) and part not in inner]
-    norms = [part for part in module.modules() if isinstance(part, nn.LayerNorm)]
+    feed_forward_dropouts = [layer.dropout for layer in layers]
+    residual_dropouts = [
+        it for it in submodules if isinstance(it, nn.Dropout) and it not in feed_forward_dropouts
+    ]
+    norms = [it for it in module.modules() if isinstance(it, nn.LayerNorm)]
     for stack in ("encoder", "decoder"):
         has_norm = getattr(module, stack).norm is not None
         if has_norm != norm_first:
@@ -90,9 +92,9 @@ def from_torch(
         norm_first=norm_first,
         attention_bias=True,
         activation_function=_same("activation", (_activation(x.activation) for x in layers)),
-        dropout=_same("dropout", (part.p for part in outer)),
-        attention_dropout=_same("dropout of attention", (part.dropout for part in attentions)),
-        activation_dropout=_same("dropout of linear1", (part.p for part in inner)),
+        dropout=_same("dropout", (it.p for it in residual_dropouts)),
+        attention_dropout=_same("dropout of attention", (it.dropout for it in attentions)),
+        activation_dropout=_same("dropout of linear1", (it.p for it in feed_forward_dropouts)),
         layer_norm_eps=_same("layer_norm_eps", (norm.eps for norm in norms)),
         **fields,
     )
@@ -101,7 +103,7 @@ def from_torch(
         "model.decoder.embed_tokens.weight": embedding,
         "lm_head.weight": embedding,
     }
-    for stack, names in (("encoder", ENCODER_PARTS), ("decoder", DECODER_PARTS)):
+    for stack, names in (("encoder", ENCODER_RENAMES), ("decoder", DECODER_RENAMES)):
         theirs = getattr(module, stack).state_dict(prefix=f"model.{stack}.")
         weights |= split_projections(rename_weights(theirs, names))
     return check_decoder_states(module, build_model(config, weights, "torch's nn.Transformer"))

@@ -18,7 +18,7 @@ from ..weight_checks import check_fit
 
 Value = TypeVar("Value")
 # pieces of weight names in BART, Marian, FSMT and M2M100, and our pieces
-BART_PARTS = {
+BART_RENAMES = {
     ".self_attn.": ".self_attention.",
     ".self_attn_layer_norm.": ".self_attention_norm.",
     ".encoder_attn.": ".cross_attention.",
@@ -41,25 +41,25 @@ SAME_FIELDS = (
 )
 
 
-def rename_weights(weights: dict[str, Tensor], parts: dict[str, str]) -> dict[str, Tensor]:
+def rename_weights(weights: dict[str, Tensor], renames: dict[str, str]) -> dict[str, Tensor]:
     """Rename the weights of another model to our names.
 
     Args:
         weights: Tensors by the other model's names.
-        parts: Pieces of the other model's names, and our pieces; replaced in this order.
+        renames: Pieces of the other model's names, and our pieces; replaced in this order.
 
     Returns:
         The same tensors by our names.
     """
     ours = {}
     for name, tensor in weights.items():
-        for theirs, our in parts.items():
+        for theirs, our in renames.items():
             name = name.replace(theirs, our)
         ours[name] = tensor
     return ours
 
 
-def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
+def layer_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
     """Return the layer weights of one stack of a model that uses BART's names.
 
     Args:
@@ -73,7 +73,7 @@ def stack_weights(model: nn.Module, stack: str) -> dict[str, Tensor]:
     layers = {
         name: tensor for name, tensor in model.state_dict().items() if name.startswith(prefix)
     }
-    return rename_weights(layers, BART_PARTS)
+    return rename_weights(layers, BART_RENAMES)
 
 
 def bart_fields(theirs: PreTrainedConfig) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..atomic_files import atomic_folder
 from ..console import add_trust_flag, parse_flags, require_empty_folder
-from ..paper.trained import page_model
+from ..paper.trained import explainer_model
 
 logger = logging.getLogger(__name__)
 
@@ -167,7 +167,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         metavar="RUN",
-        default=page_model(),
+        default=explainer_model(),
         help="run folder, model folder or Hub name (default: %(default)s)",
     )
     parser.add_argument(

@@ -24,7 +24,7 @@ MOST_CHARACTERS = 1000
 # `max_extra_tokens` of the paper, for a model that does not set it
 USUAL_EXTRA_TOKENS = 50
 # search settings that the page does not implement, and the values with which each has no effect
-UNKNOWN_SEARCH = {
+UNSUPPORTED_SETTINGS = {
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "length_penalty": (None, 1.0),
@@ -104,9 +104,9 @@ def _checked(model: PreTrainedModel) -> VanillaTransformerForConditionalGenerati
     config, search = model.config, model.generation_config
     if config.norm_first:
         raise ValueError("norm_first must be False, as in figure 1, got True.")
-    for name, usual in UNKNOWN_SEARCH.items():
+    for name, allowed in UNSUPPORTED_SETTINGS.items():
         given = getattr(search, name, None)
-        if given not in usual:
+        if given not in allowed:
             raise ValueError(f"{name} must not be set, because the page lacks it, got {given}.")
     if any(len(ids) > 1 for ids in search.bad_words_ids or []):
         raise ValueError("bad_words_ids must have single tokens for the page, got longer ones.")

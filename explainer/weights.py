@@ -23,7 +23,7 @@ def share_weights(files: Sequence[Path]):
     Args:
         files: Graphs in the same folder.
     """
-    places: dict[tuple[np.dtype, bytes], int] = {}
+    offsets: dict[tuple[np.dtype, bytes], int] = {}
     with (files[0].parent / WEIGHTS_FILE).open("wb") as weights:
         for file in files:
             program = onnx.load(file)
@@ -37,16 +37,16 @@ def share_weights(files: Sequence[Path]):
                     half = array.astype(np.float16)
                 stored = half if np.array_equal(half, array) else array
                 kinds = ["Cast"]
-                if (stored.dtype, stored.T.tobytes()) in places:
+                if (stored.dtype, stored.T.tobytes()) in offsets:
                     stored = stored.T
                     # Transpose without `perm` reverses the axes
                     kinds = ["Transpose", "Cast"]
                 key = (stored.dtype, stored.tobytes())
-                if key not in places:
-                    places[key] = weights.tell()
+                if key not in offsets:
+                    offsets[key] = weights.tell()
                     weights.write(key[1])
                 name = f"{tensor.name}.stored"
-                kept.append(_external(name, stored, places[key]))
+                kept.append(_external(name, stored, offsets[key]))
                 for kind in kinds:
                     result = tensor.name if kind == "Cast" else f"{name}.T"
                     options: dict[str, Any] = {"to": TensorProto.FLOAT} if kind == "Cast" else {}

@@ -37,7 +37,7 @@ ACTIVATIONS = {
 QUANTIZATIONS = ("float32", "float16", "int8")
 # search settings that CTranslate2 does not store, and the option of `translate_batch` that replaces
 # each, or None
-OPTIONS = {
+LOST_SETTINGS = {
     "forced_bos_token_id": "target_prefix",
     "forced_eos_token_id": None,
     "min_length": "min_decoding_length",
@@ -52,7 +52,7 @@ OPTIONS = {
     "sequence_bias": None,
 }
 # values of these settings that have no effect, so nothing is lost
-NEUTRAL = {
+VALUES_WITHOUT_EFFECT = {
     "min_length": 0,
     "min_new_tokens": 0,
     "no_repeat_ngram_size": 0,
@@ -107,12 +107,12 @@ def to_ctranslate2(
 
 def _warn_about_lost_settings(search: GenerationConfig, tokens: list[str]):
     """Warn about search settings that the engine does not store, and name their replacements."""
-    for name, option in OPTIONS.items():
+    for name, option in LOST_SETTINGS.items():
         value = getattr(search, name, None)
         if name == "bad_words_ids":
             # the output bias forbids single tokens, so only longer sequences are lost
             value = [ids for ids in value or [] if len(ids) > 1]
-        if value in (None, [], {}) or value == NEUTRAL.get(name):
+        if value in (None, [], {}) or value == VALUES_WITHOUT_EFFECT.get(name):
             continue
         if name == "forced_bos_token_id" and isinstance(value, int):
             option = f'{option}=[["{tokens[value]}"]]'

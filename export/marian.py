@@ -17,7 +17,7 @@ from transformers import (
 from ..atomic_files import atomic_folder
 from ..comparison import batch_to_compare, refuse_difference
 from ..configuration_vanilla_transformer import TOKEN_ID_FIELDS, VanillaTransformerConfig
-from ..conversion.weights import BART_PARTS, SAME_FIELDS, rename_weights
+from ..conversion.weights import BART_RENAMES, SAME_FIELDS, rename_weights
 from ..generation_vanilla_transformer import SEARCH_FIELDS
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..tokenization.tokenization_vanilla_transformer import VanillaTransformerTokenizer
@@ -25,7 +25,7 @@ from .check import DIFFERS, refuse_changed_model
 from .parts import position_table, save_tokenizer, vocabulary
 
 # pieces of our weight names, and Marian's pieces
-PARTS = {ours: theirs for theirs, ours in BART_PARTS.items()}
+RENAMES = {ours: theirs for theirs, ours in BART_RENAMES.items()}
 # ends of Marian's names for matrices whose columns are features of the residual stream
 RESIDUAL_COLUMNS = ("q_proj.weight", "k_proj.weight", "v_proj.weight", "fc1.weight")
 # ends of Marian's names for matrices and biases whose rows are features of the residual stream
@@ -95,7 +95,7 @@ def to_marian(
     weights = {name: tensor.float().cpu() for name, tensor in model.state_dict().items()}
     table = weights["model.encoder.embed_tokens.weight"]
     bias = weights.pop("lm_head.bias", torch.zeros(ours.vocab_size))
-    layers = rename_weights(weights, PARTS)
+    layers = rename_weights(weights, RENAMES)
     missing_bias = {
         name: torch.zeros_like(tensor)
         for name, tensor in theirs.state_dict().items()

@@ -75,7 +75,7 @@ def to_onnx(
         save_description(model, unfinished)
         save_tokenizer(tokenizer, unfinished)
         files = [unfinished / name for name in (ENCODER_FILE, DECODER_FILE, DECODER_WITH_PAST_FILE)]
-        check_logits(model, *files)
+        check_graph_logits(model, *files)
 
 
 def trace(
@@ -152,7 +152,7 @@ def save_description(model: VanillaTransformerForConditionalGeneration, folder: 
     marian_search(model.generation_config, config).save_pretrained(folder)
 
 
-def check_logits(model: VanillaTransformerForConditionalGeneration, *files: Path):
+def check_graph_logits(model: VanillaTransformerForConditionalGeneration, *files: Path):
     """Compare the logits of graphs with those of their model.
 
     Args:
@@ -394,7 +394,7 @@ __all__ = [
     "DECODER_WITH_PAST_FILE",
     "ENCODER_FILE",
     "DecoderWithPastGraph",
-    "check_logits",
+    "check_graph_logits",
     "logits_of_graphs",
     "program_of",
     "run_graph",

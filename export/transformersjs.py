@@ -32,7 +32,7 @@ from .onnx import (
     DECODER_WITH_PAST_FILE,
     ENCODER_FILE,
     DecoderWithPastGraph,
-    check_logits,
+    check_graph_logits,
     logits_of_graphs,
     save_description,
     trace,
@@ -95,7 +95,7 @@ def to_transformersjs(
             onnx.save(_merged(graphs[DECODER_FILE], graphs[DECODER_WITH_PAST_FILE]), decoder)
             if weight_type == "float32":
                 # the merged decoder serves both the first step and the later steps
-                check_logits(model, encoder, decoder, decoder)
+                check_graph_logits(model, encoder, decoder, decoder)
             else:
                 _warn_of_rounding(model, encoder, decoder)
 

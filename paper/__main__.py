@@ -111,11 +111,11 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     module.add_flags(parser)
     flags = parse_flags(parser, argv[1:])
     flags.output_dir = checked_folder(flags.output_dir, "output_dir")
-    pictures = flags.pictures_dir
-    if pictures is not None:
-        pictures = checked_folder(pictures, "pictures_dir")
+    pictures_folder = flags.pictures_dir
+    if pictures_folder is not None:
+        pictures_folder = checked_folder(pictures_folder, "pictures_dir")
     title = f"{study.title}, {study.section}"
-    show_study(module.sections(flags), title, flags.output_dir, pictures)
+    show_study(module.sections(flags), title, flags.output_dir, pictures_folder)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -58,7 +58,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="curve",
         title="Loss, learning rate, speed and gradient norm",
-        says=" ".join(_findings(row) for row in rows)
+        finding=" ".join(_findings(row) for row in rows)
         + " The training loss has label smoothing and dropout, the validation loss has neither, so "
         "the validation loss can be lower. `lower bound` is the entropy of the smoothed targets.",
         columns=(

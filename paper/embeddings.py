@@ -189,8 +189,8 @@ def _one_hot_section() -> Section:
     return Section(
         name="one_hot",
         title="Look-up, and product with one-hot rows",
-        says="An embedding is a linear layer with a one-hot input: a row of zeros with a single 1, "
-        f"which selects a row of the matrix. For {NUM_TOKENS} tokens and the matrix of base, "
+        finding="An embedding is a linear layer with a one-hot input: a row of zeros with a single "
+        f"1, which selects a row of the matrix. For {NUM_TOKENS} tokens and the matrix of base, "
         f"{VOCAB_SIZE:,} x {d_model}, product and look-up give identical results (largest "
         f"difference {difference:g}). The product needs {flops / 1e9:.1f} GFLOP, nearly all of "
         f"them multiplications by 0, and took {1e3 * product_seconds:.1f} ms. The look-up copies "
@@ -252,7 +252,7 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
         found[f"{row}, untrained"] = embedding_size(model)
     found |= own
     base = found["base, untrained"]
-    says = (
+    finding = (
         "Sizes are root mean squares. The matrix is initialized with a standard deviation of "
         "1 / sqrt(d_model), which suits the output projection: the embeddings of base have a size "
         f"of {base.plain:.3f}. Sinusoids have a size of {base.positions:.3f} = 1 / sqrt(2), "
@@ -262,7 +262,7 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
     )
     if own:
         size = found["this model, trained"]
-        says += (
+        finding += (
             " Training has changed the size of the scaled words of "
             f"{run} from {found['this model, untrained'].scaled:.2f} to {size.scaled:.2f}; without "
             "the factor, its positions would be "
@@ -271,7 +271,7 @@ def _factor_section(own: Mapping[str, EmbeddingSize], run: str | None) -> Sectio
     return Section(
         name="factor",
         title="The factor sqrt(d_model)",
-        says=says,
+        finding=finding,
         columns=(
             "model",
             "d_model",
@@ -344,7 +344,7 @@ def _tie_section() -> Section:
     return Section(
         name="tie",
         title="One matrix, three uses",
-        says="The encoder's input, the decoder's input and the output projection share "
+        finding="The encoder's input, the decoder's input and the output projection share "
         f"{len(addresses)} address{'es' if len(addresses) > 1 else ''} in memory, so they are "
         f"{'one matrix' if len(addresses) == 1 else 'different matrices'}. A shared vocabulary "
         f"makes this possible. With {VOCAB_SIZE:,} tokens, base saves {saved / 1e6:.2f}M of "

@@ -221,8 +221,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="figure-1",
         title="Figure 1 with every matrix",
-        says=f'The encoder reads "{" ".join(SOURCE)}". The decoder reads a {TARGET[0]} token and '
-        f'"{" ".join(TARGET[1:])}", and predicts the word after each: "{answer}", with '
+        finding=f'The encoder reads "{" ".join(SOURCE)}". The decoder reads a {TARGET[0]} token '
+        f'and "{" ".join(TARGET[1:])}", and predicts the word after each: "{answer}", with '
         "probabilities of at least "
         f"{number(best.values.min().item())}. The model has one layer in each stack, d_model = "
         f"{D_MODEL}, {NUM_HEADS} heads and d_ff = {D_FF}. Its weights were trained on this one "
@@ -240,7 +240,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
         yield Section(
             name=name.replace(" ", "-"),
             title=f"{name[0].upper()}{name[1:]}: {box.title}",
-            says=f"{box.equation}.",
+            finding=f"{box.equation}.",
             columns=("matrix", "row", *map(str, range(1, width + 1))),
             rows=rows,
             numbers={
@@ -255,8 +255,8 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="steps",
         title="Training and inference beside a recurrent network",
-        says="In training all words are known. A recurrent network still computes its states one "
-        "after the other, because each state is computed from the one before it. A decoder "
+        finding="In training all words are known. A recurrent network still computes its states "
+        "one after the other, because each state is computed from the one before it. A decoder "
         "computes all of them at once: in a layer no state is computed from another one of the "
         "same layer. In inference both need a step for each word, because a word must be "
         "chosen before it is read. The recurrent network keeps one state, the decoder the keys and "

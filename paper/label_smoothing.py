@@ -16,7 +16,7 @@ from torch import Tensor
 from ..drawing import new_figure
 from ..train.config import TrainConfig
 from ..train.step import smoothed_loss_sum
-from .order_task import FIRST_WORD, Training, predict, small_model, train_small_model
+from .order_task import FIRST_WORD, ToyTraining, predict, small_model, train_small_model
 from .study import Section
 from .table3.rows import PAPER
 
@@ -37,7 +37,9 @@ LEARNED = 0.01
 # lowest and highest probability of the true token in the plot of the loss; a large epsilon lowers
 # the first
 UNSURE, SURE = 0.3, 1 - 1e-6
-GUESSING = Training(steps=400, sentences_per_step=256, warmup_steps=100, learning_rate_factor=0.25)
+AMBIGUOUS_WORDS_TRAINING = ToyTraining(
+    steps=400, sentences_per_step=256, warmup_steps=100, learning_rate_factor=0.25
+)
 
 
 def smoothed_target(label: int, vocab_size: int, label_smoothing: float) -> Tensor:
@@ -162,7 +164,10 @@ class Confidence:
 
 
 def confidence_after(
-    label_smoothing: float, table: Tensor, training: Training = GUESSING, seed: int = 0
+    label_smoothing: float,
+    table: Tensor,
+    training: ToyTraining = AMBIGUOUS_WORDS_TRAINING,
+    seed: int = 0,
 ) -> Confidence:
     """Train a small model on words with several translations; each batch has new sentences.
 
@@ -244,7 +249,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--steps",
         type=int,
-        default=GUESSING.steps,
+        default=AMBIGUOUS_WORDS_TRAINING.steps,
         help="training steps of each small model (%(default)s)",
     )
     parser.add_argument(
@@ -273,7 +278,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield _target_section(smoothings)
     yield _loss_section(smoothings)
     table = ambiguous_words()
-    training = dataclasses.replace(GUESSING, steps=flags.steps)
+    training = dataclasses.replace(AMBIGUOUS_WORDS_TRAINING, steps=flags.steps)
     found = {value: confidence_after(value, table, training, flags.seed) for value in smoothings}
     yield confidence_section(found, table)
 
@@ -304,9 +309,9 @@ def _target_section(smoothings: Sequence[float]) -> Section:
     return Section(
         name="target",
         title="The smoothed target",
-        says="The true token keeps a probability of 1 - epsilon. The rest is spread over the whole "
-        "vocabulary, including the true token, as in torch's loss. The authors' code spreads it "
-        f"over the other tokens only; with {last[0]:,} tokens the difference is negligible (the "
+        finding="The true token keeps a probability of 1 - epsilon. The rest is spread over the "
+        "whole vocabulary, including the true token, as in torch's loss. The authors' code spreads "
+        f"it over the other tokens only; with {last[0]:,} tokens the difference is negligible (the "
         f"true token gets {last[2]:.6f} instead of {last[4]:.6f} at epsilon {last[1]:g}). A "
         f"smoothed target has an entropy, {last[5]:.2f} nats in this case, and no loss can be "
         "lower. So losses with different epsilon are not comparable. The probabilities are "
@@ -360,13 +365,13 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
     axes.grid(alpha=0.3)
     axes.legend(title="dot: lowest loss\ndotted: entropy of the target")
     last = rows[-1]
-    says = (
+    finding = (
         "The package's loss against the probability of the true token; the other "
         f"{BASE_VOCAB - 1:,} tokens share the rest equally. Without smoothing the loss falls as "
         "long as this probability rises."
     )
     if last[0]:
-        says += (
+        finding += (
             f" With epsilon {last[0]:g} it is lowest at {last[1]:.3f}, where it equals the entropy "
             f"of the target ({last[3]:.3f}, by the formula {last[4]:.3f}), and rises to "
             f"{last[5]:.3f} at a probability of {SURE:.6f}. So the logits need not grow without "
@@ -375,7 +380,7 @@ def _loss_section(smoothings: Sequence[float]) -> Section:
     return Section(
         name="loss",
         title="The loss penalizes overconfidence",
-        says=says,
+        finding=finding,
         columns=(
             "epsilon",
             "lowest at probability",
@@ -421,7 +426,7 @@ def confidence_section(found: Mapping[float, Confidence], table: Tensor) -> Sect
     return Section(
         name="confidence",
         title="The confidence of a model",
-        says=_confidence_findings(rows, found, table),
+        finding=_confidence_findings(rows, found, table),
         columns=(
             "epsilon",
             "confidence",
@@ -445,14 +450,14 @@ def _confidence_findings(
 ) -> str:
     first, last = rows[0], rows[-1]
     best_accuracy = float(table.diag().mean())
-    says = (
+    finding = (
         "The same small model, trained with different epsilon on words with up to four "
         "translations. The most frequent translation of a word is correct in "
         f"{float(table.diag().min()):.0%} to {float(table.diag().max()):.0%} of the cases, "
         f"{best_accuracy:.1%} on average."
     )
     if len(rows) > 1:
-        says += (
+        finding += (
             f" With epsilon {first[0]:g} and {last[0]:g} the model's first choice is correct in "
             f"{first[2]:.1%} and {last[2]:.1%} of the cases, its confidence is {first[1]:.1%} and "
             f"{last[1]:.1%}, and its perplexity is {first[4]:.3f} and {last[4]:.3f}. A model that "
@@ -460,21 +465,21 @@ def _confidence_findings(
             f"{first[5]:.3f} and {last[5]:.3f}."
         )
     if min(row[2] for row in rows) < best_accuracy - LEARNED:
-        says += (
+        finding += (
             " The training is too short: the model does not yet choose the most frequent "
             "translation of each word."
         )
     if found.keys() >= ROWS.keys():
-        says += (
+        finding += (
             " The paper's perplexity rises from D3 through base to D4, and its BLEU is highest for "
             "base. This toy task is not real text: every training sentence is new."
         )
     if 0.0 in found:
-        says += (
+        finding += (
             " Without smoothing the mean absolute difference between confidence and accuracy is "
             f"{found[0.0].calibration_error():.3f}."
         )
-    return says
+    return finding
 
 
 def draw_calibration(found: Mapping[float, Confidence]) -> "Figure":

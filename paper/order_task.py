@@ -31,7 +31,7 @@ HELD_OUT = 4
 
 
 @dataclass(frozen=True)
-class Training:
+class ToyTraining:
     """Sizes of a small model, and settings of its training.
 
     Attributes:
@@ -62,8 +62,8 @@ class Tested(NamedTuple):
     loss: float
 
 
-WHO_CHASES_WHOM = Training()
-COPYING = Training(d_model=48, steps=500, sentences_per_step=32, warmup_steps=150)
+WHO_CHASES_WHOM = ToyTraining()
+COPYING = ToyTraining(d_model=48, steps=500, sentences_per_step=32, warmup_steps=150)
 
 
 class CandidatePositions(nn.Module):
@@ -91,7 +91,11 @@ class CandidatePositions(nn.Module):
 
 
 def small_model(
-    position_encoding: str, vocab_size: int, num_positions: int, sizes: Training, seed: int = 0
+    position_encoding: str,
+    vocab_size: int,
+    num_positions: int,
+    training: ToyTraining,
+    seed: int = 0,
 ) -> VanillaTransformerForConditionalGeneration:
     """Create an untrained model of this package, without dropout.
 
@@ -99,7 +103,7 @@ def small_model(
         position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
         vocab_size: Vocabulary size V.
         num_positions: Number of rows of a learned table.
-        sizes: Sizes of the model.
+        training: Sizes of the model; its training settings are not used.
         seed: Seed of the initial weights.
 
     Returns:
@@ -108,13 +112,13 @@ def small_model(
     is_of_model = position_encoding in ("sinusoidal", "learned", "none")
     config = VanillaTransformerConfig(
         vocab_size=vocab_size,
-        d_model=sizes.d_model,
-        encoder_layers=sizes.layers,
-        decoder_layers=sizes.layers,
-        encoder_attention_heads=sizes.num_heads,
-        decoder_attention_heads=sizes.num_heads,
-        encoder_ffn_dim=4 * sizes.d_model,
-        decoder_ffn_dim=4 * sizes.d_model,
+        d_model=training.d_model,
+        encoder_layers=training.layers,
+        decoder_layers=training.layers,
+        encoder_attention_heads=training.num_heads,
+        decoder_attention_heads=training.num_heads,
+        encoder_ffn_dim=4 * training.d_model,
+        decoder_ffn_dim=4 * training.d_model,
         dropout=0.0,
         position_encoding=position_encoding if is_of_model else "none",
         max_position_embeddings=num_positions,
@@ -131,27 +135,27 @@ def small_model(
 def train_small_model(
     model: VanillaTransformerForConditionalGeneration,
     batches: Iterator[tuple[Tensor, Tensor]],
-    sizes: Training,
+    training: ToyTraining,
 ) -> None:
     """Train a model with Adam and the paper's learning rate. Sections 5.2 and 5.3.
 
     Args:
         model: Model to train; it is in evaluation mode afterwards.
         batches: Endless iterator of sources and targets, [B, T] each.
-        sizes: Settings of the training, and the width that the learning rate depends on.
+        training: Settings of the training, and the width that the learning rate depends on.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=1.0, betas=(0.9, 0.98), eps=1e-9)
     rate_of_step = partial(
         learning_rate,
-        d_model=sizes.d_model,
-        warmup_steps=sizes.warmup_steps,
-        factor=sizes.learning_rate_factor,
+        d_model=training.d_model,
+        warmup_steps=training.warmup_steps,
+        factor=training.learning_rate_factor,
     )
     scheduler = follow_rate(optimizer, rate_of_step)
     model.train()
-    for source, target in itertools.islice(batches, sizes.steps):
+    for source, target in itertools.islice(batches, training.steps):
         logits, target = predict(model, source, target)
-        loss = smoothed_loss_sum(logits, target, sizes.label_smoothing) / target.numel()
+        loss = smoothed_loss_sum(logits, target, training.label_smoothing) / target.numel()
         loss.backward()
         optimizer.step()
         scheduler.step()
@@ -215,14 +219,17 @@ def chase_pairs(num_names: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def who_chases_whom(
-    position_encoding: str, seed: int = 0, sizes: Training = WHO_CHASES_WHOM, num_names: int = 20
+    position_encoding: str,
+    seed: int = 0,
+    training: ToyTraining = WHO_CHASES_WHOM,
+    num_names: int = 20,
 ) -> Tested:
     """Train a small model to turn "A chases B" into "B flees A", and test it on unseen pairs.
 
     Args:
         position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
         seed: Seed of the weights, the batches and the split of the pairs.
-        sizes: Sizes of the model and its training.
+        training: Sizes of the model and its training.
         num_names: Number of names.
 
     Returns:
@@ -234,11 +241,13 @@ def who_chases_whom(
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         while True:
-            chosen = torch.randint(len(trained), (sizes.sentences_per_step,), generator=generator)
+            chosen = torch.randint(
+                len(trained), (training.sentences_per_step,), generator=generator
+            )
             yield chases(trained[chosen])
 
-    model = small_model(position_encoding, FIRST_NAME + num_names, 3, sizes, seed)
-    train_small_model(model, batches(), sizes)
+    model = small_model(position_encoding, FIRST_NAME + num_names, 3, training, seed)
+    train_small_model(model, batches(), training)
     with torch.no_grad():
         logits, target = predict(model, *chases(unseen))
     accuracy = (logits.argmax(dim=-1) == target).all(dim=1).float().mean().item()
@@ -248,7 +257,7 @@ def who_chases_whom(
 def copying_losses(
     position_encoding: str,
     seed: int = 0,
-    sizes: Training = COPYING,
+    training: ToyTraining = COPYING,
     trained_length: int = 12,
     length: int = 24,
     num_symbols: int = 16,
@@ -262,7 +271,7 @@ def copying_losses(
     Args:
         position_encoding: "none", or one of `positional_encoding.CANDIDATES`.
         seed: Seed of the weights and the batches.
-        sizes: Sizes of the model and its training.
+        training: Sizes of the model and its training.
         trained_length: Length of the longest training sequence.
         length: Length of the longer test sequences.
         num_symbols: Number of symbols, all equally likely.
@@ -284,10 +293,10 @@ def copying_losses(
         shortest = -(-trained_length // 2)
         while True:
             drawn = torch.randint(shortest, trained_length + 1, (), generator=generator)
-            yield sequences(sizes.sentences_per_step, int(drawn))
+            yield sequences(training.sentences_per_step, int(drawn))
 
-    model = small_model(position_encoding, FIRST_WORD + num_symbols, length, sizes, seed)
-    train_small_model(model, batches(), sizes)
+    model = small_model(position_encoding, FIRST_WORD + num_symbols, length, training, seed)
+    train_small_model(model, batches(), training)
     trained, longer = (
         losses_by_position(model, *sequences(num_sentences, tested))
         for tested in (trained_length, length)

@@ -39,7 +39,7 @@ class Probed(NamedTuple):
     """Share of test tokens with an exactly predicted position, and mean error in positions."""
 
     accuracy: float
-    distance: float
+    mean_error: float
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -226,16 +226,16 @@ def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bo
         The section.
     """
     found = [probe_run(run, num_sentences, trust_remote_code) for run in runs]
-    rows, says = [], []
+    rows, findings = [], []
     for stack, layers in found[0].items():
         for name in layers:
             values = [one[stack][name] for one in found]
             accuracies = [one.accuracy for one in values]
-            distance = _mean([one.distance for one in values])
-            rows.append([stack, name, *accuracies, _mean(accuracies), distance])
+            mean_error = _mean([one.mean_error for one in values])
+            rows.append([stack, name, *accuracies, _mean(accuracies), mean_error])
         exact = {row[1]: row[-2] for row in rows if row[0] == stack}
         last = list(exact)[-1]
-        says.append(
+        findings.append(
             f"In the {stack} it is exact for {exact['words + positions']:.0%} of the tokens before "
             f"the first layer, and for {exact[last]:.0%} {last}; the words without positions give "
             f"{exact[WORDS]:.0%}."
@@ -244,10 +244,10 @@ def probe_section(runs: Sequence[str], num_sentences: int, trust_remote_code: bo
     return Section(
         name="probe",
         title="The position in the states of each layer",
-        says=f"A linear map reads the position of a token, one of the first {NUM_POSITIONS}, from "
-        f"its state. It is a softmax regression, fitted on {num_sentences // 2} sentences and "
+        finding=f"A linear map reads the position of a token, one of the first {NUM_POSITIONS}, "
+        f"from its state. It is a softmax regression, fitted on {num_sentences // 2} sentences and "
         f"tested on {num_sentences - num_sentences // 2} others, with the states of {count}. "
-        + " ".join(says)
+        + " ".join(findings)
         + " The distance is the mean number of positions by which the map is wrong.",
         columns=(
             "stack",
@@ -337,7 +337,7 @@ def tasks_section(seeds: Sequence[int]) -> Section:
     return Section(
         name="candidates",
         title="Candidates for a positional encoding, trained",
-        says=f'Small models are trained to turn "A chases B" into "B flees A", for '
+        finding=f'Small models are trained to turn "A chases B" into "B flees A", for '
         f"{WHO_CHASES_WHOM.steps} steps, and to copy sequences of up to {LENGTH} of {NUM_SYMBOLS} "
         f"symbols, for {COPYING.steps} steps, each with {len(seeds)} seeds. A candidate with fewer "
         "features than the model is added to the first features. Losses are in nats per word; a "

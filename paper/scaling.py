@@ -183,8 +183,8 @@ def _variance_section(widths: Sequence[int], found: dict[str, list[SoftmaxStatis
     return Section(
         name="variance",
         title="The variance of q . k is d_k",
-        says="A score is a sum of d_k products. If the components of queries and keys have mean 0 "
-        "and variance 1, so has each product, and the variance of the score is d_k: measured "
+        finding="A score is a sum of d_k products. If the components of queries and keys have mean "
+        "0 and variance 1, so has each product, and the variance of the score is d_k: measured "
         f"{first:.2f} at d_k = {widths[0]} and {last:.1f} at {widths[-1]}. Divided by the root of "
         "d_k, scores have variance 1 at every width. Divided by the root of d_model = "
         f"{NUM_HEADS} d_k, a common error, they have variance 1 / h = {1 / NUM_HEADS:g}. Every "
@@ -218,8 +218,8 @@ def _softmax_section(
     return Section(
         name="softmax",
         title="The effect on the softmax",
-        says=f"At d_k = {widths[at]} and {num_keys} keys, unscaled scores give a largest weight of "
-        f"{none.largest:.2f} and an entropy of {none.entropy:.2f} nats; the maximum is "
+        finding=f"At d_k = {widths[at]} and {num_keys} keys, unscaled scores give a largest weight "
+        f"of {none.largest:.2f} and an entropy of {none.entropy:.2f} nats; the maximum is "
         f"{math.log(num_keys):.2f}. Scaled scores give {paper.largest:.2f} and "
         f"{paper.entropy:.2f}. The gradient passes through the Jacobian of the softmax. Without "
         f"scaling, the Jacobian vanishes (norm below {VANISHED}) for {none.vanished:.0%} of the "

@@ -93,7 +93,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield Section(
         name="schedule",
         title="Learning rate at each step",
-        says="The learning rate rises linearly during warm-up, while Adam's estimates of the "
+        finding="The learning rate rises linearly during warm-up, while Adam's estimates of the "
         "moments are rough. Then it falls with the inverse square root of the step. It is "
         "proportional to the inverse square root of d_model, so a wider model gets a lower "
         f"learning rate. {highest} has the highest learning rate here, {peaks[highest]:.2e} at "

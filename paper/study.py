@@ -31,7 +31,7 @@ class Section:
     Attributes:
         name: Name of the picture file and key in the JSON file, unique in the study.
         title: Heading of the section.
-        says: Finding with its numbers, in one paragraph.
+        finding: Finding with its numbers, in one paragraph.
         columns: Column heads of the table.
         rows: Rows of the table: texts, numbers, or None for an empty cell.
         figure: The picture, as a figure of matplotlib.
@@ -43,7 +43,7 @@ class Section:
 
     name: str
     title: str
-    says: str
+    finding: str
     columns: Sequence[str] = ()
     rows: Sequence[Sequence[Any]] = ()
     figure: "Figure | None" = None
@@ -65,7 +65,7 @@ class Section:
         parts = [f"{self.title}\n{'-' * len(self.title)}"]
         if self.columns:
             parts.append(text_table(self.columns, self.rows))
-        return "\n".join([*parts, *textwrap.wrap(self.says, LINE_WIDTH), ""])
+        return "\n".join([*parts, *textwrap.wrap(self.finding, LINE_WIDTH), ""])
 
 
 def text_table(columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -144,7 +144,7 @@ def write_study(
     title: str,
     sections: Iterable[Section],
     environment: Mapping[str, Any],
-    pictures: Path | None = None,
+    pictures_folder: Path | None = None,
 ) -> None:
     """Write a study as a Markdown page, a JSON file of its numbers, and pictures.
 
@@ -153,31 +153,31 @@ def write_study(
         title: Title of the study.
         sections: Sections of the study.
         environment: Software and hardware of the run, by name, with its command as `command`.
-        pictures: Folder for the pictures; `folder` by default.
+        pictures_folder: Folder for the pictures; `folder` by default.
     """
     make_folder(folder)
-    pictures = folder if pictures is None else pictures
-    link = Path(os.path.relpath(pictures, folder)).as_posix()
+    pictures_folder = folder if pictures_folder is None else pictures_folder
+    link = Path(os.path.relpath(pictures_folder, folder)).as_posix()
     page = [f"# {title}", f"```text\n{environment['command']}\n```"]
     numbers = {}
     for section in sections:
         page.append(f"## {section.title}")
-        page.append(section.says)
+        page.append(section.finding)
         if section.columns:
             page.append(markdown_table(section.columns, section.rows))
         if section.has_picture():
             picture = f"{section.name}.{'png' if section.drawing is None else 'svg'}"
             if section.drawing is not None:
-                make_folder(pictures)
-                write_atomically(pictures / picture, section.drawing)
+                make_folder(pictures_folder)
+                write_atomically(pictures_folder / picture, section.drawing)
             elif section.figure is not None:
                 if section.message:
                     write_message(section.figure, section.message)
-                save_figure(section.figure, pictures / picture)
+                save_figure(section.figure, pictures_folder / picture)
             page.append(f"![{section.title}]({picture if link == '.' else f'{link}/{picture}'})")
         numbers[section.name] = {
             "title": section.title,
-            "says": section.says,
+            "says": section.finding,
             "columns": list(section.columns),
             "rows": [list(row) for row in section.rows],
             **section.numbers,
@@ -189,7 +189,7 @@ def write_study(
 
 
 def show_study(
-    sections: Iterable[Section], title: str, folder: Path, pictures: Path | None = None
+    sections: Iterable[Section], title: str, folder: Path, pictures_folder: Path | None = None
 ) -> None:
     """Print each section as soon as it is computed, and write the study at the end.
 
@@ -197,7 +197,7 @@ def show_study(
         sections: Sections of the study, computed while they are iterated over.
         title: Title of the study.
         folder: Folder for the page and the JSON file.
-        pictures: Folder for the pictures; `folder` by default.
+        pictures_folder: Folder for the pictures; `folder` by default.
 
     Raises:
         ValueError: If a folder or one of its parents is a file, or another command writes to
@@ -206,7 +206,7 @@ def show_study(
     from ..train.run_folder.environment import environment_facts
 
     # check the folders now, because a computation may take minutes
-    for name, chosen in (("output_dir", folder), ("pictures_dir", pictures or folder)):
+    for name, chosen in (("output_dir", folder), ("pictures_dir", pictures_folder or folder)):
         nearest = next(path for path in (chosen, *chosen.absolute().parents) if path.exists())
         if not nearest.is_dir():
             raise ValueError(f"{name} must be a folder, got the file {nearest}.")
@@ -221,7 +221,7 @@ def show_study(
         finally:
             # also after an error or an interrupt, so that finished sections are not lost
             if done:
-                write_study(folder, title, done, environment_facts(), pictures)
+                write_study(folder, title, done, environment_facts(), pictures_folder)
     if not done:
         return
     has_pictures = any(section.has_picture() for section in done)

@@ -151,7 +151,7 @@ def _growth_section(
     return Section(
         name=name,
         title=f"Complexity per layer, against the {word}",
-        says=f"The forward pass of one sequence, with {other}, k = {flags.kernel}, r = "
+        finding=f"The forward pass of one sequence, with {other}, k = {flags.kernel}, r = "
         f"{flags.neighbourhood} and heads of width {D_K}; time is {_clock()}. {growth} FLOPs are "
         "those that torch counts, and their exponent is exactly that of the formula. The "
         "exponent of time is close to it only if the work is much larger than the constant cost, "
@@ -223,22 +223,22 @@ def _memory_section(
         rows.append(
             [
                 kind,
-                KINDS[kind].kept[0],
-                _long_slope(sizes.lengths, [cost.kept for cost in own]),
-                KINDS[kind].kept[1],
-                _long_slope(sizes.widths, [cost.kept for cost in by_width[kind]]),
-                own[-1].kept / MEGABYTE,
+                KINDS[kind].saved_exponents[0],
+                _long_slope(sizes.lengths, [cost.saved_bytes for cost in own]),
+                KINDS[kind].saved_exponents[1],
+                _long_slope(sizes.widths, [cost.saved_bytes for cost in by_width[kind]]),
+                own[-1].saved_bytes / MEGABYTE,
                 *([] if own[-1].peak is None else [own[-1].peak / MEGABYTE]),
             ]
         )
     columns = ["layer", "exponent of n", "measured", "exponent of d", "measured"]
     columns.append(f"MB at n = {sizes.lengths[-1]:,}")
     has_peak = len(rows[0]) > len(columns)
-    whole, fused = (by_length[kind][-1].kept / MEGABYTE for kind in (ATTENTION, FUSED))
+    whole, fused = (by_length[kind][-1].saved_bytes / MEGABYTE for kind in (ATTENTION, FUSED))
     return Section(
         name="memory",
         title="Memory kept for the backward pass",
-        says="Table 1 does not count memory, but training needs it. These are the bytes that a "
+        finding="Table 1 does not count memory, but training needs it. These are the bytes that a "
         "forward pass keeps for the backward pass: with the input, without the model's weights, "
         "each block of memory once. Equation (1) as written keeps its attention weights, n^2 for "
         f"each of the d / {D_K} heads: {whole:,.1f} MB at n = {sizes.lengths[-1]:,} and d = "
@@ -257,7 +257,7 @@ def _memory_section(
 def _draw_memory(costs: Mapping[str, Sequence[Cost]], lengths: Sequence[int]) -> "Figure":
     figure, axes = new_figure(8.0, 4.2)
     for kind, own in costs.items():
-        axes.loglog(lengths, [cost.kept / MEGABYTE for cost in own], **_style(kind))
+        axes.loglog(lengths, [cost.saved_bytes / MEGABYTE for cost in own], **_style(kind))
     _name_sizes(axes, lengths, "positions n")
     axes.set_ylabel("MB kept for the backward pass")
     figure.legend(loc="outside right center", fontsize=9)
@@ -283,7 +283,7 @@ def _recurrence_section(costs: Mapping[str, Sequence[Cost]], sizes: Sizes) -> Se
     return Section(
         name="recurrence",
         title="Self-attention against a recurrence: n < d",
-        says="Section 4: self-attention layers are faster than recurrent ones when n is smaller "
+        finding="Section 4: self-attention layers are faster than recurrent ones when n is smaller "
         "than d, as it usually is for sentences of word pieces. The table divides the cost of an "
         "attention layer, projections included, by that of torch's gated recurrent unit of the "
         f"same width, d = {sizes.width:,}. They need 8 n d^2 + 4 n^2 d and 12 n d^2 operations, "
@@ -339,7 +339,7 @@ def _chain_section(flags: argparse.Namespace) -> Section:
     return Section(
         name="sequential",
         title="Sequential operations",
-        says="The length of the longest chain of dependent operations, in torch's graph of one "
+        finding="The length of the longest chain of dependent operations, in torch's graph of one "
         "layer. More parallel cores do not shorten it. In a recurrence each position adds "
         f"{added:g} operations. In the other kinds a position adds none, which is O(1); the "
         "constant depends on the number of operations of the layer.",
@@ -379,10 +379,10 @@ def _path_section(flags: argparse.Namespace) -> Section:
     return Section(
         name="path",
         title="Maximum path length",
-        says="The number of operations that a signal passes from the first position to the last: "
-        "the smallest number of layers (for the recurrence, of states) with which the gradient of "
-        "the last output with respect to the first input is not zero. It is measured on layers "
-        f"with random weights, k = {flags.kernel}, r = {flags.neighbourhood}; {equal} of "
+        finding="The number of operations that a signal passes from the first position to the "
+        "last: the smallest number of layers (for the recurrence, of states) with which the "
+        "gradient of the last output with respect to the first input is not zero. It is measured "
+        f"on layers with random weights, k = {flags.kernel}, r = {flags.neighbourhood}; {equal} of "
         f"{len(formulas) * len(SHORT_LENGTHS)} measured lengths are equal to the exact formula. "
         "Dependencies are easier to learn over a shorter path. With self-attention the path "
         "between any two positions is one step long.",

@@ -36,7 +36,7 @@ class Kind(NamedTuple):
         sequential: Number of sequential operations, in the paper's notation.
         exponents: Exponents of n and of d in the complexity.
         flops: Formula for the FLOPs of a forward pass.
-        kept: Exponents of n and of d in the memory kept for the backward pass.
+        saved_exponents: Exponents of n and of d in the memory saved for the backward pass.
     """
 
     build: Callable[[int, int, int], Callable[[Tensor], Tensor]]
@@ -44,7 +44,7 @@ class Kind(NamedTuple):
     sequential: str
     exponents: tuple[int, int]
     flops: str
-    kept: tuple[int, int]
+    saved_exponents: tuple[int, int]
 
 
 def heads_of(x: Tensor) -> Tensor:
@@ -212,13 +212,13 @@ class Cost(NamedTuple):
     Attributes:
         flops: FLOPs of a forward pass, as torch counts them.
         seconds: Time of a forward pass, in seconds; on a CPU, with one thread.
-        kept: Bytes kept for the backward pass, without the model's weights.
+        saved_bytes: Bytes saved for the backward pass, without the model's weights.
         peak: Peak GPU memory of forward and backward pass, in bytes; None on a CPU.
     """
 
     flops: int
     seconds: float
-    kept: int
+    saved_bytes: int
     peak: int | None
 
 
@@ -250,14 +250,14 @@ def measure(kind: str, n: int, d: int, kernel: int, neighbourhood: int, device: 
     weights = layer.parameters() if isinstance(layer, nn.Module) else ()
     known = {weight.untyped_storage().data_ptr() for weight in weights}
     x.requires_grad_()
-    kept = kept_bytes(layer, x, known)
+    saved_bytes = count_saved_bytes(layer, x, known)
     peak = None
     if x.is_cuda:
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
         layer(x).sum().backward()
         peak = torch.cuda.max_memory_allocated() - before
-    return Cost(counter.get_total_flops(), seconds, kept, peak)
+    return Cost(counter.get_total_flops(), seconds, saved_bytes, peak)
 
 
 @torch.inference_mode()
@@ -284,8 +284,8 @@ def _now(x: Tensor) -> float:
     return time.perf_counter()
 
 
-def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
-    """Count the bytes that a forward pass stores for the backward pass; shared memory counts once.
+def count_saved_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) -> int:
+    """Count the bytes that a forward pass saves for the backward pass; shared memory counts once.
 
     Args:
         layer: Layer to run.
@@ -293,7 +293,7 @@ def kept_bytes(layer: Callable[[Tensor], Tensor], x: Tensor, weights: set[int]) 
         weights: Memory addresses of the weights, which are not counted.
 
     Returns:
-        Number of bytes, including those of the input if the layer stores its input.
+        Number of bytes, including those of the input if the layer saves its input.
     """
     sizes: dict[int, int] = {}
 

@@ -153,15 +153,15 @@ def training_flops(config: TrainConfig, sentence_length: int) -> dict[str, float
         "attention itself": PASSES
         * sentence_length
         * (
-            attention_width(model.get_encoder().layers)
-            + attention_width(model.get_decoder().layers)
+            attention_flops_per_query_and_key(model.get_encoder().layers)
+            + attention_flops_per_query_and_key(model.get_decoder().layers)
         ),
     }
     tokens = config.tokens_per_step * config.max_steps
     return {part: float(tokens * flops) for part, flops in per_token.items()}
 
 
-def attention_width(layers: nn.Module) -> int:
+def attention_flops_per_query_and_key(layers: nn.Module) -> int:
     """Count the FLOPs of equation (1) for one query and one key.
 
     Args:
@@ -286,7 +286,7 @@ def _work_section(counted: dict[str, dict[str, float]], sentence_length: int) ->
     return Section(
         name="work",
         title="FLOPs of training: the paper's estimate and a count",
-        says=f"The paper estimates FLOPs as training time, times {GPUS} GPUs, times "
+        finding=f"The paper estimates FLOPs as training time, times {GPUS} GPUs, times "
         f"{TFLOPS_PER_GPU} TFLOP/s, the assumed sustained speed of a P100: what the GPUs could "
         "have computed in that time. The count has the matrix products of the model, forward and "
         f"backward, over the paper's steps of {config.tokens_per_step:,} source and target tokens. "
@@ -350,8 +350,8 @@ def _table_section(
     return Section(
         name="table2",
         title="BLEU on newstest2014 and FLOPs of training",
-        says="BLEU and FLOPs are those of the paper. For translation into German, the best of the "
-        f"other systems is {best.name}. Base is {base.bleu_de - best.bleu_de:.1f} BLEU better, "
+        finding="BLEU and FLOPs are those of the paper. For translation into German, the best of "
+        f"the other systems is {best.name}. Base is {base.bleu_de - best.bleu_de:.1f} BLEU better, "
         f"with {base.flops_de / best.flops_de:.1%} of its FLOPs; big is "
         f"{big.bleu_de - best.bleu_de:.1f} BLEU better, with {big.flops_de / best.flops_de:.0%}. "
         "The paper estimates all FLOPs from training time. The last two columns are our count for "
@@ -457,16 +457,18 @@ def _runs_section(runs: Sequence[ScoredRun]) -> Section:
     ]
     comparable = sum(run.is_papers for run in runs)
     if not runs:
-        says = (
+        finding = (
             "No run with scores was found. Only a checkout has the folder results; give another "
             "folder of run folders with --results."
         )
     else:
-        says = (
+        finding = (
             f"{len(runs)} scores of runs of this package. {comparable or 'None'} of them "
             f"{'is' if comparable == 1 else 'are'} on WMT14 and newstest2014. BLEU on another "
             "corpus is not comparable to the paper's, because it depends on the sentences as much "
             "as on the model; nor is BLEU without split compounds. FLOPs are counted as above, for "
             "the steps that each run trained."
         )
-    return Section(name="runs", title="Runs of this package", says=says, columns=columns, rows=rows)
+    return Section(
+        name="runs", title="Runs of this package", finding=finding, columns=columns, rows=rows
+    )

@@ -272,7 +272,7 @@ def _losses_section(
     return Section(
         name="losses",
         title="One pass gives the losses of all steps",
-        says=f"The decoder of {of_model} reads {sentences} with {total} target tokens. Each "
+        finding=f"The decoder of {of_model} reads {sentences} with {total} target tokens. Each "
         "position reads the true tokens before it, and the mask hides the later ones. So position "
         "t of one pass computes the same as step t. The mean loss is "
         f"{means[WAYS[0]]:.4f} nats. The losses agree up to rounding: the steps differ from one "
@@ -334,7 +334,7 @@ def _time_section(
     return Section(
         name="time",
         title="Time of one pass and of the steps",
-        says=f"With {last[0]} target tokens one pass takes {last[1]:.1f} ms. The steps take "
+        finding=f"With {last[0]} target tokens one pass takes {last[1]:.1f} ms. The steps take "
         f"{last[2]:.1f} ms with the cache, {last[2] / last[1]:.0f} times as long, and "
         f"{last[3]:.1f} ms without it, {last[3] / last[1]:.0f} times as long. A recurrent network "
         "cannot compute all positions in one pass: its step t needs the state of step t - 1, also "

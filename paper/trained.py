@@ -46,7 +46,7 @@ def add_optional_model_flag(parser: argparse.ArgumentParser) -> None:
     add_model_flag(parser, default, without=f"by default {DEMO} if it exists")
 
 
-def page_model() -> str:
+def explainer_model() -> str:
     """Return the default model of the explainer page.
 
     Returns:

@@ -14,7 +14,7 @@ from ...records import read_text
 from ..study import Section
 from ..trained import add_model_flag, load_trained
 from .alignment import alignment_section
-from .head_tasks import tasks_section
+from .head_tasks import statistics_section
 from .inside_head import steps_section
 from .kinds import KINDS
 from .one_sentence import grid_section, head_section, word_section
@@ -81,7 +81,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     yield head_section(weights, flags.layer, flags.head)
     yield word_section(weights, flags.layer)
     yield alignment_section(weights, maps, flags.layer, measured_on)
-    yield tasks_section(maps, measured_on)
+    yield statistics_section(maps, measured_on)
 
 
 def _check_layer_and_head(weights: AttentionWeights, layer: int | None, head: int | None):

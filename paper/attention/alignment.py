@@ -103,14 +103,14 @@ def alignment_section(
     links, words = align(weights, index), weights.by_word()
     strongest = words.cross[index].mean(dim=0)[: len(links), :-1].argmax(dim=-1)
     num_back = int((strongest.diff() < 0).sum())
-    says = (
+    finding = (
         "The table has the words of the translation. Each is aligned to the source word with the "
         f"highest weight in decoder layer {index + 1}, by the mean over the heads. The model was "
         "not trained on alignments, and the two languages have different word orders. "
     )
     if total:
         shares = [f"{right / total:.0%} in layer {i + 1}" for i, (right, _) in enumerate(found)]
-        says += (
+        finding += (
             f"In {measured_on}, {total} words have the same spelling in both languages, for "
             f"example names and numbers. Of these words, {join_names(shares)} are aligned to "
             f"themselves, and {by_position / total:.0%} by position alone."
@@ -118,7 +118,7 @@ def alignment_section(
     return Section(
         name="alignment",
         title="Word alignment from encoder-decoder attention",
-        says=says,
+        finding=finding,
         columns=("translation", "source", "weight"),
         rows=[list(link) for link in links],
         figure=_draw_alignment(words, links, index),

@@ -201,7 +201,7 @@ def steps_section(
     return Section(
         name="equation-1",
         title="Equation (1) in one head",
-        says=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1} has a query of "
+        finding=f"Head {head + 1} of encoder-decoder attention in layer {layer + 1} has a query of "
         f"{steps.query.shape[1]} features for each token to be predicted, and a key and a value "
         "for each source token. The score is high if query and key have similar directions: it is "
         f"{steps.scores[row, column]:.2f} for {steps.query_tokens[row]} and "

@@ -27,7 +27,7 @@ def grid_section(weights: AttentionWeights, kind: str) -> Section:
     num_layers, num_heads, num_queries, num_keys = values.shape
     sums = values.sum(dim=-1)
     rows_sum = f"each row sums to 1 (to {float((sums - 1).abs().max()):.0e})"
-    says = {
+    findings = {
         "encoder": f"Every source token attends to all source tokens: {num_queries} by {num_keys} "
         f"weights in each of {num_layers} x {num_heads} heads; {rows_sum}. Queries, keys and "
         "values are computed from the same tokens.",
@@ -49,7 +49,7 @@ def grid_section(weights: AttentionWeights, kind: str) -> Section:
     return Section(
         name=kind,
         title=f"{title[0].upper()}{title[1:]}: all heads",
-        says=says[kind],
+        finding=findings[kind],
         figure=draw_grid(weights, kind),
         message=messages[kind],
         numbers={
@@ -90,9 +90,9 @@ def head_section(weights: AttentionWeights, layer: int | None, head: int | None)
     return Section(
         name="head",
         title="One head of each kind, as in figures 4 and 5",
-        says="Lines connect each word on the left with the words that it attends to. The opacity "
-        "of a line is the weight. The tokens of a word are merged. The strongest line, except for "
-        "lines from a word to itself in self-attention, is in "
+        finding="Lines connect each word on the left with the words that it attends to. The "
+        "opacity of a line is the weight. The tokens of a word are merged. The strongest line, "
+        "except for lines from a word to itself in self-attention, is in "
         f"{strongest[0]}: {strongest[3]} attends to {strongest[4]} with a weight of "
         f"{strongest[5]:.2f}.",
         columns=("attention", "layer", "head", "strongest line from", "to", "weight"),
@@ -149,7 +149,7 @@ def word_section(weights: AttentionWeights, layer: int | None) -> Section:
     return Section(
         name="word",
         title="All heads for one word, as in figure 3",
-        says=f"The {len(rows)} heads of encoder layer {index + 1} differ most for "
+        finding=f"The {len(rows)} heads of encoder layer {index + 1} differ most for "
         f"“{words.source[query]}”: their mean divergence from their average is "
         f"{float(differences[query]):.2f} nats, where {math.log(len(rows)):.2f} is the maximum. "
         + (

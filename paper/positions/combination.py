@@ -50,7 +50,7 @@ def addition(num_positions: int, base: float, seed: int) -> Section:
     return Section(
         name="addition",
         title="Addition of positions: random words",
-        says=f"Energy is squared length. With d_model = {WIDTHS[-1]}, the k = "
+        finding=f"Energy is squared length. With d_model = {WIDTHS[-1]}, the k = "
         f"{wide.num_directions} strongest directions hold {ENERGY:.0%} of the energy of "
         f"{num_positions} positions. {NUM_WORDS:,} random words, drawn like initial embeddings, "
         f"have {wide.word_energy:.1%} of their energy along these directions, and "
@@ -97,10 +97,10 @@ def trained_addition(model, num_positions: int, seed: int) -> Section:
     return Section(
         name="addition-trained",
         title="Addition of positions: trained words",
-        says=f"The {len(words):,} word embeddings of this model, scaled as in section 3.4, have a "
-        f"mean length of {lengths[0]:.3g}, and its positions have {lengths[1]:.3g}. The words have "
-        f"{trained.word_energy:.1%} of their energy along the {trained.num_directions} strongest "
-        f"directions of the positions, {more} than random words of the same width "
+        finding=f"The {len(words):,} word embeddings of this model, scaled as in section 3.4, have "
+        f"a mean length of {lengths[0]:.3g}, and its positions have {lengths[1]:.3g}. The words "
+        f"have {trained.word_energy:.1%} of their energy along the {trained.num_directions} "
+        f"strongest directions of the positions, {more} than random words of the same width "
         f"({chance.word_energy:.1%}). Along these directions a position has "
         f"{trained.position_to_word:.1f} times the energy of a word. The two subspaces are "
         f"{'closer to' if closer else 'farther from'} each other than those of random words: the "
@@ -134,7 +134,7 @@ def concatenation() -> Section:
     return Section(
         name="concatenation",
         title="Cost of concatenation",
-        says=f"The table counts the layers of the base model. Words keep {width} features, the "
+        finding=f"The table counts the layers of the base model. Words keep {width} features, the "
         "features of the position are concatenated to them in every layer, and heads, d_k, d_v "
         "and d_ff do not change. Embedding and output projection would not change either, and are "
         "not counted. A position as wide as the word multiplies the parameters by "

@@ -56,7 +56,7 @@ def candidates(num_positions: int, d_model: int, base: float, seed: int) -> Sect
     return Section(
         name="candidates",
         title="Candidates for a positional encoding",
-        says=f"The integer has no bound: it is {tables['integer'].max():g} at the last of "
+        finding=f"The integer has no bound: it is {tables['integer'].max():g} at the last of "
         f"{num_positions} words, and the features of an embedding are near 1. Divided by the "
         "length (counting words from 1) it is small, but its meaning depends on the length: the "
         f"2nd word is {second_of_two} in a sentence of 2 words and {second_of_four} in a sentence "
@@ -94,11 +94,11 @@ def property_rules() -> Section:
     return Section(
         name="wishes",
         title="Desired properties of an encoding",
-        says="An encoding without a bound would be larger than the embeddings. Two positions with "
-        "the same encoding cannot be distinguished. A step that depends on the length has another "
-        "meaning in every sentence. An offset that is the same matrix at all positions is easy to "
-        "learn. Each property is written as a rule that can be measured. A step is the distance "
-        "between the encodings of two neighbouring positions.",
+        finding="An encoding without a bound would be larger than the embeddings. Two positions "
+        "with the same encoding cannot be distinguished. A step that depends on the length has "
+        "another meaning in every sentence. An offset that is the same matrix at all positions is "
+        "easy to learn. Each property is written as a rule that can be measured. A step is the "
+        "distance between the encodings of two neighbouring positions.",
         columns=("property", "rule", "measured number"),
         rows=[[name, rule, DECIDED_BY[name]] for name, rule in PROPERTIES.items()],
     )
@@ -132,7 +132,7 @@ def desired_properties(d_model: int, base: float, seed: int) -> Section:
     return Section(
         name="properties",
         title="Properties of the candidates",
-        says=f"{'Only ' if len(all_of_them) == 1 else ''}"
+        finding=f"{'Only ' if len(all_of_them) == 1 else ''}"
         f"{join_names(all_of_them) if all_of_them else 'No candidate'} "
         f"{'has' if len(all_of_them) < 2 else 'have'} all properties over {num_positions} "
         "positions. Each cell has the result of the rule and the measured number. The next section "
@@ -180,7 +180,7 @@ def more_pairs(base: float) -> Section:
     return Section(
         name="pairs",
         title="From one wave to several",
-        says="A pair of sine and cosine with wavelength 2 pi repeats after "
+        finding="A pair of sine and cosine with wavelength 2 pi repeats after "
         f"{rows[0][1]} positions, which are {rows[0][1] / (2 * math.pi):.3f} waves. With more "
         "waves the first repeat comes later. For "
         f"{REPEAT_POSITIONS:,} positions without a repeat, wavelengths 2 pi, 4 pi, 6 pi, ... "

@@ -38,11 +38,11 @@ def offset_maps(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="offset-maps",
         title="Relative position: one matrix moves every position by k",
-        says="M_k rotates each pair by its own angle w_i k, so PE(pos + k) = M_k PE(pos). The same "
-        f"matrix works for all {num_positions} positions, up to rounding: the largest error is "
-        f"{worst:.0e}. M_-k, its transpose, is the inverse rotation. Attention compares positions "
-        'through learned matrices, so a head can learn to attend "k words later" at every '
-        "position.",
+        finding="M_k rotates each pair by its own angle w_i k, so PE(pos + k) = M_k PE(pos). The "
+        f"same matrix works for all {num_positions} positions, up to rounding: the largest error "
+        f"is {worst:.0e}. M_-k, its transpose, is the inverse rotation. Attention compares "
+        'positions through learned matrices, so a head can learn to attend "k words later" at '
+        "every position.",
         columns=(
             "k",
             "|PE(pos + k) - M_k PE(pos)|",
@@ -79,9 +79,9 @@ def dot_products(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="dot-product",
         title="The dot product depends only on the distance",
-        says="PE(pos) . PE(pos + k) is the sum of cos(w_i k) over the pairs, which does not depend "
-        f"on pos: over all {num_positions} positions it varies by {spread:.0e}. At k = 0 it is "
-        f"d_model / 2 = {d_model / 2:g}. It is the same in both directions, because "
+        finding="PE(pos) . PE(pos + k) is the sum of cos(w_i k) over the pairs, which does not "
+        f"depend on pos: over all {num_positions} positions it varies by {spread:.0e}. At k = 0 it "
+        f"is d_model / 2 = {d_model / 2:g}. It is the same in both directions, because "
         "cos(x) = cos(-x). So the dot product contains the distance of two words, but not their "
         "order.",
         columns=("k", "sum of cos(w_i k)", "for -k", "mean of PE . PE", "largest - smallest"),
@@ -121,7 +121,7 @@ def direction(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="direction",
         title="M_k contains the direction",
-        says=f"A query equal to the encoding of position {position} has its highest score at "
+        finding=f"A query equal to the encoding of position {position} has its highest score at "
         f"position {rows[1][1]}, and equal scores before and after it. Rotated by M_k, it has its "
         f"highest score at position {rows[2][1]} for k = {offset}, and at {rows[0][1]} for "
         f"k = {-offset}. W^Q and W^K of a head can contain such a rotation, so a head can attend "

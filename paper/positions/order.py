@@ -8,7 +8,7 @@ from ... import VanillaTransformerConfig, sinusoidal_encoding
 from ...modeling_vanilla_transformer import VanillaTransformerEncoder
 from .. import order_task
 from .. import positional_encoding as encodings
-from ..order_task import COPYING, WHO_CHASES_WHOM, Training
+from ..order_task import COPYING, WHO_CHASES_WHOM, ToyTraining
 from ..study import Section
 from . import pictures
 
@@ -16,8 +16,8 @@ from . import pictures
 NEW_VALUE = 0.1
 SENTENCES = ("A chases B", "B chases A")
 TASK_ENCODINGS = ("sinusoidal", "learned", "none")
-FULL_WHO = Training(d_model=64, layers=2, steps=1000, warmup_steps=200)
-FULL_COPYING = Training(
+FULL_WHO = ToyTraining(d_model=64, layers=2, steps=1000, warmup_steps=200)
+FULL_COPYING = ToyTraining(
     d_model=256, layers=2, num_heads=8, steps=5000, sentences_per_step=128, warmup_steps=1000
 )
 
@@ -50,11 +50,11 @@ def two_orders(seed: int) -> Section:
     return Section(
         name="two-orders",
         title="Attention without positions ignores word order",
-        says=f'An encoder with random weights reads "{SENTENCES[0]}" and "{SENTENCES[1]}". Without '
-        "positions each word has the same vector in both sentences, up to rounding: the largest "
-        f"difference is {without:.0e}. So no weights can tell who chases whom: self-attention sums "
-        "over words, and a sum has no order. With sinusoids the vectors differ by up to "
-        f"{with_positions:.2f}.",
+        finding=f'An encoder with random weights reads "{SENTENCES[0]}" and "{SENTENCES[1]}". '
+        "Without positions each word has the same vector in both sentences, up to rounding: the "
+        f"largest difference is {without:.0e}. So no weights can tell who chases whom: "
+        "self-attention sums over words, and a sum has no order. With sinusoids the vectors differ "
+        f"by up to {with_positions:.2f}.",
         columns=("positions", *(f"difference of {word}" for word in words)),
         rows=[[name, *values] for name, values in differences.items()],
         figure=pictures.draw_two_orders(found, words, SENTENCES),
@@ -71,17 +71,17 @@ def order_accuracies(seed: int, full: bool = False) -> Section:
     Returns:
         The section.
     """
-    sizes, num_seeds = (FULL_WHO, 5) if full else (WHO_CHASES_WHOM, 3)
+    training, num_seeds = (FULL_WHO, 5) if full else (WHO_CHASES_WHOM, 3)
     seeds = range(seed, seed + num_seeds)
     found = {
-        name: [order_task.who_chases_whom(name, one, sizes).accuracy for one in seeds]
+        name: [order_task.who_chases_whom(name, one, training).accuracy for one in seeds]
         for name in TASK_ENCODINGS
     }
     means = {name: sum(shares) / len(shares) for name, shares in found.items()}
     return Section(
         name="order-task",
         title="A task of order, with and without positions",
-        says=f'A small model is trained for {sizes.steps} steps to turn "A chases B" into '
+        finding=f'A small model is trained for {training.steps} steps to turn "A chases B" into '
         '"B flees A", and tested on pairs of names that it has not seen together. Its accuracy is '
         f"{means['sinusoidal']:.0%} with sinusoids, {means['learned']:.0%} with learned positions "
         f"and {means['none']:.0%} without positions. Without positions the model can know both "
@@ -102,13 +102,13 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
     Returns:
         The section.
     """
-    sizes, num_seeds, trained = (FULL_COPYING, 3, 64) if full else (COPYING, 2, 12)
+    training, num_seeds, trained = (FULL_COPYING, 3, 64) if full else (COPYING, 2, 12)
     length, num_symbols = 2 * trained, 16
     # losses on sequences of the longest trained length, and on longer sequences
     usual, longer = {}, {}
     for name in TASK_ENCODINGS:
         found = (
-            order_task.copying_losses(name, one, sizes, trained, length, num_symbols)
+            order_task.copying_losses(name, one, training, trained, length, num_symbols)
             for one in range(seed, seed + num_seeds)
         )
         usual[name], longer[name] = map(torch.stack, zip(*found, strict=True))  # [seeds, T]
@@ -129,19 +129,20 @@ def length_extrapolation(seed: int, full: bool = False) -> Section:
     ]
     within = {row[0]: row[1] for row in rows}
     past = {row[0]: row[4] for row in rows}
-    table = sinusoidal_encoding(length, sizes.d_model)
+    table = sinusoidal_encoding(length, training.d_model)
     new = encodings.share_of_new_values(table, trained, NEW_VALUE)
     return Section(
         name="length",
         title="Learned positions, sinusoids, and sentences longer than in training",
-        says=f"Small models learn to copy sequences of up to {trained} symbols, and are tested on "
-        f"sequences of {length}. Up to the trained length both kinds work, as in row (E) of Table "
-        f"3: the losses are {within['sinusoidal']:.2f} (sinusoids) and {within['learned']:.2f} "
-        f"(learned); a random guess has {chance:.2f}. The learned rows after position {trained} "
-        f"were never trained, and the loss there is {past['learned']:.1f}. Sinusoids exist at all "
-        f"positions, and their loss there is {past['sinusoidal']:.1f}. The paper says only that "
-        f"they may extrapolate. After position {trained}, {new:.0%} of their features leave the "
-        f"trained range by more than {NEW_VALUE}, and the model was not trained on such values.",
+        finding=f"Small models learn to copy sequences of up to {trained} symbols, and are tested "
+        f"on sequences of {length}. Up to the trained length both kinds work, as in row (E) of "
+        f"Table 3: the losses are {within['sinusoidal']:.2f} (sinusoids) and "
+        f"{within['learned']:.2f} (learned); a random guess has {chance:.2f}. The learned rows "
+        f"after position {trained} were never trained, and the loss there is "
+        f"{past['learned']:.1f}. Sinusoids exist at all positions, and their loss there is "
+        f"{past['sinusoidal']:.1f}. The paper says only that they may extrapolate. After position "
+        f"{trained}, {new:.0%} of their features leave the trained range by more than {NEW_VALUE}, "
+        "and the model was not trained on such values.",
         columns=(
             "positions",
             f"loss, sequences of {trained}",

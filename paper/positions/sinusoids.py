@@ -51,7 +51,7 @@ def table(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="table",
         title="The table that is added to the embeddings",
-        says="Each row is the encoding of one position. Each pair of columns is a sine and a "
+        finding="Each row is the encoding of one position. Each pair of columns is a sine and a "
         f"cosine of one wavelength. {speeds}",
         figure=pictures.draw_heatmap(encoding),
         message=f"Sinusoidal encoding (d_model = {d_model}): {len(lengths) - slow} of the "
@@ -77,7 +77,7 @@ def worked_example(base: float) -> Section:
     return Section(
         name="worked-example",
         title=f"By hand: two words, d_model = {EXAMPLE_WIDTH}",
-        says="The angles of the pairs are the position divided by "
+        finding="The angles of the pairs are the position divided by "
         f"{join_names([f'{one:.4g}' for one in divisors])}. At position 0 all sines are 0 and all "
         "cosines are 1. At position 1 the angle of the first pair is 1 radian, and the angle of "
         f"the last pair is {1 / divisors[-1]:.4f}.",
@@ -107,12 +107,12 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
         for pair in shown
     ]
     if lengths[-1] == lengths[0]:
-        says = f"Every pair has the wavelength 2 pi = {lengths[0]:.3f} positions."
+        finding = f"Every pair has the wavelength 2 pi = {lengths[0]:.3f} positions."
     else:
         end = f"{base:,g} * 2 pi = {_rounded(base * 2 * math.pi)}"
         longest = float(lengths[-1])
         of_paper = ", the end of the progression in the paper," if base == PAPER_BASE else ""
-        says = (
+        finding = (
             f"The wavelengths are a geometric progression from 2 pi = {lengths[0]:.3f} to "
             f"{_rounded(longest)} positions: each is {base ** (2 / d_model):.4g} times the one "
             f"before. {end}{of_paper} would be the wavelength of the next pair: the exponent of "
@@ -121,7 +121,7 @@ def waves(num_positions: int, d_model: int, base: float) -> Section:
     return Section(
         name="waves",
         title="Wavelengths of the pairs",
-        says=says,
+        finding=finding,
         columns=("pair i", "sin", "cos", "wavelength", f"waves in {num_positions} positions"),
         rows=rows,
         figure=pictures.draw_waves(d_model, num_positions, base, shown[:4], EXAMPLE_WORDS),
@@ -150,7 +150,7 @@ def bases(num_positions: int, d_model: int, bases: list[float]) -> Section:
     return Section(
         name="bases",
         title="Why 10000: uniqueness",
-        says="Two positions count as the same if their distance is at most "
+        finding="Two positions count as the same if their distance is at most "
         f"{LEAST_DISTANCE:g} of the step to the next position. Pairs with the same wavelength, as "
         "with base 1, all repeat at the same position; pairs with different wavelengths repeat at "
         "different positions. "
@@ -219,8 +219,9 @@ def reaches(d_model: int, bases: list[float]) -> Section:
     return Section(
         name="reach",
         title="Why 10000: similarity falls with distance",
-        says="With a large base the similarity of two positions falls roughly with the logarithm "
-        "of their distance, with small ripples, up to the distances of the longest wavelengths. "
+        finding="With a large base the similarity of two positions falls roughly with the "
+        "logarithm of their distance, with small ripples, up to the distances of the longest "
+        "wavelengths. "
         + (
             f"It reaches zero at distance {join_names(ends)}; beyond this distance it does not "
             "show how far apart two positions are. "
@@ -282,7 +283,7 @@ def binary(d_model: int, base: float) -> Section:
     return Section(
         name="binary",
         title="Sinusoids and binary numbers",
-        says="In a binary number each bit changes half as often as the one before. The signs of "
+        finding="In a binary number each bit changes half as often as the one before. The signs of "
         "sines with doubling wavelengths (base 2^n with n pairs) change in the same way. So a sine "
         f"is like a bit without jumps. Changes are counted in {num_steps} steps. In the table of "
         f"width {d_model} with base {base:,g}, {halving}",

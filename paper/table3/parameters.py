@@ -104,7 +104,7 @@ def parameters_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int)
     return Section(
         name="parameters",
         title="Parameters beside the paper's, and the vocabulary size that they imply",
-        says=_difference_findings(rows, vocab_size) + _vocabulary_findings(implied, vocab_size),
+        finding=_difference_findings(rows, vocab_size) + _vocabulary_findings(implied, vocab_size),
         columns=(
             "row",
             "parameters",
@@ -129,17 +129,17 @@ def _difference_findings(rows: Sequence[Sequence[Any]], vocab_size: int) -> str:
         size = ", the size of section 5.1,"
     else:
         size = f" (section 5.1 says about {TrainConfig.vocab_size:,})"
-    says = (
+    finding = (
         f"With {vocab_size:,} tokens{size} {len(exact)} of {len(rows)} counts round to the "
         "paper's. "
     )
     if others:
-        says += (
+        finding += (
             "The difference of a row from base, in the last two columns, agrees within "
             f"rounding in {len(alike)} of {len(others)} rows. So the layers are the same, and the "
             "embedding explains the rest: each count implies a vocabulary size. "
         )
-    return says
+    return finding
 
 
 def _vocabulary_findings(implied: Mapping[str, tuple[float, float]], vocab_size: int) -> str:

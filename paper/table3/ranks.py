@@ -81,7 +81,7 @@ def trained_section(results: Mapping[str, "RowResult"], flags: argparse.Namespac
     return Section(
         name="trained",
         title="Perplexity and BLEU beside the paper's",
-        says="Results on the validation split, with the last weights, not averaged. PPL is per "
+        finding="Results on the validation split, with the last weights, not averaged. PPL is per "
         f"token and from the loss without smoothing, BLEU is {signature}. The values cannot equal "
         "the paper's, because corpus and sizes differ; only the order of the rows can be compared. "
         f"Spearman's rank correlation with the paper's order is {said}, over {len(rows)} rows; 1 "

@@ -92,8 +92,8 @@ def rows_section(counts: Mapping[str, Mapping[str, int]], vocab_size: int) -> Se
     return Section(
         name="rows",
         title="All rows, built",
-        says="Each row except big changes one setting of the base model. Every row is built, and "
-        "its weights are counted, not computed from a formula. The embedding is one matrix for "
+        finding="Each row except big changes one setting of the base model. Every row is built, "
+        "and its weights are counted, not computed from a formula. The embedding is one matrix for "
         f"source, target and output: with {vocab_size:,} tokens it has from {shares[least]:.0%} "
         f"({least}) to {shares[most]:.0%} ({most}) of the weights. The decoder has more weights "
         "than the encoder, because each of its layers has two attention sub-layers. Rows A change "

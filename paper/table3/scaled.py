@@ -113,9 +113,9 @@ def built_section(configs: Mapping[str, TrainConfig], flags: argparse.Namespace)
     return Section(
         name="built",
         title="The scaled rows of this training",
-        says=f"All widths are the paper's divided by {flags.scale}. Base has {flags.layers} layers "
-        f"per stack and dropout {flags.dropout}; the other rows keep the paper's ratios. The "
-        "number of heads and label smoothing are the paper's. Each row is trained on "
+        finding=f"All widths are the paper's divided by {flags.scale}. Base has {flags.layers} "
+        f"layers per stack and dropout {flags.dropout}; the other rows keep the paper's ratios. "
+        "The number of heads and label smoothing are the paper's. Each row is trained on "
         f"{' '.join(filter(None, (flags.dataset, flags.name)))}, {flags.source_lang} to "
         f"{flags.target_lang}, for {config.max_steps:,} steps of {config.tokens_per_step:,} "
         f"tokens, with {config.warmup_steps:,} warm-up steps, {config.learning_rate_factor:.3g} "

@@ -75,7 +75,7 @@ def sections(flags: argparse.Namespace) -> Iterator[Section]:
     # read model and trees first, so that an error comes before any output
     found = iter(()) if flags.model is None else results(flags)
     yield published()
-    yield example(is_all=flags.model is None)
+    yield example(has_model=flags.model is not None)
     yield rules()
     yield from found
 

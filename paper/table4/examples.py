@@ -20,12 +20,12 @@ OTHER_READING = (
 )
 
 
-def example(is_all: bool) -> Section:
+def example(has_model: bool) -> Section:
     """Show a tree and its linearization, and read the tree back from the tokens.
 
     Args:
-        is_all: Whether the study scores no model. If so, the text names the commands that train and
-            score a model.
+        has_model: Whether the study also scores a model. If not, the text names the commands that
+            train and score one.
 
     Returns:
         Section with a table row for each token.
@@ -42,7 +42,7 @@ def example(is_all: bool) -> Section:
     figure, (axes,) = tree_figure([tree])
     draw_tree(axes, tree, [MATCHED] * len(tree.brackets))
     figure.supxlabel(wrapped(figure, " ".join(tokens)), fontsize=10)
-    says = (
+    finding = (
         f"The tree over {len(tree.words)} words becomes {len(tokens)} tokens. Each bracket has an "
         f"opening and a closing token with its label. Every word is {WORD}: the source has the "
         "words, and parts of speech are not scored. Together with the sentence, the tokens give "
@@ -50,15 +50,15 @@ def example(is_all: bool) -> Section:
         "missing or doubled, or if brackets cross, the tokens are not a tree. The search can be "
         "restricted to trees."
     )
-    if is_all:
-        says += (
+    if not has_model:
+        finding += (
             " To parse with a model, prepare a treebank with --prepare, train recipe paper-parsing "
             "or parsing-small on it, and run this command with --model RUN --trees FILE."
         )
     return Section(
         name="linearized",
         title="From a tree to a sequence of brackets and back",
-        says=says,
+        finding=finding,
         columns=("step", "token", "meaning", "open brackets"),
         rows=rows,
         figure=figure,
@@ -83,7 +83,7 @@ def rules() -> Section:
     return Section(
         name="rules",
         title="How a tree is scored",
-        says="A predicted bracket is correct if the gold tree has a bracket with the same label "
+        finding="A predicted bracket is correct if the gold tree has a bracket with the same label "
         "over the same words; punctuation does not count. Here one phrase is attached elsewhere, "
         f"which adds one bracket: {score.matched} of {score.predicted} predicted brackets are "
         f"correct, precision {score.precision:.1f}. All {score.gold} gold brackets are found, "

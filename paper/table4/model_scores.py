@@ -156,7 +156,7 @@ def _scores_section(
     return Section(
         name="scores",
         title="Parsing scores of the model",
-        says=f"With free search, {shares[free]:.1f}% of {count:,} outputs are trees over the "
+        finding=f"With free search, {shares[free]:.1f}% of {count:,} outputs are trees over the "
         f"sentence's words{f'; the errors of the others are {lacks}' if lacks else ''}. With "
         f"search among trees only, {shares[constrained]:.1f}% are trees, and F1 changes from "
         f"{totals[free].f1:.2f} to {totals[constrained].f1:.2f}. If an output is not a tree, all "
@@ -205,7 +205,7 @@ def _tree_section(
     return Section(
         name="tree",
         title="One gold tree and its prediction",
-        says=f"Sentence {index + 1}, with an F1 of {each[index]:.1f}, close to the total of "
+        finding=f"Sentence {index + 1}, with an F1 of {each[index]:.1f}, close to the total of "
         f"{whole:.1f}: {score.matched} of {score.predicted} predicted brackets are correct; the "
         f"gold tree has {score.gold}. Brackets without a match in the other tree are red, and "
         "brackets that are not scored are grey.",
@@ -246,7 +246,7 @@ def _length_section(gold: Sequence[Tree], scores: dict[str, list[SentenceScore]]
     return Section(
         name="lengths",
         title="F1 by sentence length",
-        says=f"With search among trees only, sentences of {shortest[0]} words have an F1 of "
+        finding=f"With search among trees only, sentences of {shortest[0]} words have an F1 of "
         f"{shortest[3]:.1f}, and sentences of {longest[0]} words an F1 of {longest[3]:.1f}. A "
         "phrase can be attached in more ways in a longer sentence, and one early error shifts all "
         "brackets after it.",

@@ -46,7 +46,7 @@ def published() -> Section:
     return Section(
         name="published",
         title="Table 4 of the paper",
-        says="The paper parses by translation into brackets, with no change of the model for "
+        finding="The paper parses by translation into brackets, with no change of the model for "
         f"trees. Its {TRANSFORMER} still beats {beaten} of the {len(others)} parsers with the same "
         f"training data: {own['WSJ only']} F1 with 40,000 trees, and {own['semi-supervised']} F1 "
         "with additional text that another parser has parsed. All numbers are the paper's.",

@@ -32,8 +32,8 @@ def preparation(
     return Section(
         name="treebank",
         title="The treebank as sentence pairs",
-        says=f"{folder} has {total['trees']:,} sentence pairs: the words, and the linearized tree. "
-        "Parsers are scored without traces and function tags, so "
+        finding=f"{folder} has {total['trees']:,} sentence pairs: the words, and the linearized "
+        "tree. Parsers are scored without traces and function tags, so "
         f"{tags:,} tags and {empty:,} empty elements were removed. To train a parser, run "
         f"`vanilla-transformer train paper-parsing --dataset {folder}`, or use parsing-small on a "
         "CPU.",

@@ -24,7 +24,7 @@ from vanilla_transformer.drawing import new_figure
 from vanilla_transformer.modeling_vanilla_transformer import eager_attention
 from vanilla_transformer.paper.attention import add_flags, sections
 from vanilla_transformer.paper.attention.alignment import align, count_aligned_to_themselves
-from vanilla_transformer.paper.attention.head_tasks import POSITIONS, head_statistics
+from vanilla_transformer.paper.attention.head_tasks import KEY_KINDS, head_statistics
 from vanilla_transformer.paper.attention.inside_head import inside_head
 from vanilla_transformer.paper.attention.pictures import draw_grid, draw_matrix
 
@@ -316,7 +316,7 @@ def test_the_study_has_all_its_sections_and_pictures(run, tmp_path, capsys):
     rows = found["tasks"]["rows"]
     assert len(rows) == 2 * 2 + 3 * 2 + 3 * 2 + 3
     for row in rows:
-        assert sum(row[-len(POSITIONS) :]) == pytest.approx(1.0)
+        assert sum(row[-len(KEY_KINDS) :]) == pytest.approx(1.0)
     for name in found:
         assert (tmp_path / "out" / f"{name}.png").stat().st_size > 5_000
 
@@ -332,23 +332,25 @@ def shown(run, *flags):
 
 def test_heads_are_measured_on_the_test_split_and_not_on_the_drawn_sentence(run):
     found = shown(run, "--num_sentences", "1")
-    assert found["tasks"].says.startswith("Measured on one sentence of the test split.")
+    assert found["tasks"].finding.startswith("Measured on one sentence of the test split.")
     # "ab 3" and "3 ab" share two words; "ab 3 c" and "3 d", which are drawn, share one
     assert found["alignment"].numbers["count_aligned_to_themselves"] == 2
-    assert "2 words have the same spelling in both languages" in found["alignment"].says
+    assert "2 words have the same spelling in both languages" in found["alignment"].finding
 
 
 def test_without_translations_heads_are_measured_on_the_drawn_sentence(run):
     (run / "hypotheses" / "test.source.txt").unlink()
     found = shown(run, "--layer", "1", "--head", "2")
-    assert found["tasks"].says.startswith("Measured on this sentence.")
+    assert found["tasks"].finding.startswith("Measured on this sentence.")
     # the layer and the head of the flags
     assert [row[1:3] for row in found["head"].rows] == [[1, 2]] * 3
 
 
 def test_lines_from_a_word_to_itself_are_excluded_only_in_self_attention(run):
-    says = shown(run)["head"].says
-    assert "strongest line, except for lines from a word to itself in self-attention, is in" in says
+    finding = shown(run)["head"].finding
+    assert (
+        "strongest line, except for lines from a word to itself in self-attention, is in" in finding
+    )
 
 
 @pytest.mark.parametrize(("flag", "got"), [("--layer", "3"), ("--head", "0")])

@@ -105,7 +105,7 @@ def test_the_lower_bound_uses_the_vocabulary_of_the_model(
     (section,) = sections(flags)
     floor = None if expected is None else least_loss(expected, 0.1)
     assert section.rows[0][4] == floor
-    assert ("its smoothed targets allow no loss below" in section.says) == (floor is not None)
+    assert ("its smoothed targets allow no loss below" in section.finding) == (floor is not None)
 
 
 def test_a_folder_without_training_losses_is_refused(tmp_path, capsys):

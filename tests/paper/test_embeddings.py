@@ -116,8 +116,8 @@ def test_positions_that_are_smaller_than_the_words_are_not_called_larger(tmp_pat
         argparse.Namespace(model=str(tmp_path / "run"), trust_remote_code=False, seed=0)
     )
     factor = next(section for section in study if section.name == "factor")
-    assert "its positions would be 0.25 times as large" in factor.says
-    assert "smaller" not in factor.says
+    assert "its positions would be 0.25 times as large" in factor.finding
+    assert "smaller" not in factor.finding
     # the positions of each model are marked
     marks = [line.get_xdata()[0] for line in factor.figure.axes[0].lines]
     assert marks == [row[4] for row in factor.rows]

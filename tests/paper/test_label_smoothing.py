@@ -18,7 +18,7 @@ from vanilla_transformer.paper.label_smoothing import (
     loss_at,
     smoothed_target,
 )
-from vanilla_transformer.paper.order_task import Training
+from vanilla_transformer.paper.order_task import ToyTraining
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1, 0.3])
@@ -91,7 +91,7 @@ def section_of(accuracy, *smoothings):
 
 
 def test_findings_on_confidence_follow_the_numbers():
-    learned, begun = (section_of(accuracy, 0.0, 0.1, 0.2).says for accuracy in (0.8, 0.06))
+    learned, begun = (section_of(accuracy, 0.0, 0.1, 0.2).finding for accuracy in (0.8, 0.06))
     assert "is correct in 80.0% and 80.0%" in learned
     assert "is correct in 6.0% and 6.0%" in begun
     assert "The training is too short" in begun
@@ -104,15 +104,15 @@ def test_findings_on_confidence_follow_the_numbers():
 
 @pytest.mark.parametrize("smoothings", [(0.1,), (0.0, 0.1), (0.3, 0.4)])
 def test_the_text_compares_with_the_papers_rows_only_if_all_are_in_the_table(smoothings):
-    assert "from D3 through base to D4" in section_of(0.8, 0.0, 0.1, 0.15, 0.2).says
-    says = section_of(0.8, *smoothings).says
-    assert "D3" not in says
-    assert ("Without smoothing" in says) == (0.0 in smoothings)
+    assert "from D3 through base to D4" in section_of(0.8, 0.0, 0.1, 0.15, 0.2).finding
+    finding = section_of(0.8, *smoothings).finding
+    assert "D3" not in finding
+    assert ("Without smoothing" in finding) == (0.0 in smoothings)
 
 
 def test_a_model_is_as_confident_as_its_targets():
     table = torch.tensor([[0.7, 0.3], [0.0, 1.0]])
-    training = Training(
+    training = ToyTraining(
         d_model=16, steps=400, sentences_per_step=512, warmup_steps=40, learning_rate_factor=0.5
     )
     found = confidence_after(0.2, table, training)

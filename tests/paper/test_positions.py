@@ -234,12 +234,12 @@ def test_a_short_sentence_has_a_score_in_every_column(num_positions):
 
 
 def test_repeats_and_variation_at_one_distance_are_measured(monkeypatch):
-    says = positions.bases(64, 2, [10000.0, 100.0]).says
+    finding = positions.bases(64, 2, [10000.0, 100.0]).finding
     repeats = [f"{base} (position 44, same as 0)" for base in ("10,000", "100")]
-    assert f"With base {' and '.join(repeats)}, positions repeat." in says
-    assert "positions are different" not in says
+    assert f"With base {' and '.join(repeats)}, positions repeat." in finding
+    assert "positions are different" not in finding
     section = positions.bases(64, 16, [10000.0])
-    assert "With base 10,000, all 64 positions are different." in section.says
+    assert "With base 10,000, all 64 positions are different." in section.finding
     assert section.rows[0][-1] < 1e-6
     # its similarity matrix is symmetric too
     table = candidate_encoding("learned", 64, 16)
@@ -248,24 +248,24 @@ def test_repeats_and_variation_at_one_distance_are_measured(monkeypatch):
 
 
 def test_slow_pairs_are_mentioned_only_if_there_are_any():
-    assert "change slowly: 47 of the 64 pairs" in positions.table(64, 128, 1e4).says
+    assert "change slowly: 47 of the 64 pairs" in positions.table(64, 128, 1e4).finding
     for num_positions, base, count in ((64, 1.0, 64), (4, 1e4, 0), (4, 1.0, 0), (4, 0.1, 51)):
-        says = positions.table(num_positions, 128, base).says
-        assert "slow" not in says
-        assert says.endswith(
+        finding = positions.table(num_positions, 128, base).finding
+        assert "slow" not in finding
+        assert finding.endswith(
             f"{count} of the 64 pairs complete a wave within {num_positions} positions."
         )
 
 
 def test_equal_wavelengths_are_not_called_a_progression():
-    says = positions.waves(64, 128, 1e4).says
-    assert "from 2 pi = 6.283 to 54,410 positions" in says
-    assert "= 62,832, the end of the progression in the paper, would be" in says
-    says = positions.waves(64, 128, 1.0).says
-    assert says == "Every pair has the wavelength 2 pi = 6.283 positions."
-    says = positions.waves(64, 128, 2.0).says
-    assert "6.283 to 12.43 positions" in says
-    assert "2 * 2 pi = 12.57 would be the wavelength of the next pair" in says
+    finding = positions.waves(64, 128, 1e4).finding
+    assert "from 2 pi = 6.283 to 54,410 positions" in finding
+    assert "= 62,832, the end of the progression in the paper, would be" in finding
+    finding = positions.waves(64, 128, 1.0).finding
+    assert finding == "Every pair has the wavelength 2 pi = 6.283 positions."
+    finding = positions.waves(64, 128, 2.0).finding
+    assert "6.283 to 12.43 positions" in finding
+    assert "2 * 2 pi = 12.57 would be the wavelength of the next pair" in finding
 
 
 def test_a_similarity_that_stays_positive_has_no_zero(monkeypatch):
@@ -273,22 +273,26 @@ def test_a_similarity_that_stays_positive_has_no_zero(monkeypatch):
     ends = "reaches zero at distance 1,707 (base 10,000); beyond this distance"
     stays = "With base 1e+06 it is positive up to distance 2,000."
     for bases, said in (([1e4], (1, 0)), ([1e6], (0, 1)), ([1e4, 1e6], (1, 1))):
-        says = positions.reaches(128, bases).says
-        assert (ends in says, stays in says, "reaches zero" in says) == (said[0], said[1], said[0])
+        finding = positions.reaches(128, bases).finding
+        assert (ends in finding, stays in finding, "reaches zero" in finding) == (
+            said[0],
+            said[1],
+            said[0],
+        )
 
 
 def test_only_the_base_of_the_paper_is_called_so(written):
     assert "geometric wavelengths of the paper need 3 pairs." in written["pairs"]["says"]
-    says = positions.more_pairs(1.0).says
-    assert says.endswith("the geometric wavelengths with base 1 need more than 8 pairs.")
+    finding = positions.more_pairs(1.0).finding
+    assert finding.endswith("the geometric wavelengths with base 1 need more than 8 pairs.")
 
 
 def test_a_dot_product_that_does_not_fall_is_the_same_in_both_directions():
     section = positions.dot_products(64, 16, 1.0)
     products = [row[1] for row in section.rows]
     assert products != sorted(products, reverse=True)
-    assert "falls" not in section.says
-    assert "the same in both directions" in section.says
+    assert "falls" not in section.finding
+    assert "the same in both directions" in section.finding
 
 
 @pytest.mark.parametrize(
@@ -302,7 +306,7 @@ def test_a_dot_product_that_does_not_fall_is_the_same_in_both_directions():
     ],
 )
 def test_several_waves_per_bit_are_mentioned_only_if_there_are_any(d_model, base, said):
-    assert positions.binary(d_model, base).says.endswith(f"with base {base:,g}, {said}")
+    assert positions.binary(d_model, base).finding.endswith(f"with base {base:,g}, {said}")
 
 
 def test_the_best_matrix_of_an_offset_is_found():
@@ -333,8 +337,8 @@ def test_every_simple_candidate_fails_for_its_own_reason():
 
 
 def test_the_study_names_the_candidates_with_all_properties(written):
-    says = written["properties"]["says"]
-    assert says.startswith("16 pairs and sinusoidal have all properties over 512 positions.")
+    finding = written["properties"]["says"]
+    assert finding.startswith("16 pairs and sinusoidal have all properties over 512 positions.")
     rows = {row[0]: row[1:] for row in written["properties"]["rows"]}
     assert [one[:3] for one in rows["2 pairs"]].count("no:") == 1
     fraction = written["properties"]["rows"][1]
@@ -427,7 +431,7 @@ def test_concatenation_is_counted_as_by_hand():
 def test_the_words_of_a_trained_model_are_compared_with_its_own_positions(small_model):
     section = positions.trained_addition(small_model(), 10, 0)
     assert [row[0] for row in section.rows] == ["trained", "random"]
-    assert "23 word embeddings" in section.says
+    assert "23 word embeddings" in section.finding
     with pytest.raises(ValueError, match="got position_encoding 'none'"):
         positions.trained_addition(small_model(position_encoding="none"), 10, 0)
 
@@ -464,14 +468,14 @@ def test_a_test_pair_is_not_a_training_pair_in_either_order():
 
 
 def test_a_model_without_positions_guesses_the_order():
-    sizes = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
-    assert who_chases_whom("sinusoidal", sizes=sizes, num_names=8).accuracy > 0.9
-    assert who_chases_whom("none", sizes=sizes, num_names=8).accuracy <= 0.5
+    training = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
+    assert who_chases_whom("sinusoidal", training=training, num_names=8).accuracy > 0.9
+    assert who_chases_whom("none", training=training, num_names=8).accuracy <= 0.5
 
 
 def test_learned_positions_fail_beyond_the_trained_length():
-    sizes = replace(COPYING, d_model=32, steps=150, warmup_steps=50)
-    usual, longer = copying_losses("learned", 0, sizes, 4, 8, num_symbols=8)
+    training = replace(COPYING, d_model=32, steps=150, warmup_steps=50)
+    usual, longer = copying_losses("learned", 0, training, 4, 8, num_symbols=8)
     assert (len(usual), len(longer)) == (4, 8)
     assert usual.mean() < 0.3 * math.log(8)
     assert longer[4:].mean() > math.log(8)

@@ -38,7 +38,7 @@ def test_a_probe_reads_positions_that_are_there_and_no_others():
     found = linear_probe(noise[0], positions, noise[1], positions)
     assert found.accuracy < 2 / NUM_POSITIONS
     # two random positions of twelve are four apart on average
-    assert 3 < found.distance < 5
+    assert 3 < found.mean_error < 5
 
 
 def test_the_distance_of_a_probe_is_measured():
@@ -97,13 +97,13 @@ def test_a_small_model_has_its_candidate_in_both_stacks():
 
 
 def test_the_integer_is_enough_for_the_order_of_two_names():
-    sizes = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
-    found = who_chases_whom("integer", sizes=sizes, num_names=8)
+    training = replace(WHO_CHASES_WHOM, steps=80, sentences_per_step=32)
+    found = who_chases_whom("integer", training=training, num_names=8)
     assert found.accuracy > 0.9
-    without = who_chases_whom("none", sizes=sizes, num_names=8)
+    without = who_chases_whom("none", training=training, num_names=8)
     assert without.accuracy <= 0.5
     assert found.loss < 0.2 < without.loss
-    assert who_chases_whom("integer", sizes=sizes, num_names=8).accuracy == found.accuracy
+    assert who_chases_whom("integer", training=training, num_names=8).accuracy == found.accuracy
 
 
 @pytest.fixture

@@ -41,8 +41,10 @@ def test_numbers_are_right_aligned_and_texts_left_aligned():
 
 def test_a_study_is_written_as_a_page_and_its_numbers(tmp_path):
     sections = [
-        Section(name="one", title="First", says="It is so.", columns=["x"], rows=[[float("inf")]]),
-        Section(name="two", title="Second", says="Also.", numbers={"slope": 2.5}),
+        Section(
+            name="one", title="First", finding="It is so.", columns=["x"], rows=[[float("inf")]]
+        ),
+        Section(name="two", title="Second", finding="Also.", numbers={"slope": 2.5}),
     ]
     write_study(tmp_path, "A study", sections, {"command": "vanilla-transformer paper a"})
     page = (tmp_path / "README.md").read_text(encoding="utf-8")
@@ -91,7 +93,7 @@ def test_a_study_takes_the_demo_if_it_exists(study, tmp_path, monkeypatch):
 
 def test_sections_before_an_error_are_kept(tmp_path, capsys, monkeypatch):
     def fail_after_one_section(flags):
-        yield Section(name="one", title="First", says="It is so.")
+        yield Section(name="one", title="First", finding="It is so.")
         raise ValueError("the second section must be there, got none.")
 
     monkeypatch.setattr(schedule, "sections", fail_after_one_section)

@@ -76,17 +76,17 @@ def test_the_vocabulary_that_fits_most_rows_is_where_most_intervals_meet():
 )
 def test_base_does_not_count_as_a_row_that_differs_from_base(rows, said):
     section = parameters_section(*rows)
-    assert f"agrees within rounding {said}" in section.says
-    assert "agrees within rounding" not in parameters_section("base").says
+    assert f"agrees within rounding {said}" in section.finding
+    assert "agrees within rounding" not in parameters_section("base").finding
 
 
 def test_only_the_papers_vocabulary_size_is_described_as_the_papers():
-    says = parameters_section("base", "C1").says
-    assert "With 37,000 tokens, the size of section 5.1, " in says
-    assert "A base model as described, with 37,000 tokens, has 63.05 million" in says
-    says = parameters_section("base", "C1", vocab_size=41000).says
-    assert "With 41,000 tokens (section 5.1 says about 37,000) " in says
-    assert "A base model with 41,000 tokens has 65.09 million" in says
+    finding = parameters_section("base", "C1").finding
+    assert "With 37,000 tokens, the size of section 5.1, " in finding
+    assert "A base model as described, with 37,000 tokens, has 63.05 million" in finding
+    finding = parameters_section("base", "C1", vocab_size=41000).finding
+    assert "With 41,000 tokens (section 5.1 says about 37,000) " in finding
+    assert "A base model with 41,000 tokens has 65.09 million" in finding
 
 
 def parameters_section(*rows, vocab_size=37000):
