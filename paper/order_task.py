@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..modeling_vanilla_transformer import VanillaTransformerEncoder
-from ..train.schedule import follow_rate, learning_rate
+from ..train.schedule import learning_rate, make_scheduler
 from ..train.step import smoothed_loss_sum
 from .positional_encoding import candidate_encoding
 
@@ -147,7 +147,7 @@ def train_small_model(
         warmup_steps=sizes.warmup_steps,
         factor=sizes.learning_rate_factor,
     )
-    scheduler = follow_rate(optimizer, rate_of_step)
+    scheduler = make_scheduler(optimizer, rate_of_step)
     model.train()
     for source, target in itertools.islice(batches, sizes.steps):
         logits, target = predict(model, source, target)
