@@ -121,7 +121,7 @@ def default_heads(model: PreTrainedModel) -> list[list[int]]:
     return [[layer, head] for head in range(num_heads)]
 
 
-def word_numbers(
+def word_indices(
     tokenizer: PreTrainedTokenizerBase, ids: Sequence[int], has_unknown: bool = True
 ) -> list[int | None]:
     """Return the index of the word that each token belongs to.
@@ -167,7 +167,7 @@ def aligned_words(
 
     Args:
         weights: Weights of tokens, [T, S].
-        source: Word index of each source token, from `word_numbers`; None or negative if the token
+        source: Word index of each source token, from `word_indices`; None or negative if the token
             belongs to no word.
         target: Word index of each target token, or None.
 
@@ -267,5 +267,5 @@ __all__ = [
     "head_weights",
     "returning_weights",
     "weights_of",
-    "word_numbers",
+    "word_indices",
 ]

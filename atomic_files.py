@@ -19,7 +19,7 @@ NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS)
 
 
 @contextlib.contextmanager
-def held(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
+def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     """Lock a folder against other commands of this package within a `with` block.
 
     The operating system releases the lock when the process ends, even if the process is killed. On
@@ -116,8 +116,8 @@ def unfinished_path(path: Path) -> Path:
         path: Final path of the file or folder.
 
     Returns:
-        The temporary path. A killed command leaves such files behind; `hold_run` and the next save
-        remove them.
+        The temporary path. A killed command leaves such files behind; `lock_run_folder` and the
+        next save remove them.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(4)}.unfinished")
 

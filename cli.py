@@ -145,13 +145,13 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
         print(describe(config, switches.recipe))
         return
     from .tokenization.learning import refuse_small_vocabulary
-    from .train.run_folder.files import hold_run
+    from .train.run_folder.files import lock_run_folder
     from .train.vocabulary import prepare_tokenizer
 
     refuse_small_vocabulary(config.vocab_size)
     # refuse model sizes here that `train` would refuse only later
     config.model_config(config.vocab_size)
-    with hold_run(config.folder):
+    with lock_run_folder(config.folder):
         tokenizer = prepare_tokenizer(config)
     print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 

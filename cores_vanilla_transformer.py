@@ -50,12 +50,12 @@ class SharedCores:
         self._time = -math.inf
         self._waited = self._computed = self._calm = 0.0
         self._end = threading.Event()
-        can_tell = Path(TASKS, str(os.getpid()), "schedstat").exists()
-        self._is_off = not can_tell or any(name in os.environ for name in OWN_SETTINGS)
+        has_schedstat = Path(TASKS, str(os.getpid()), "schedstat").exists()
+        self._is_disabled = not has_schedstat or any(name in os.environ for name in OWN_SETTINGS)
 
     def check(self):
         """Measure whether the cores are shared. Call this often while torch computes on a CPU."""
-        if self._is_off or time.perf_counter() - self._time < MEASURING_SECONDS:
+        if self._is_disabled or time.perf_counter() - self._time < MEASURING_SECONDS:
             return
         # another thread measures at the moment, which is enough
         if not self._lock.acquire(blocking=False):

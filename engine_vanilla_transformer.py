@@ -30,9 +30,9 @@ from .identity_vanilla_transformer import (
     first_difference,
 )
 from .kernels_vanilla_transformer import (
-    FloatProduct,
-    Int8Product,
-    PlainProduct,
+    Int8Linear,
+    PackedLinear,
+    PlainLinear,
     captured,
     is_used_in_place,
 )
@@ -71,20 +71,20 @@ class PackedAttention:
 
     Args:
         attention: A `MultiHeadAttention`.
-        product: Class that computes the linear layers, such as `FloatProduct`.
+        linear_class: Class that computes the linear layers, such as `PackedLinear`.
         is_cross: Whether this is encoder-decoder attention, for which `SearchEngine` computes keys
             and values, in one product for all layers.
     """
 
-    def __init__(self, attention: Any, product: type, is_cross: bool = False):
+    def __init__(self, attention: Any, linear_class: type, is_cross: bool = False):
         self.d_k, self.d_v = attention.d_k, attention.d_v
         self.num_heads = attention.q_proj.out_features // self.d_k
         self.scaling = attention.scaling
         projections = [attention.q_proj]
         if not is_cross:
             projections += [attention.k_proj, attention.v_proj]
-        self.project = product(projections)
-        self.out = product([attention.out_proj])
+        self.project = linear_class(projections)
+        self.out = linear_class([attention.out_proj])
         self.widths = [self.num_heads * width for width in (self.d_k, self.d_k, self.d_v)]
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
@@ -128,23 +128,23 @@ class PackedLayer:
 
     Args:
         layer: An `EncoderLayer` or a `DecoderLayer`.
-        product: Class that computes the linear layers, such as `FloatProduct`.
+        linear_class: Class that computes the linear layers, such as `PackedLinear`.
         is_decoder: Whether the layer is a `DecoderLayer`.
     """
 
-    def __init__(self, layer: Any, product: type, is_decoder: bool):
+    def __init__(self, layer: Any, linear_class: type, is_decoder: bool):
         self.norm_first = layer.norm_first
-        self.self_attention = PackedAttention(layer.self_attention, product)
+        self.self_attention = PackedAttention(layer.self_attention, linear_class)
         self.self_attention_norm = layer.self_attention_norm
         if is_decoder:
-            self.cross_attention = PackedAttention(layer.cross_attention, product, True)
+            self.cross_attention = PackedAttention(layer.cross_attention, linear_class, True)
             self.cross_attention_norm = layer.cross_attention_norm
         self.activation = layer.feed_forward.activation
         is_relu = type(self.activation) is nn.ReLU
         if is_relu:
             self.activation = nn.Identity()
-        self.fc1 = product([layer.feed_forward.fc1], then_relu=is_relu)
-        self.fc2 = product([layer.feed_forward.fc2])
+        self.fc1 = linear_class([layer.feed_forward.fc1], then_relu=is_relu)
+        self.fc2 = linear_class([layer.feed_forward.fc2])
         self.feed_forward_norm = layer.feed_forward_norm
 
     def feed_forward(self, x: Tensor) -> Tensor:
@@ -180,21 +180,22 @@ class SearchEngine:
     """Inference engine of one model: its packed weights, and encoder and decoder that use them.
 
     Args:
-        model: A `VanillaTransformerForConditionalGeneration` for which `obstacle` returns None.
-        product: Class that computes the linear layers: `FloatProduct`, `PlainProduct` or
-            `Int8Product`.
+        model: A `VanillaTransformerForConditionalGeneration` for which `reason_against_engine`
+            returns None.
+        linear_class: Class that computes the linear layers: `PackedLinear`, `PlainLinear` or
+            `Int8Linear`.
     """
 
-    def __init__(self, model: PreTrainedModel, product: type = FloatProduct):
+    def __init__(self, model: PreTrainedModel, linear_class: type = PackedLinear):
         encoder, decoder = model.get_encoder(), model.get_decoder()
-        self.encoder_layers = [PackedLayer(layer, product, False) for layer in encoder.layers]
-        self.decoder_layers = [PackedLayer(layer, product, True) for layer in decoder.layers]
+        self.encoder_layers = [PackedLayer(layer, linear_class, False) for layer in encoder.layers]
+        self.decoder_layers = [PackedLayer(layer, linear_class, True) for layer in decoder.layers]
         self.stacks = {"encoder": _Stack(encoder), "decoder": _Stack(decoder)}
         attentions = [layer.cross_attention for layer in decoder.layers]
-        self.memory_projection = product(
+        self.memory_projection = linear_class(
             [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
         )
-        self.vocabulary = product([model.lm_head])
+        self.vocabulary = linear_class([model.lm_head])
         self.num_tokens = model.lm_head.out_features
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -381,22 +382,22 @@ class EngineDecoding(Decoding):
             x = layer.add_and_norm(x, layer.feed_forward, layer.feed_forward_norm)
         return stack.norm(x)
 
-    def follow(self, parents: Tensor, stays: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
-        if stays is not None:
-            self.num_sentences = len(stays)
+        if kept is not None:
+            self.num_sentences = len(kept)
             for tensors in (self.keys, self.values, self.memory_keys, self.memory_values):
-                tensors[:] = [tensor.index_select(0, stays) for tensor in tensors]
+                tensors[:] = [tensor.index_select(0, kept) for tensor in tensors]
             if self.memory_bias is not None:
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
-                self.memory_bias = bias.index_select(0, stays).flatten(0, 1)
-            self.is_visible = self.is_visible.index_select(0, stays)
+                self.memory_bias = bias.index_select(0, kept).flatten(0, 1)
+            self.is_visible = self.is_visible.index_select(0, kept)
         # a hypothesis with a score of -inf may have a parent that does not exist, because the first
         # step has one row per sentence
         parents = parents.clamp(max=self.is_visible.shape[1] - 1)
@@ -451,7 +452,7 @@ class CapturedDecoding(EngineDecoding):
 
     first_slots = FIRST_CAPTURED_SLOTS
     # a new capture pays off when half of the sentences leave the batch
-    share_to_remove = 0.5
+    min_finished_share = 0.5
     _replay: Callable[[], None] | None = None
 
     def step(self, ids: Tensor) -> Tensor:
@@ -506,17 +507,17 @@ class CapturedDecoding(EngineDecoding):
         states = self._states(self.tokens, self.position, self.new, slice(None), bias)
         self.logits.copy_(self.engine.vocabulary(states))
 
-    def follow(self, parents: Tensor, stays: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         buffer = self.is_visible
-        super().follow(parents, stays)
-        if stays is None and buffer.shape == self.is_visible.shape:
+        super().reorder(parents, kept)
+        if kept is None and buffer.shape == self.is_visible.shape:
             self.is_visible = buffer.copy_(self.is_visible)
         else:
             self._replay = None
@@ -580,7 +581,7 @@ class _Tokens:
         return positions.index_copy_(0, self.index, tokens)
 
 
-def obstacle(model: PreTrainedModel, int8: bool = False) -> str | None:
+def reason_against_engine(model: PreTrainedModel, int8: bool = False) -> str | None:
     """Return the reason why the engine cannot run a model, or None.
 
     Args:
@@ -588,12 +589,12 @@ def obstacle(model: PreTrainedModel, int8: bool = False) -> str | None:
         int8: Whether the engine quantizes the linear layers to int8.
 
     Returns:
-        A clause that names the first obstacle, or None if there is none.
+        A clause that states the first reason, or None if the engine can run the model.
     """
-    return _obstacle(model, computing_modules(model), int8)
+    return _reason_against_engine(model, computing_modules(model), int8)
 
 
-def _obstacle(
+def _reason_against_engine(
     model: PreTrainedModel, modules: list[tuple[str, Any, Any]], int8: bool
 ) -> str | None:
     difference = first_difference(modules) or attention_difference(model)
@@ -615,7 +616,7 @@ def _obstacle(
         attentions = [layer.self_attention for layer in layers]
         if stack == "decoder":
             attentions += [layer.cross_attention for layer in layers]
-            if (reason := cache_obstacle(layers)) is not None:
+            if (reason := reason_against_cache(layers)) is not None:
                 return reason
         if len({it.q_proj.out_features // it.d_k for it in attentions}) > 1:
             return f"the layers of the {stack} have different numbers of heads"
@@ -644,7 +645,7 @@ def _obstacle(
     return None
 
 
-def cache_obstacle(layers: Iterable[nn.Module]) -> str | None:
+def reason_against_cache(layers: Iterable[nn.Module]) -> str | None:
     """Return the reason why a KV cache would mix up the layers of a decoder, or None.
 
     Args:
@@ -695,7 +696,7 @@ def engine_for(
         The engine and None, or None and the reason why the modules must be used.
     """
     modules = computing_modules(model)
-    reason = _obstacle(model, modules, int8)
+    reason = _reason_against_engine(model, modules, int8)
     if reason is not None:
         # otherwise the packed weights of a model that was moved or changed would stay in memory
         forget_engine(model)
@@ -707,7 +708,7 @@ def engine_for(
             # free the memory of the old engine first
             known = None
             _engines.pop(model, None)
-            engine = SearchEngine(model, Int8Product if int8 else FloatProduct)
+            engine = SearchEngine(model, Int8Linear if int8 else PackedLinear)
             reason = probe(engine, model, int8)
             known = _engines[model] = state, None if reason else engine, reason
     return known[1:]
@@ -758,7 +759,7 @@ def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> s
     is_exact = model.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     comparisons = [(engine, "", FLOAT32_TOLERANCE if is_exact else HALF_TOLERANCE, is_exact)]
     if int8:
-        plain = SearchEngine(model, PlainProduct)
+        plain = SearchEngine(model, PlainLinear)
         comparisons = [(plain, *comparisons[0][1:]), (engine, " in int8", INT8_TOLERANCE, False)]
     for one, name, tolerance, is_exact in comparisons:
         difference = _difference(_logits_of_engine(one, *batch), expected, is_exact)
@@ -826,15 +827,15 @@ def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target
     """Score the tokens of the probe, [B, 2, 4], step by step as a search does; [rows, V]."""
     decoding = engine.begin(engine.encode(source, mask), mask)
     first = decoding.step(target[:, :, :1])  # [B, 1, V]
-    decoding.follow(torch.zeros_like(target[:, :, 0]))
+    decoding.reorder(torch.zeros_like(target[:, :, 0]))
     # a copy, because the next step may overwrite the logits
     second = decoding.step(target[:, :, :2]).clone()  # [B, 2, V]
     # swap the beams, continue each with the tokens of the other, and remove the last sentence
-    stays = torch.arange(len(target) - 1, device=target.device)
-    decoding.follow(torch.tensor([1, 0], device=target.device).expand(len(stays), -1), stays)
+    kept = torch.arange(len(target) - 1, device=target.device)
+    decoding.reorder(torch.tensor([1, 0], device=target.device).expand(len(kept), -1), kept)
     changed = _changed(target)[:-1]
     third = decoding.step(changed[:, :, :3]).clone()  # [B - 1, 2, V]
-    decoding.follow(torch.tensor([0, 1], device=target.device).expand(len(stays), -1))
+    decoding.reorder(torch.tensor([0, 1], device=target.device).expand(len(kept), -1))
     fourth = decoding.step(changed)  # [B - 1, 2, V]
     return torch.cat([part.flatten(0, 1) for part in (first, second, third, fourth)])
 
@@ -922,9 +923,9 @@ __all__ = [
     "CapturedDecoding",
     "EngineDecoding",
     "SearchEngine",
-    "cache_obstacle",
     "deviations",
     "engine_for",
     "forget_engine",
-    "obstacle",
+    "reason_against_cache",
+    "reason_against_engine",
 ]

@@ -61,7 +61,7 @@ class EnsembleDecoding(Decoding):
 
     def __init__(self, members: Sequence[Decoding]):
         self.members = members
-        self.share_to_remove = max(member.share_to_remove for member in members)
+        self.min_finished_share = max(member.min_finished_share for member in members)
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -74,16 +74,16 @@ class EnsembleDecoding(Decoding):
         """
         return mean_log_probs([member.step(ids).log_softmax(dim=-1) for member in self.members])
 
-    def follow(self, parents: Tensor, stays: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         for member in self.members:
-            member.follow(parents, stays)
+            member.reorder(parents, kept)
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:

@@ -43,7 +43,12 @@ from .checks_vanilla_transformer import (
     check_terms,
 )
 from .cores_vanilla_transformer import shared_cores
-from .engine_vanilla_transformer import SearchEngine, cache_obstacle, engine_for, forget_engine
+from .engine_vanilla_transformer import (
+    SearchEngine,
+    engine_for,
+    forget_engine,
+    reason_against_cache,
+)
 from .ensemble_vanilla_transformer import EnsembleEngine, ensemble_engine
 from .identity_vanilla_transformer import generation_difference
 from .search_vanilla_transformer import (
@@ -182,7 +187,7 @@ class SearchMixin(_Base):
         check_source_length(self.config, source_shape(model_inputs)[0])
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
-        reason = cache_obstacle(getattr(self.get_decoder(), "layers", ()))
+        reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
         if config.use_cache is not False and reason is not None:
             warn_of_cache(type(self).__name__, reason)
             config.use_cache = kwargs["use_cache"] = False
@@ -248,13 +253,13 @@ class SearchMixin(_Base):
     def _is_bounded(self, given: GenerationConfig | None, kwargs: Mapping[str, Any]) -> bool:
         """Return whether the user has set a maximum length."""
         own = self.generation_config
-        wished = [kwargs.get("max_length"), kwargs.get("max_new_tokens"), own.max_new_tokens]
+        limits = [kwargs.get("max_length"), kwargs.get("max_new_tokens"), own.max_new_tokens]
         if given is not None:
-            wished += [given.max_length, given.max_new_tokens]
+            limits += [given.max_length, given.max_new_tokens]
         # Seq2SeqTrainer writes the library's default into the model's own configuration, so the
         # default does not count as a maximum that the user has set
         default = own._get_default_generation_params()["max_length"]
-        return any(it is not None for it in wished) or own.max_length not in (None, default)
+        return any(it is not None for it in limits) or own.max_length not in (None, default)
 
     def _prompt_length(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens in the decoder's prompt, including its start token."""
@@ -424,11 +429,11 @@ def decoder_cache(
         warnings.warn(message, FutureWarning, stacklevel=3)
     if cache is None and not use_cache:
         return None
-    if (obstacle := cache_obstacle(decoder.layers)) is not None:
+    if (reason := reason_against_cache(decoder.layers)) is not None:
         if cache is None:
             return None
         raise ValueError(
-            f"each layer of the decoder must have its own cache index, but {obstacle}: set "
+            f"each layer of the decoder must have its own cache index, but {reason}: set "
             "`layer_idx` of the layers to 0, 1, ..., or set use_cache=False."
         )
     if isinstance(cache, EncoderDecoderCache):
@@ -613,7 +618,7 @@ class EngineModel:
 
     def _reorder_cache(self, cache: Cache, rows: Tensor) -> Cache:
         # the library's cache stays empty, because the engine has its own
-        self._decoding.follow(rows.view(-1, self._num_beams) % self._num_beams)
+        self._decoding.reorder(rows.view(-1, self._num_beams) % self._num_beams)
         return cache
 
 
@@ -724,19 +729,19 @@ class ModuleDecoding(Decoding):
         self.is_first = False
         return forward(**self.inputs, return_dict=True)
 
-    def follow(self, parents: Tensor, stays: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', K].
-            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
-        sentences = torch.arange(self.num_sentences, device=parents.device)
-        kept = sentences if stays is None else stays
-        rows = (kept[:, None] * self.num_beams + parents).flatten()
+        everything = torch.arange(self.num_sentences, device=parents.device)
+        sentences = everything if kept is None else kept
+        rows = (sentences[:, None] * self.num_beams + parents).flatten()
         cache = self.model_kwargs.get(CACHE_NAME)
-        if stays is not None:
+        if kept is not None:
             num_rows = self.num_sentences * self.num_beams
             self.model_kwargs = {
                 name: select_rows(value, rows, num_rows)

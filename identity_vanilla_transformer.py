@@ -801,8 +801,8 @@ RELEASED: dict[str, dict[str, str]] = {
         "warn_of_other_code": "e6df13159db8b5a4",
     },
     "cpu_kernels": {
-        "CheapDropout": "f22e45b4fc51c3a0",
-        "OneDnnLinear": "e5a50ae64b9aad96",
+        "CheapDropout": "1b7589462f4f3fd4",
+        "OneDnnLinear": "2266c24038f7c178",
         "attention_in_float32": "d38cce84b67a3d61",
     },
 }

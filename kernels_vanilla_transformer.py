@@ -42,7 +42,7 @@ INT8_KERNELS = ("fbgemm", "onednn")
 FEW_OUTPUTS = 2**19
 
 
-class FloatProduct:
+class PackedLinear:
     """x W^T + b of one or several linear layers with the same input.
 
     On a CPU, small weights are packed, and large weights are read from the layers.
@@ -110,7 +110,7 @@ class FloatProduct:
         return product.relu_() if self.then_relu else product
 
 
-class PlainProduct:
+class PlainLinear:
     """x W^T + b, computed by the linear layers themselves, without packed weights.
 
     Args:
@@ -134,7 +134,7 @@ class PlainProduct:
         return product.relu_() if self.then_relu else product
 
 
-class Int8Product:
+class Int8Linear:
     """x W^T + b in int8, with one scale for each output and one scale for the whole input.
 
     Args:
@@ -183,7 +183,7 @@ class Int8Product:
 
 
 def is_used_in_place(weight: Tensor) -> bool:
-    """Return whether `FloatProduct` reads a weight from its layer, without a copy of it.
+    """Return whether `PackedLinear` reads a weight from its layer, without a copy of it.
 
     Args:
         weight: Weight of a linear layer.
@@ -468,9 +468,9 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
 
 
 __all__ = [
-    "FloatProduct",
-    "Int8Product",
-    "PlainProduct",
+    "Int8Linear",
+    "PackedLinear",
+    "PlainLinear",
     "captured",
     "exp_",
     "is_intel",

@@ -63,8 +63,8 @@ CONFIG = mapping(
     optional={
         "model_type": TEXT,
         "architectures": or_null(list_of(TEXT)),
-        "auto_map": mapping(others=TEXT),
-        "custom_pipelines": mapping(others=mapping()),
+        "auto_map": mapping(other_items=TEXT),
+        "custom_pipelines": mapping(other_items=mapping()),
         "vocab_size": whole(1),
         "dtype": or_null(DTYPE),
         "torch_dtype": or_null(DTYPE),

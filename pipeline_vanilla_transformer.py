@@ -33,7 +33,7 @@ from .alignment_vanilla_transformer import (
     aligned_words,
     default_heads,
     head_weights,
-    word_numbers,
+    word_indices,
 )
 from .configuration_vanilla_transformer import VanillaTransformerConfig
 from .scores_vanilla_transformer import decoder_rows, token_log_probabilities
@@ -207,11 +207,11 @@ class TranslationPipeline(Pipeline):
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
         split = prepare.pop("split_sentences", False)
-        wishes = {name: prepare.pop(name, None) for name in TARGET_SETTINGS}
+        target_settings = {name: prepare.pop(name, None) for name in TARGET_SETTINGS}
         if split and output.get("return_tensors"):
             raise ValueError("return_tensors must be false with split_sentences, got true.")
         for name in ("target_prefix", "required_terms"):
-            if split and wishes[name]:
+            if split and target_settings[name]:
                 raise ValueError(
                     f"{name} must not be given with split_sentences: it does not say which "
                     "sentence it belongs to."
@@ -219,7 +219,7 @@ class TranslationPipeline(Pipeline):
         return _Job(
             batching,
             split,
-            wishes,
+            target_settings,
             prepare,
             {**self._forward_params, **search},
             {**self._postprocess_params, **output},
@@ -436,10 +436,10 @@ class TranslationPipeline(Pipeline):
         skipped = len(self.prefix.split())
         sources: list[list[int | None]] = []
         for ids, count in zip(inputs["input_ids"].tolist(), counts, strict=True):
-            numbers = word_numbers(self.tokenizer, ids[:count])
-            sources.append([None if it is None else it - skipped for it in numbers])
+            indices = word_indices(self.tokenizer, ids[:count])
+            sources.append([None if it is None else it - skipped for it in indices])
         times = len(targets) // len(sources)
-        read = [word_numbers(self.tokenizer, ids, not is_written) for ids in targets]
+        read = [word_indices(self.tokenizer, ids, not is_written) for ids in targets]
         return [
             aligned_words(weights.mean(dim=0), sources[row // times], read[row])
             for row, weights in enumerate(found)
@@ -702,7 +702,7 @@ class TranslationPipeline(Pipeline):
 
     def _stream(self, texts: Iterable[str], job: "_Job") -> Iterator[list[dict[str, Any]]]:
         window = TEXTS_PER_WINDOW if job.batching["batch_size"] != 1 else 1
-        for name, value in job.wishes.items():
+        for name, value in job.target_settings.items():
             if is_for_each_text(name, value):
                 raise ValueError(
                     f"{name} must be for all texts that come from an iterator, got a list with one "
@@ -724,11 +724,11 @@ class TranslationPipeline(Pipeline):
         self._check_texts(texts)
         parts = [self.split(text, job.split, job.prepare.get("src_lang")) for text in texts]
         sentences = [[part.strip() for part in split if part.strip()] for split in parts]
-        forbidden = self._for_each("forbidden_terms", job.wishes["forbidden_terms"], texts)
+        forbidden = self._for_each("forbidden_terms", job.target_settings["forbidden_terms"], texts)
         if forbidden is not None:
             counts = map(len, sentences)
             repeated = [it for it, n in zip(forbidden, counts, strict=True) for _ in range(n)]
-            job = job._replace(wishes={**job.wishes, "forbidden_terms": repeated})
+            job = job._replace(target_settings={**job.target_settings, "forbidden_terms": repeated})
         found = iter(self._translate_whole(list(chain.from_iterable(sentences)), job))
         return [[_joined(split, found, job.output)] for split in parts]
 
@@ -745,38 +745,41 @@ class TranslationPipeline(Pipeline):
             "alignments": [[]] * count,
         }
         results = [self.postprocess(nothing, **job.output) for _ in texts]
-        wishes = self._wishes(texts, job)
-        searched = self._searched(search, any(wish.required for wish in wishes))
+        constraints = self._constraints(texts, job)
+        searched = self._searched(search, any(it.required for it in constraints))
         extra = {
             name: job.output.get(name, False) for name in ("return_scores", "return_alignment")
         }
         # in a batch, all prompts must have one length, and all searches one number of beams
         groups: dict[Any, dict[int, int]] = defaultdict(dict)
-        for index, (text, wish) in enumerate(zip(texts, wishes, strict=True)):
+        for index, (text, own) in enumerate(zip(texts, constraints, strict=True)):
             if text.strip():
-                key = len(wish.prompt), sum(map(len, wish.required)), bool(wish.forbidden)
+                key = len(own.prompt), sum(map(len, own.required)), bool(own.forbidden)
                 groups[key][index] = len(ids[index])
         for lengths in groups.values():
             for batch in batches_by_length(lengths, **job.batching):
                 inputs = self._padded([ids[index] for index in batch])
-                wished = self._search_of([wishes[index] for index in batch], search)
-                outputs = self.forward(inputs, searched=searched, **extra, **{**search, **wished})
+                constrained = self._search_of([constraints[index] for index in batch], search)
+                outputs = self.forward(
+                    inputs, searched=searched, **extra, **{**search, **constrained}
+                )
                 translations = self.postprocess(outputs, **job.output)
                 for row, index in enumerate(batch):
                     results[index] = translations[row * count : (row + 1) * count]
         return results
 
-    def _wishes(self, texts: list[str], job: "_Job") -> list["_Wish"]:
+    def _constraints(self, texts: list[str], job: "_Job") -> list["_Constraints"]:
         """Return the requirements of each translation, in token ids."""
         nothing: list[Any] = [()] * len(texts)
         prefixes, required, forbidden = (
-            self._for_each(name, job.wishes[name], texts) or nothing for name in TARGET_SETTINGS
+            self._for_each(name, job.target_settings[name], texts) or nothing
+            for name in TARGET_SETTINGS
         )
         tgt_lang = job.prepare.get("tgt_lang")
         prompts = nothing if prefixes is nothing else self._prompts(prefixes, tgt_lang)
         ids = self._term_ids({*chain.from_iterable(required)}, tgt_lang)
         return [
-            _Wish(prompt, [ids[term] for term in dict.fromkeys(terms)], avoided)
+            _Constraints(prompt, [ids[term] for term in dict.fromkeys(terms)], avoided)
             for prompt, terms, avoided in zip(prompts, required, forbidden, strict=True)
         ]
 
@@ -823,19 +826,21 @@ class TranslationPipeline(Pipeline):
                 raise ValueError(f"{name} must have no empty term, got {one!r}.")
         return list(values)
 
-    def _search_of(self, wishes: list["_Wish"], search: dict[str, Any]) -> dict[str, Any]:
+    def _search_of(
+        self, constraints: list["_Constraints"], search: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return the settings of `generate` for the requirements of a batch."""
         found: dict[str, Any] = {}
-        if wishes[0].prompt:
+        if constraints[0].prompt:
             if search.get("decoder_input_ids") is not None:
                 raise ValueError("decoder_input_ids must not be given with target_prefix.")
-            found["decoder_input_ids"] = torch.tensor([wish.prompt for wish in wishes])
-        if wishes[0].required:
-            found["required_tokens"] = [wish.required for wish in wishes]
-        if wishes[0].forbidden:
+            found["decoder_input_ids"] = torch.tensor([it.prompt for it in constraints])
+        if constraints[0].required:
+            found["required_tokens"] = [it.required for it in constraints]
+        if constraints[0].forbidden:
             if self._spelling is None:
                 self._spelling = Spelling(token_bytes(self.tokenizer))
-            forbid = ForbiddenTerms([wish.forbidden for wish in wishes], self._spelling)
+            forbid = ForbiddenTerms([it.forbidden for it in constraints], self._spelling)
             given = search.get("logits_processor") or ()
             found["logits_processor"] = LogitsProcessorList([*given, forbid])
         return found
@@ -865,19 +870,19 @@ class _Job(NamedTuple):
     """Settings of a call, grouped by the function that reads them.
 
     `batching` is for `batches_by_length`, `prepare` for `preprocess`, `search` for `generate` and
-    `output` for `postprocess`. `split` is the setting `split_sentences`, and `wishes` contains
-    `TARGET_SETTINGS`.
+    `output` for `postprocess`. `split` is the setting `split_sentences`, and `target_settings`
+    contains `TARGET_SETTINGS`.
     """
 
     batching: dict[str, Any]
     split: bool | str | None
-    wishes: dict[str, Any]
+    target_settings: dict[str, Any]
     prepare: dict[str, Any]
     search: dict[str, Any]
     output: dict[str, Any]
 
 
-class _Wish(NamedTuple):
+class _Constraints(NamedTuple):
     """Requirements of one translation.
 
     `prompt` contains the token ids of the decoder's prompt, `required` the token ids of each

@@ -18,20 +18,21 @@ class Kind(NamedTuple):
     """Description of a value.
 
     Args:
-        words: Rule for the value in words, to be appended to "must be" in an error.
-        fits: Function that returns whether a value is of this kind; it does not check entries and
-            items, which the other fields describe.
-        needed: Kind of each required entry, by name.
+        rule: Rule for the value in words, to be appended to "must be" in an error.
+        matches: Function that returns whether a value is of this kind; it does not check entries
+            and items, which the other fields describe.
+        required: Kind of each required entry, by name.
         optional: Kind of each optional entry, by name.
-        others: Kind of all other entries of a mapping, or of all items of a list; None for any.
+        other_items: Kind of all other entries of a mapping, or of all items of a list; None for
+            any.
         names: Regular expression for the names of the other entries; empty for any.
     """
 
-    words: str
-    fits: Callable[[Any], bool]
-    needed: Mapping[str, "Kind"] = {}
+    rule: str
+    matches: Callable[[Any], bool]
+    required: Mapping[str, "Kind"] = {}
     optional: Mapping[str, "Kind"] = {}
-    others: "Kind | None" = None
+    other_items: "Kind | None" = None
     names: str = ""
 
 
@@ -53,7 +54,7 @@ def is_whole_text(value: str) -> bool:
 
 
 ANYTHING = Kind("anything", lambda value: True)
-# `others` of a mapping that must have no other entries
+# `other_items` of a mapping that must have no other entries
 NOTHING = Kind("nothing", lambda value: False)
 NUMBER = Kind("a finite number", _is_number)
 TEXT = Kind("text", lambda value: isinstance(value, str) and is_whole_text(value))
@@ -69,9 +70,9 @@ def whole(least: int | None = None) -> Kind:
     Returns:
         The description.
     """
-    words = "a whole number" + ("" if least is None else f" of at least {least}")
+    rule = "a whole number" + ("" if least is None else f" of at least {least}")
     return Kind(
-        words,
+        rule,
         lambda value: (
             type(value) is int
             and (-LARGEST_NUMBER if least is None else least) <= value <= LARGEST_NUMBER
@@ -102,8 +103,8 @@ def either(first: Kind, second: Kind) -> Kind:
         The description.
     """
     return first._replace(
-        words=f"{first.words} or {second.words}",
-        fits=lambda value: first.fits(value) or second.fits(value),
+        rule=f"{first.rule} or {second.rule}",
+        matches=lambda value: first.matches(value) or second.matches(value),
     )
 
 
@@ -129,22 +130,24 @@ def list_of(items: Kind, least: int = 0) -> Kind:
     Returns:
         The description.
     """
-    words = "a list" + (f" of at least {least}" if least else "")
-    return Kind(words, lambda value: isinstance(value, list) and len(value) >= least, others=items)
+    rule = "a list" + (f" of at least {least}" if least else "")
+    return Kind(
+        rule, lambda value: isinstance(value, list) and len(value) >= least, other_items=items
+    )
 
 
 def mapping(
-    needed: Mapping[str, Kind] | None = None,
+    required: Mapping[str, Kind] | None = None,
     optional: Mapping[str, Kind] | None = None,
-    others: Kind | None = None,
+    other_items: Kind | None = None,
     names: str = "",
 ) -> Kind:
     """Describe a mapping of names to values.
 
     Args:
-        needed: Kind of each required entry, by name.
+        required: Kind of each required entry, by name.
         optional: Kind of each optional entry, by name.
-        others: Kind of all other entries; None for any.
+        other_items: Kind of all other entries; None for any.
         names: Regular expression for the names of the other entries.
 
     Returns:
@@ -153,9 +156,9 @@ def mapping(
     return Kind(
         "a mapping",
         lambda value: isinstance(value, dict),
-        needed or {},
+        required or {},
         optional or {},
-        others,
+        other_items,
         names,
     )
 
@@ -173,20 +176,20 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         ValueError: If the value does not match; names the file, the field, the rule and the value.
     """
     what = f"{file}: {field}" if field else str(file)
-    if not kind.fits(value):
-        raise ValueError(f"{what} must be {kind.words}, got {shown(value)}.")
-    if isinstance(value, list) and kind.others is not None:
+    if not kind.matches(value):
+        raise ValueError(f"{what} must be {kind.rule}, got {shown(value)}.")
+    if isinstance(value, list) and kind.other_items is not None:
         for index, item in enumerate(value):
-            check(item, kind.others, file, f"{field}[{index}]")
+            check(item, kind.other_items, file, f"{field}[{index}]")
     if not isinstance(value, dict):
         return
-    for name in kind.needed:
+    for name in kind.required:
         if name not in value:
             raise ValueError(f"{what} must have {name}, got {shown(sorted(value))}.")
     for name, part in value.items():
-        described = kind.needed.get(name) or kind.optional.get(name) or kind.others
+        described = kind.required.get(name) or kind.optional.get(name) or kind.other_items
         inner = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
-        is_named = name in kind.needed or name in kind.optional
+        is_named = name in kind.required or name in kind.optional
         if described is None:
             continue
         is_allowed = is_named or re.fullmatch(kind.names or ".*", name, re.S)

@@ -37,16 +37,16 @@ from .kernels_vanilla_transformer import likeliest
 class Decoding:
     """Decoder of a model during one search, with R hypotheses for each of B sentences.
 
-    A search calls `step` and `follow` in turn, and `finish` at its end.
+    A search calls `step` and `reorder` in turn, and `finish` at its end.
 
     Attributes:
         is_fixed: Whether every sentence must stay in the batch until the search ends.
-        share_to_remove: Smallest share of finished sentences in the batch at which they are
+        min_finished_share: Smallest share of finished sentences in the batch at which they are
             removed.
     """
 
     is_fixed = False
-    share_to_remove = 0.1
+    min_finished_share = 0.1
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -61,13 +61,13 @@ class Decoding:
         """
         raise NotImplementedError
 
-    def follow(self, parents: Tensor, stays: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            stays: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         raise NotImplementedError
 
@@ -253,7 +253,7 @@ class PaperBeamSearch:
         ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
         self.end_tokens = torch.cat(ends) if ends else config._eos_token_tensor
         pad = config._pad_token_tensor
-        self.fill = int(self.end_tokens[0] if pad is None else pad)
+        self.padding_id = int(self.end_tokens[0] if pad is None else pad)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
         self.num_sentences = input_ids.shape[0] // self.num_beams
@@ -266,7 +266,7 @@ class PaperBeamSearch:
 
         length = self.prompt_length + int(self.limits.max())
         shape = (self.num_sentences, self.num_beams)
-        ids = input_ids.new_full((*shape, length), self.fill)
+        ids = input_ids.new_full((*shape, length), self.padding_id)
         ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
         origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
         scores = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
@@ -361,8 +361,9 @@ class PaperBeamSearch:
 
         at_limit = step >= self.limits
         if step >= self.first_limit:
-            cut = self.open.scores / self._penalty(step)
-            self._fill_with_cut(at_limit, Hypotheses(self.open.ids, self.open.origins, cut))
+            scores = self.open.scores / self._penalty(step)
+            truncated = Hypotheses(self.open.ids, self.open.origins, scores)
+            self._fill_with_truncated(at_limit, truncated)
         # upper bound of the final score: the log-probability can only decrease, and the penalty
         # grows or falls with the length, so it is most favorable at the next or the maximum length
         best_open = self.open.scores.amax(dim=1)
@@ -407,15 +408,15 @@ class PaperBeamSearch:
             ends = ends | self.stopping_criteria(ids, scores).view_as(ends)
         return ends
 
-    def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
-        """Fill missing complete hypotheses of sentences at their limit with the best cut ones."""
+    def _fill_with_truncated(self, at_limit: Tensor, truncated: Hypotheses):
+        """Fill missing complete hypotheses of sentences at their limit with truncated ones."""
         missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
-        cut = cut.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
+        truncated = truncated.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
         wide = missing[:, :, None]
         self.complete = Hypotheses(
-            torch.where(wide, cut.ids, self.complete.ids),
-            torch.where(wide, cut.origins, self.complete.origins),
-            torch.where(missing, cut.scores, self.complete.scores),
+            torch.where(wide, truncated.ids, self.complete.ids),
+            torch.where(wide, truncated.origins, self.complete.origins),
+            torch.where(missing, truncated.scores, self.complete.scores),
         )
 
     def _leave(self, done: list[bool], is_finished: bool):
@@ -435,15 +436,15 @@ class PaperBeamSearch:
             return
         kept = None
         if is_worth_shrinking(self.decoding, done):
-            stays = [row for row, is_done in enumerate(done) if not is_done]
-            kept = self.sentences.new_tensor(stays)
+            kept_rows = [row for row, is_done in enumerate(done) if not is_done]
+            kept = self.sentences.new_tensor(kept_rows)
             self.open = self.open.of_sentences(kept)
             self.complete = self.complete.of_sentences(kept)
             self.chosen_beams = self.chosen_beams[kept]
             self.limits, self.sentences = self.limits[kept], self.sentences[kept]
             self.first_limit = int(self.limits.min())
-            self.has_result = [self.has_result[row] for row in stays]
-        self.decoding.follow(self.chosen_beams, kept)
+            self.has_result = [self.has_result[row] for row in kept_rows]
+        self.decoding.reorder(self.chosen_beams, kept)
 
     def _refuse_forbidden(self):
         """Refuse to return a hypothesis with a token that a processor has forbidden."""
@@ -522,11 +523,11 @@ def greedy_search(
         length += 1
         is_done |= stopping_criteria(ids[:, :length], None)
         done = is_done[sentences].tolist()
-        stays = None
+        kept = None
         if not all(done) and is_worth_shrinking(decoding, done):
-            stays = sentences.new_tensor([row for row, it in enumerate(done) if not it])
-            sentences, done = sentences[stays], [False] * len(stays)
-        decoding.follow(torch.zeros_like(sentences)[:, None], stays)
+            kept = sentences.new_tensor([row for row, it in enumerate(done) if not it])
+            sentences, done = sentences[kept], [False] * len(kept)
+        decoding.reorder(torch.zeros_like(sentences)[:, None], kept)
     decoding.finish()
     return ids[:, :length]
 
@@ -538,7 +539,7 @@ def is_worth_shrinking(decoding: Decoding, done: Sequence[bool]) -> bool:
         decoding: Decoder of the batch.
         done: Whether each sentence of the batch is finished.
     """
-    return not decoding.is_fixed and sum(done) >= max(1, decoding.share_to_remove * len(done))
+    return not decoding.is_fixed and sum(done) >= max(1, decoding.min_finished_share * len(done))
 
 
 class TokenRules:

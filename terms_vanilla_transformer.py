@@ -92,10 +92,10 @@ class TermBeamSearch(PaperBeamSearch):
         scores, index = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
         return scores, index
 
-    def _fill_with_cut(self, at_limit: Tensor, cut: Hypotheses):
-        is_met, _ = term_matches(cut.ids, self.terms[self.sentences])
-        cut.scores = cut.scores.masked_fill(~is_met.all(dim=2), -torch.inf)
-        super()._fill_with_cut(at_limit, cut.best(self.num_beams))
+    def _fill_with_truncated(self, at_limit: Tensor, truncated: Hypotheses):
+        is_met, _ = term_matches(truncated.ids, self.terms[self.sentences])
+        truncated.scores = truncated.scores.masked_fill(~is_met.all(dim=2), -torch.inf)
+        super()._fill_with_truncated(at_limit, truncated.best(self.num_beams))
 
 
 def num_banks(terms: Sequence[Sequence[Sequence[int]]]) -> int:

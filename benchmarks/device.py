@@ -146,7 +146,7 @@ def _loss_and_gradient(
     inputs = {name: it.to(device) for name, it in mask_for_sdpa(tensors).items()}
     with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
         loss = fused_loss_sum(
-            model, **inputs, places=label_indices, label_smoothing=LABEL_SMOOTHING
+            model, **inputs, label_indices=label_indices, label_smoothing=LABEL_SMOOTHING
         )
     return _with_gradient(model, loss)
 

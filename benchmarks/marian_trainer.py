@@ -32,7 +32,7 @@ from ..console import run_command
 from ..train.averaging import average_weights
 from ..train.config import PRECISIONS, TrainConfig
 from ..train.data.corpus import texts_of
-from ..train.data.pairs import drop_untrainable, encode_pairs, lengths
+from ..train.data.pairs import drop_untrainable, encode_pairs, pair_lengths
 from ..train.data.prepare import load_main_corpus
 from ..train.run_folder.environment import write_environment
 from ..train.run_folder.files import read_recipe
@@ -64,7 +64,7 @@ def train_marian(
     languages = (recipe.source_lang, recipe.target_lang)
     rows = encode_pairs(load_main_corpus(recipe)["train"], "train", tokenizer, *languages)
     rows, _ = drop_untrainable(rows, "train", recipe.max_length)
-    target_tokens = lengths(rows)[1].mean()
+    target_tokens = pair_lengths(rows)[1].mean()
     arguments = Seq2SeqTrainingArguments(
         output_dir=str(output_dir),
         max_steps=recipe.max_steps,

@@ -267,8 +267,8 @@ def difference(name: str, size: str, batch: Batch, flags: argparse.Namespace) ->
     use_cpu_kernels(ours, is_half=False)
     for module in ours.modules():
         module.training = isinstance(module, nn.Linear)
-    places = (tensors["labels"].flatten() != IGNORED).nonzero()[:, 0]
-    actual = fused_loss_sum(ours, **tensors, places=places, label_smoothing=smoothing)
+    label_indices = (tensors["labels"].flatten() != IGNORED).nonzero()[:, 0]
+    actual = fused_loss_sum(ours, **tensors, label_indices=label_indices, label_smoothing=smoothing)
     actual.backward()
     gradients = [_embedding_gradient(model, flags.model_vocab_size) for model in (theirs, ours)]
     gap = (gradients[0] - gradients[1]).abs().max() / gradients[0].abs().max()

@@ -17,7 +17,7 @@ from ..tokenization.learning import learn_vocabulary
 from ..train.config import TrainConfig
 from ..train.data.batches import Collator, plan_steps, steps_for
 from ..train.data.corpus import load_translations, texts_of
-from ..train.data.pairs import drop_untrainable, encode_pairs, lengths
+from ..train.data.pairs import drop_untrainable, encode_pairs, pair_lengths
 from ..train.data.prepare import load_texts, vocabulary_texts
 from ..train.run_folder.files import read_recipe
 
@@ -127,7 +127,7 @@ def read_corpus(config: TrainConfig, model_vocab_size: int | None = None) -> Cor
         )
     rows = encode_pairs(texts.train[0], "train", tokenizer, *languages)
     rows, _ = drop_untrainable(rows, "train", config.max_length)
-    return Corpus(sentences, tokenizer, rows, *lengths(rows))
+    return Corpus(sentences, tokenizer, rows, *pair_lengths(rows))
 
 
 def add_device(parser: argparse.ArgumentParser):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from .. import VanillaTransformerConfig, VanillaTransformerForConditionalGeneration
 from ..modeling_vanilla_transformer import VanillaTransformerEncoder
-from ..train.schedule import follow_rate, learning_rate
+from ..train.schedule import learning_rate, make_scheduler
 from ..train.step import smoothed_loss_sum
 from .positional_encoding import candidate_encoding
 
@@ -151,7 +151,7 @@ def train_small_model(
         warmup_steps=training.warmup_steps,
         factor=training.learning_rate_factor,
     )
-    scheduler = follow_rate(optimizer, rate_of_step)
+    scheduler = make_scheduler(optimizer, rate_of_step)
     model.train()
     for source, target in itertools.islice(batches, training.steps):
         logits, target = predict(model, source, target)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..atomic_files import held, make_folder, write_atomically
+from ..atomic_files import locked_folder, make_folder, write_atomically
 from ..drawing import save_figure, write_message
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def show_study(
         if not nearest.is_dir():
             raise ValueError(f"{name} must be a folder, got the file {nearest}.")
     done = []
-    with held(folder):
+    with locked_folder(folder):
         try:
             for section in sections:
                 if not section.is_printed_only:

@@ -185,10 +185,10 @@ def train(model, inputs: dict[str, Tensor]) -> dict:
     model.train()
     use_cheap_dropout(model)
     target = inputs["input_ids"].roll(1, dims=1)
-    places = torch.arange(target.numel(), device=target.device)[2:]
+    label_indices = torch.arange(target.numel(), device=target.device)[2:]
     mask = inputs["attention_mask"].bool()[:, None, None]
     waits.clear()
-    loss = fused_loss_sum(model, inputs["input_ids"], target, target, places, 0.1, mask)
+    loss = fused_loss_sum(model, inputs["input_ids"], target, target, label_indices, 0.1, mask)
     loss.backward()
     waited = sum(waits.values())
     norms = {name: weight.grad.norm().item() for name, weight in model.named_parameters()}
@@ -218,7 +218,7 @@ def main():
             inputs = {name: tensor.to(NAME) for name, tensor in inputs.items()}
             # they are no plain ones, as a GPU's are: all else is asked
             engine.nn.Parameter = OnDevice
-            found = {"refusal": engine.obstacle(model), **search(model, inputs)}
+            found = {"refusal": engine.reason_against_engine(model), **search(model, inputs)}
             found["training"] = train(copy.deepcopy(model), inputs)
             found["float16"] = search(copy.deepcopy(model).half(), inputs)
             found["bfloat16"] = search(model.bfloat16(), inputs)

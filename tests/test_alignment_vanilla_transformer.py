@@ -16,7 +16,7 @@ from vanilla_transformer.alignment_vanilla_transformer import (
     aligned_words,
     choose_heads,
     head_weights,
-    word_numbers,
+    word_indices,
 )
 from vanilla_transformer.cli import main
 
@@ -134,17 +134,17 @@ def test_tokens_belong_to_the_words_of_the_text(kind, translate, pieces, tmp_pat
         tokenizer = vanilla_transformer.load(tmp_path).tokenizer
     text = "the cat sleeps in the house"
     ids = tokenizer(text)["input_ids"]
-    numbers = word_numbers(tokenizer, ids)
-    assert len(numbers) == len(ids)
-    assert numbers[-1] is None
+    indices = word_indices(tokenizer, ids)
+    assert len(indices) == len(ids)
+    assert indices[-1] is None
     for number, word in enumerate(text.split()):
-        own = [token for token, it in zip(ids, numbers, strict=True) if it == number]
+        own = [token for token, it in zip(ids, indices, strict=True) if it == number]
         assert tokenizer.decode(own).strip() == word
 
 
 def test_unknown_characters_keep_the_numbers_of_words(translate):
     ids = translate.tokenizer("the \u4e00 house")["input_ids"]
-    numbers = [it for it in word_numbers(translate.tokenizer, ids) if it is not None]
+    numbers = [it for it in word_indices(translate.tokenizer, ids) if it is not None]
     assert sorted(set(numbers)) == [0, 1, 2]
 
 

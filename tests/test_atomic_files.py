@@ -12,7 +12,7 @@ import pytest
 import train_toys
 from translation_toys import make_model, make_tokenizer
 
-from vanilla_transformer.atomic_files import atomic_folder, held, write_atomically
+from vanilla_transformer.atomic_files import atomic_folder, locked_folder, write_atomically
 from vanilla_transformer.cli import main
 from vanilla_transformer.export.marian import to_marian
 from vanilla_transformer.loading import load_run
@@ -54,21 +54,21 @@ def test_a_link_is_replaced_and_its_target_stays(tmp_path):
 
 def test_a_folder_has_one_lock_holder_and_keeps_no_lock_file(tmp_path):
     folder = tmp_path / "a" / "run"
-    with held(folder) as is_locked:
+    with locked_folder(folder) as is_locked:
         assert is_locked
         with (
             pytest.raises(ValueError, match=f"{folder} is in use by another command"),
-            held(folder),
+            locked_folder(folder),
         ):
             pass
         (folder / "mine").write_text("x")
     assert [path.name for path in folder.iterdir()] == ["mine"]
     # only the command that created the folder removes it
-    with held(folder):
+    with locked_folder(folder):
         (folder / "mine").unlink()
     assert not list(folder.iterdir())
     folder.rmdir()
-    with held(folder):
+    with locked_folder(folder):
         pass
     assert not folder.exists()
 
@@ -77,7 +77,7 @@ def test_a_waiting_command_gets_the_lock(tmp_path):
     order = []
 
     def first():
-        with held(tmp_path):
+        with locked_folder(tmp_path):
             order.append("first")
             time.sleep(0.5)
             order.append("left")
@@ -86,7 +86,7 @@ def test_a_waiting_command_gets_the_lock(tmp_path):
     thread.start()
     while not order:
         time.sleep(0.01)
-    with held(tmp_path, seconds=20):
+    with locked_folder(tmp_path, seconds=20):
         order.append("second")
     thread.join()
     assert order == ["first", "left", "second"]
@@ -94,7 +94,10 @@ def test_a_waiting_command_gets_the_lock(tmp_path):
 
 def test_a_folder_that_cannot_be_locked_is_named(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(ValueError, match="must be a folder, got the file"), held(tmp_path / "file"):
+    with (
+        pytest.raises(ValueError, match="must be a folder, got the file"),
+        locked_folder(tmp_path / "file"),
+    ):
         pass
 
 

@@ -649,8 +649,8 @@ def test_int8_is_close_to_float32(lively_model, source, searched, scores, fields
     exact, rounded = scores
     torch.testing.assert_close(rounded, exact, rtol=0.05, atol=0.05)
     assert not torch.equal(rounded, exact)
-    for product in (searched[1].vocabulary, searched[1].memory_projection):
-        assert isinstance(product, engine.Int8Product)
+    for linear in (searched[1].vocabulary, searched[1].memory_projection):
+        assert isinstance(linear, engine.Int8Linear)
 
 
 def test_the_setting_int8_is_saved(lively_model, source, searched, tmp_path):
@@ -663,7 +663,7 @@ def test_the_setting_int8_is_saved(lively_model, source, searched, tmp_path):
     assert again.generate(**source).tolist() == expected.tolist()
     again.generate(**source, int8=False)
     kinds = [type(search.vocabulary) for search in searched]
-    assert kinds == [engine.Int8Product, engine.Int8Product, engine.FloatProduct]
+    assert kinds == [engine.Int8Linear, engine.Int8Linear, engine.PackedLinear]
 
 
 def test_int8_must_be_true_or_false(lively_model, source):

@@ -55,23 +55,23 @@ def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
         x = torch.randn(num_rows, inputs)
         with torch.no_grad():
             expected = torch.cat([layer(x) for layer in layers], dim=1)
-            found = kernels.FloatProduct(layers)(x)
+            found = kernels.PackedLinear(layers)(x)
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-            rectified = kernels.FloatProduct(layers[:1], then_relu=True)(x)
+            rectified = kernels.PackedLinear(layers[:1], then_relu=True)(x)
             torch.testing.assert_close(rectified, layers[0](x).relu(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("inputs", "outputs"), [(1024, 1024), (32, 2**20 + 1)])
 def test_a_large_weight_is_read_from_its_layer(inputs, outputs):
     layers = [torch.nn.Linear(inputs, size) for size in (outputs, 8)]
-    product = kernels.FloatProduct(layers)
+    linear = kernels.PackedLinear(layers)
     x = torch.randn(3, inputs)
     with torch.no_grad():
         for layer in layers:
             layer.weight.data.normal_()
             layer.bias.data.normal_()
         expected = torch.cat([layer(x) for layer in layers], dim=1)
-        torch.testing.assert_close(product(x), expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(linear(x), expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.skipif(
@@ -90,7 +90,7 @@ def test_a_library_that_is_right_for_one_number_of_rows_is_not_used(monkeypatch)
     monkeypatch.setattr(kernels, "packing_library", tried_anew)
     layer, x = torch.nn.Linear(40, 70), torch.randn(3, 40)
     with torch.no_grad():
-        torch.testing.assert_close(kernels.FloatProduct([layer])(x), layer(x))
+        torch.testing.assert_close(kernels.PackedLinear([layer])(x), layer(x))
     assert tried_anew() is None
 
 
@@ -127,9 +127,9 @@ def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_re
     x = torch.randn(num_rows, 30)
     with torch.no_grad():
         plain = torch.cat([layer(x) for layer in layers], dim=1)
-    product = kernels.Int8Product(layers, then_relu)
+    linear = kernels.Int8Linear(layers, then_relu)
     # x is rounded as torch does it, the weights of each output by hand
-    scale, zero = torch._choose_qparams_per_tensor(x, product.in_seven_bits)
+    scale, zero = torch._choose_qparams_per_tensor(x, linear.in_seven_bits)
     rounded = scale * ((x / scale).round() + zero).clamp(0, 255).sub(zero)
     expected = []
     for layer in layers:
@@ -140,7 +140,7 @@ def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_re
         plain, expected = plain.relu(), expected.relu()
     for few in (0, 2**19):
         monkeypatch.setattr(kernels, "FEW_OUTPUTS", few)
-        found = product(x)
+        found = linear(x)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(found, plain, rtol=0.1, atol=0.05)
 
@@ -149,13 +149,13 @@ def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_re
 def test_few_rows_have_a_kernel_of_their_own_with_vnni(has_vnni, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has_vnni)
     known = {*kernels.INT8_KERNELS} & {*torch.backends.quantized.supported_engines}
-    product = kernels.Int8Product([torch.nn.Linear(8, 5)])
-    assert product.in_seven_bits is not has_vnni
-    assert len(product.weights) == (max(1, len(known)) if has_vnni else 1)
+    linear = kernels.Int8Linear([torch.nn.Linear(8, 5)])
+    assert linear.in_seven_bits is not has_vnni
+    assert len(linear.weights) == (max(1, len(known)) if has_vnni else 1)
     if not has_vnni:
         return
-    monkeypatch.setattr(product, "weights", ["few", "many"])
-    monkeypatch.setattr(product, "multiply", lambda x, weight, _: weight)
+    monkeypatch.setattr(linear, "weights", ["few", "many"])
+    monkeypatch.setattr(linear, "multiply", lambda x, weight, _: weight)
     monkeypatch.setattr(kernels, "FEW_OUTPUTS", 5 * 12)
-    assert product(torch.ones(12, 8)) == "few"
-    assert product(torch.ones(13, 8)) == "many"
+    assert linear(torch.ones(12, 8)) == "few"
+    assert linear(torch.ones(13, 8)) == "many"

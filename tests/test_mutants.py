@@ -31,7 +31,11 @@ from vanilla_transformer import TranslationPipeline, loading
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer import modeling_vanilla_transformer as modeling
 from vanilla_transformer.conversion.library_code import LIBRARY_CODE
-from vanilla_transformer.engine_vanilla_transformer import SearchEngine, obstacle, probe
+from vanilla_transformer.engine_vanilla_transformer import (
+    SearchEngine,
+    probe,
+    reason_against_engine,
+)
 from vanilla_transformer.identity_vanilla_transformer import RELEASED
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices.cpu_kernels import CheapDropout, use_cpu_kernels
@@ -175,15 +179,15 @@ def check_losses(model, tokenizer):
     inputs = {**inputs, "decoder_input_ids": inputs["input_ids"]}
     labels = inputs["input_ids"].roll(-1, dims=1)
     labels[:, -1] = IGNORED
-    places = (labels.flatten() != IGNORED).nonzero().flatten()
+    label_indices = (labels.flatten() != IGNORED).nonzero().flatten()
     accelerator = Accelerator(cpu=True)
     with torch.no_grad():
         expected = [smoothed_loss_sum(logits(model, tokenizer), labels, it) for it in (0.1, 0.0)]
-        batch = {**inputs, "labels": labels, "places": places}
+        batch = {**inputs, "labels": labels, "label_indices": label_indices}
         found = batch_loss_sum(accelerator, model, batch, 0.1)
         torch.testing.assert_close(found, expected[0], rtol=1e-5, atol=1e-4)
         mean = validation_loss(accelerator, model, [{**inputs, "labels": labels}])
-    assert mean * len(places) == pytest.approx(float(expected[1]), rel=1e-5)
+    assert mean * len(label_indices) == pytest.approx(float(expected[1]), rel=1e-5)
     model.eval()
 
 
@@ -240,7 +244,7 @@ def test_a_probe_alone_would_not_find_all(tokenizer, tmp_path):
     module = edited_module(tmp_path, *EDITS["positions past the probe"])
     model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
     assert probe(SearchEngine(model), model) is None
-    assert "PositionalEncoding differs from the released code" in obstacle(model)
+    assert "PositionalEncoding differs from the released code" in reason_against_engine(model)
 
 
 def test_an_edit_that_computes_the_same_finds_the_engine(tokenizer, tmp_path):
@@ -255,7 +259,7 @@ def test_an_edit_that_computes_the_same_finds_the_engine(tokenizer, tmp_path):
         folder.mkdir()
         module = edited_module(folder, old, new)
         model = of_class(make_model(tokenizer), module.VanillaTransformerForConditionalGeneration)
-        assert obstacle(model) is None
+        assert reason_against_engine(model) is None
 
 
 def add_hook(model):
@@ -366,7 +370,7 @@ def test_a_changed_model_is_searched_with_the_change(change, tokenizer, run, mon
     change(model)
     named = CHANGES[change].split(" is of the class ")[-1]
     check(model, tokenizer, run, make_model(tokenizer), monkeypatch, named)
-    assert CHANGES[change] in obstacle(model) or change is quantize
+    assert CHANGES[change] in reason_against_engine(model) or change is quantize
 
 
 def share_the_layers(model):
@@ -397,7 +401,7 @@ def test_layers_that_would_share_a_cache_are_searched_without_one(change, tokeni
     generation.warn_of_cache.cache_clear()
     told = []
     monkeypatch.setattr(generation.logger, "warning", lambda text, *args: told.append(text % args))
-    assert "cache indices" in obstacle(model)
+    assert "cache indices" in reason_against_engine(model)
     if change is not add_a_copy_of_the_layer:
         assert (logits(model, tokenizer) - before).abs().max() > 1e-3
     inputs = tokenizer(TEXTS, return_tensors="pt", padding=True)
@@ -484,7 +488,7 @@ def test_a_change_that_padding_hides_is_searched(change, tokenizer):
 def test_a_weight_that_a_lookup_changes_is_not_packed(tokenizer):
     model = make_model(tokenizer)
     model.model.encoder.embed_tokens.max_norm = 1.0
-    assert "embed_tokens has max_norm" in obstacle(model)
+    assert "embed_tokens has max_norm" in reason_against_engine(model)
 
 
 def test_an_engine_follows_the_attention_function(tokenizer):
@@ -592,9 +596,9 @@ def test_a_mask_function_that_was_patched_before_the_import_is_seen(tmp_path):
         masks.create_bidirectional_mask = lambda *args, **kwargs: whole(*args, **kwargs)
         from vanilla_transformer import VanillaTransformerConfig
         from vanilla_transformer import VanillaTransformerForConditionalGeneration
-        from vanilla_transformer.engine_vanilla_transformer import obstacle
+        from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
         config = VanillaTransformerConfig(vocab_size=50, d_model=16)
-        print(obstacle(VanillaTransformerForConditionalGeneration(config).eval()))
+        print(reason_against_engine(VanillaTransformerForConditionalGeneration(config).eval()))
     """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
@@ -707,10 +711,10 @@ def test_the_command_line_evaluates_a_file_that_was_edited_in_place(run, tmp_pat
 @pytest.mark.parametrize("kind", ["attention", "mask"])
 def test_a_registered_function_under_the_librarys_name_is_seen(kind, tokenizer, monkeypatch):
     model = make_model(tokenizer)
-    assert obstacle(model) is None
+    assert reason_against_engine(model) is None
     registry = AttentionInterface if kind == "attention" else AttentionMaskInterface
     monkeypatch.setitem(registry._global_mapping, "sdpa", colder)
-    assert f"the {kind} function 'sdpa'" in obstacle(model)
+    assert f"the {kind} function 'sdpa'" in reason_against_engine(model)
 
 
 USERS_FILE = """
@@ -772,4 +776,4 @@ def test_the_digests_of_the_library_are_those_of_the_installed_version():
 
 
 def test_train_toys_are_released():
-    assert obstacle(train_toys.toy_model(dropout=0.1).eval()) is None
+    assert reason_against_engine(train_toys.toy_model(dropout=0.1).eval()) is None

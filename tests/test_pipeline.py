@@ -29,7 +29,7 @@ from vanilla_transformer import (
     VanillaTransformerTokenizer,
 )
 from vanilla_transformer import generation_vanilla_transformer as generation
-from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
+from vanilla_transformer.kernels_vanilla_transformer import Int8Linear, PackedLinear
 from vanilla_transformer.pipeline_vanilla_transformer import (
     TEXTS_PER_WINDOW,
     batches_by_length,
@@ -201,7 +201,7 @@ def test_int8_is_a_setting_of_the_search(translate, model, tokenizer, monkeypatc
     translate(TEXTS[0], int8=True)
     TranslationPipeline(model, tokenizer, device="cpu", int8=True)(TEXTS[0])
     translate(TEXTS[0])
-    assert kinds == [Int8Product, Int8Product, FloatProduct]
+    assert kinds == [Int8Linear, Int8Linear, PackedLinear]
 
 
 def test_a_misspelt_setting_is_refused(translate):

@@ -19,8 +19,12 @@ from vanilla_transformer.records import (
 
 KIND = mapping(
     {"step": whole(0), "names": list_of(TEXT, least=1)},
-    {"loss": or_null(NUMBER), "any": ANYTHING, "sizes": mapping(others=whole(0), names="[a-z]+")},
-    others=NOTHING,
+    {
+        "loss": or_null(NUMBER),
+        "any": ANYTHING,
+        "sizes": mapping(other_items=whole(0), names="[a-z]+"),
+    },
+    other_items=NOTHING,
 )
 GOOD = {"step": 3, "names": ["a"]}
 

@@ -213,10 +213,14 @@ def test_batches_do_not_change_translations(translate):
     prefixes = [["", "the", "a house"][place % 3] for place in range(len(MANY))]
     required = [[[], ["dog"], ["small dog", "house"]][place % 3] for place in range(len(MANY))]
     forbidden = [[[], ["t"]][place % 2] for place in range(len(MANY))]
-    wishes = {"target_prefix": prefixes, "required_terms": required, "forbidden_terms": forbidden}
-    found = translate(MANY, **wishes)
+    constraints = {
+        "target_prefix": prefixes,
+        "required_terms": required,
+        "forbidden_terms": forbidden,
+    }
+    found = translate(MANY, **constraints)
     for place, (text, result) in enumerate(zip(MANY, found, strict=True)):
-        own = {name: [values[place]] for name, values in wishes.items()}
+        own = {name: [values[place]] for name, values in constraints.items()}
         assert translate([text], **own) == [result]
     assert found[MANY.index("")] == {"translation_text": ""}
 
@@ -274,7 +278,7 @@ def test_the_texts_of_tokens_are_those_of_decode(kind, pieces, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("wishes", "message"),
+    ("constraints", "message"),
     [
         ({"required_terms": "house"}, "required_terms must be a list of texts, got 'house'"),
         ({"required_terms": ["house", 3]}, "required_terms must be a list of texts, got"),
@@ -292,12 +296,12 @@ def test_the_texts_of_tokens_are_those_of_decode(kind, pieces, tmp_path):
         ),
     ],
 )
-def test_wishes_that_cannot_be_met_are_refused(translate, wishes, message):
+def test_constraints_that_cannot_be_met_are_refused(translate, constraints, message):
     if message is None:
-        assert all("house" in text for text in texts_of(translate(TEXTS, **wishes)))
+        assert all("house" in text for text in texts_of(translate(TEXTS, **constraints)))
         return
     with pytest.raises(ValueError, match=message):
-        translate(TEXTS, **wishes)
+        translate(TEXTS, **constraints)
 
 
 def test_a_list_for_each_text_needs_a_list_of_texts(translate):

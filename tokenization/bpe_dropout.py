@@ -38,12 +38,12 @@ class BpeDropout:
         symbols = {symbol_token(symbol) for symbol in getattr(tokenizer, "symbols", [])}
         self._made = {"".join(pair) for pair in self._ranks} - symbols
 
-    def __call__(self, encoding: Encoding, chance: random.Random) -> list[int]:
+    def __call__(self, encoding: Encoding, generator: random.Random) -> list[int]:
         """Segment a sentence.
 
         Args:
             encoding: Sentence, encoded by the tokenizer.
-            chance: Random number generator.
+            generator: Random number generator.
 
         Returns:
             Token ids. Symbols, added tokens and the end token keep their ids.
@@ -53,15 +53,15 @@ class BpeDropout:
         for word, group in itertools.groupby(words, key=lambda part: part[0]):
             _, tokens, plain = zip(*group, strict=True)
             is_made = word is not None and (len(tokens) > 1 or tokens[0] in self._made)
-            ids += self.spell("".join(tokens), chance) if is_made else plain
+            ids += self.segment_word("".join(tokens), generator) if is_made else plain
         return ids
 
-    def spell(self, word: str, chance: random.Random) -> list[int]:
+    def segment_word(self, word: str, generator: random.Random) -> list[int]:
         """Segment a word: repeat the merge of highest priority among those that are not skipped.
 
         Args:
             word: Word in byte-level spelling.
-            chance: Random number generator.
+            generator: Random number generator.
 
         Returns:
             Token ids.
@@ -71,7 +71,7 @@ class BpeDropout:
             merges = [
                 (self._ranks[pair], position)
                 for position, pair in enumerate(itertools.pairwise(pieces))
-                if pair in self._ranks and chance.random() >= self.dropout
+                if pair in self._ranks and generator.random() >= self.dropout
             ]
             if not merges:
                 return [self._ids[piece] for piece in pieces]

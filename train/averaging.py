@@ -25,7 +25,7 @@ from .run_folder.checkpoint import (
     changed_file,
     checkpoints,
     checkpoints_around,
-    cut_checkpoints,
+    incomplete_checkpoints,
     load_weights,
     read_state,
     read_weights,
@@ -38,7 +38,7 @@ from .run_folder.files import (
     AVERAGE_FILE,
     METRICS_FILE,
     describe_average,
-    hold_run,
+    lock_run_folder,
     read_recipe,
     refuse_other_files,
     write_average,
@@ -165,11 +165,11 @@ def average_run(
     """
     folder = checked_folder(folder, "run")
     target = folder if output_dir is None else checked_folder(output_dir, "output_dir")
-    with hold_run(target):
-        return average_held_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
+    with lock_run_folder(target):
+        return average_locked_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
 
 
-def average_held_run(
+def average_locked_run(
     folder: Path,
     num_checkpoints: int | None = None,
     minutes: float | None = None,
@@ -292,7 +292,7 @@ def _checkpoints_to_average(
     if not given:
         ema, minutes = config.ema_decay is not None, config.averaged_minutes
     parent, unused = folder / "checkpoints", _unused_files(ema)
-    bad = {**cut_checkpoints(parent, unused), **changed}
+    bad = {**incomplete_checkpoints(parent, unused), **changed}
     said = "; ".join(f"{path.name}, whose {name} is {BAD_FILE}" for path, name in bad.items())
     found = [path for path in regular_checkpoints(parent, unused) if path not in bad]
     if not found:

@@ -77,7 +77,7 @@ _BOUNDS = {
 def setting(
     default: Any,
     help_text: str,
-    data: bool = False,
+    fixed_on_resume: bool = False,
     choices: tuple[str, ...] = (),
     at_least: float | None = None,
     above: float | None = None,
@@ -89,7 +89,7 @@ def setting(
     Args:
         default: Value if neither the recipe nor the command line gives one.
         help_text: Help on the command line.
-        data: Whether a resumed run must keep the value.
+        fixed_on_resume: Whether a resumed run must keep the value.
         choices: Allowed values; empty to allow all values within the bounds.
         at_least: Inclusive lower bound.
         above: Exclusive lower bound.
@@ -102,7 +102,7 @@ def setting(
     bounds = {"at_least": at_least, "above": above, "at_most": at_most, "below": below}
     metadata = {
         "help": help_text,
-        "data": data,
+        "fixed_on_resume": fixed_on_resume,
         "choices": choices,
         "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
     }
@@ -142,101 +142,110 @@ class TrainConfig:
         "corpus: a file (.tsv, .csv, .tmx, .jsonl, .parquet; compressed too), PREFIX of the text "
         "files PREFIX.en and PREFIX.de, a folder with such files named train, validation and test, "
         "a Hub name, or demo",
-        data=True,
+        fixed_on_resume=True,
     )
-    name: str | None = setting("de-en", "configuration of the dataset", data=True)
+    name: str | None = setting("de-en", "configuration of the dataset", fixed_on_resume=True)
     revision: str | None = setting(
-        None, "commit, branch or tag of a dataset on the Hub; the newest if not given", data=True
+        None,
+        "commit, branch or tag of a dataset on the Hub; the newest if not given",
+        fixed_on_resume=True,
     )
     columns: dict | None = setting(
         None,
         "column of each language in a table or in records, as {en: NAME, de: NAME}, or by number "
         "in a table without names; the columns have the languages as names if not given",
-        data=True,
+        fixed_on_resume=True,
     )
     weight: float | None = setting(
         None,
         "weight of the dataset when corpora are mixed; the weights need not sum to 1",
-        data=True,
+        fixed_on_resume=True,
         above=0,
     )
     mix: list = setting(
         [],
         "corpora to train on in addition to the dataset, a list of {dataset: ..., name: ..., "
         "revision: ..., columns: ..., weight: ...}; without weights each pair comes once an epoch",
-        data=True,
+        fixed_on_resume=True,
     )
-    source_lang: str = setting("en", "language to translate from", data=True)
-    target_lang: str = setting("de", "language to translate into", data=True)
+    source_lang: str = setting("en", "language to translate from", fixed_on_resume=True)
+    target_lang: str = setting("de", "language to translate into", fixed_on_resume=True)
     validation_pairs: int | None = setting(
         None,
         "pairs of the dataset to hold out for validation, if it has no validation split; pairs "
         "that share a sentence with them are left out of training",
-        data=True,
+        fixed_on_resume=True,
         at_least=1,
     )
     max_length: int = setting(
-        256, "longest source or target sentence to train on, in tokens", data=True, at_least=1
+        256,
+        "longest source or target sentence to train on, in tokens",
+        fixed_on_resume=True,
+        at_least=1,
     )
     max_length_ratio: float | None = setting(
         None,
         "largest ratio between the token counts of a pair's longer and shorter side",
-        data=True,
+        fixed_on_resume=True,
         at_least=1,
     )
     drop_duplicates: bool = setting(
-        False, "train only on the first of equal pairs, also across corpora", data=True
+        False, "train only on the first of equal pairs, also across corpora", fixed_on_resume=True
     )
     drop_leaks: bool = setting(
         False,
         "train on no pair that contains a sentence of the validation or test split, or nearly",
-        data=True,
+        fixed_on_resume=True,
     )
     block_pairs: int = setting(
         500_000,
         "approximate number of pairs that are shuffled into steps together",
-        data=True,
+        fixed_on_resume=True,
         at_least=1,
     )
     streaming: bool = setting(
-        False, "read the corpus during training, a block at a time, and store no copy", data=True
+        False,
+        "read the corpus during training, a block at a time, and store no copy",
+        fixed_on_resume=True,
     )
     tokenizer: str | None = setting(
         None,
         "tokenizer to use: a folder, a Hub name or a SentencePiece file (.model); a new one is "
         "learned if not given",
-        data=True,
+        fixed_on_resume=True,
     )
     vocab_size: int = setting(
-        37000, "size of the shared vocabulary to learn, sec. 5.1", data=True, at_least=1
+        37000, "size of the shared vocabulary to learn, sec. 5.1", fixed_on_resume=True, at_least=1
     )
     symbol_lang: str | None = setting(
         None,
         "formal language, source or target, in which each word is one token, as in sec. 6.3",
-        data=True,
+        fixed_on_resume=True,
     )
 
-    paper_row: str = setting("base", "row of Table 3 that gives the sizes of the model", data=True)
+    paper_row: str = setting(
+        "base", "row of Table 3 that gives the sizes of the model", fixed_on_resume=True
+    )
     model: dict = setting(
-        {}, "fields of VanillaTransformerConfig that differ from this row", data=True
+        {}, "fields of VanillaTransformerConfig that differ from this row", fixed_on_resume=True
     )
     model_class: str | None = setting(
         None,
         "class of the model to train instead of the released one: FILE.py:CLASS (the run folder "
         "keeps a copy of the file) or transformers:CLASS",
-        data=True,
+        fixed_on_resume=True,
     )
 
     tokens_per_step: int = setting(
         25000,
         "approximate source tokens and target tokens of a step, over all devices, sec. 5.1",
-        data=True,
+        fixed_on_resume=True,
         at_least=1,
     )
     length_groups_per_step: int = setting(
         8,
         "groups of similar length that a step is drawn from; the paper had one per GPU",
-        data=True,
+        fixed_on_resume=True,
         at_least=1,
     )
     tokens_per_micro_batch: int | None = setting(
@@ -274,28 +283,28 @@ class TrainConfig:
         0.0,
         "probability of skipping a BPE merge in the training data, which gives words several "
         "segmentations, Provilkov et al. 2020",
-        data=True,
+        fixed_on_resume=True,
         at_least=0,
         at_most=1,
     )
     bpe_dropout_target: float | None = setting(
         None,
         "this probability for targets; that of sources if not given",
-        data=True,
+        fixed_on_resume=True,
         at_least=0,
         at_most=1,
     )
     num_spellings: int = setting(
         10,
         "segmentations that bpe_dropout makes, one for each epoch in turn",
-        data=True,
+        fixed_on_resume=True,
         at_least=1,
     )
     # numpy and the tokenizers library accept only seeds of 32 bits
     seed: int = setting(
         1,
         "seed of initial weights, data order and dropout",
-        data=True,
+        fixed_on_resume=True,
         at_least=0,
         below=2**32,
     )
@@ -344,7 +353,7 @@ class TrainConfig:
         None,
         "decay of an exponential moving average of the weights, which replaces the average of "
         "checkpoints",
-        data=True,
+        fixed_on_resume=True,
         above=0,
         below=1,
     )

@@ -57,7 +57,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
 
 def _run_and_forward_signals(launch: list[str], environment: dict[str, str]) -> int:
     """Run the training, and forward signals that ask this command to end."""
-    with noticing_requests(is_told=False) as requests, requests.deferred():
+    with noticing_requests(prints_requests=False) as requests, requests.deferred():
         launcher = subprocess.Popen(launch, env=environment)
         is_passed_on = False
         while True:

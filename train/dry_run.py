@@ -19,7 +19,7 @@ from .devices.memory import CPU_TOKENS, bytes_per_token, fixed_step_bytes, state
 from .model_class import make_model
 from .progress import refuse_trackers
 from .recipe import read_recipe_file, recipe_comment
-from .schedule import rate_of
+from .schedule import learning_rate_of
 from .scoring import refuse_bleu_tokenizer
 from .vocabulary import learn_tokenizer, load_tokenizer, refuse_unknown_text
 
@@ -57,7 +57,7 @@ def describe(config: TrainConfig, recipe: str) -> str:
     # the learning rate is highest at the end of the warm-up, or before it, if the run ends or its
     # cooldown begins within the warm-up
     highest = min(config.warmup_steps, config.max_steps - config.cooldown_steps)
-    peak = rate_of(config, model_config.d_model)(highest)
+    peak = learning_rate_of(config, model_config.d_model)(highest)
     tokens = config.max_steps * config.tokens_per_step
     computed = {
         "sizes": _sizes(model_config),
@@ -93,8 +93,8 @@ def _local_texts(config: TrainConfig) -> Texts | None:
     languages = (config.source_lang, config.target_lang)
     corpora = [config.dataset, *(corpus["dataset"] for corpus in config.mix)]
     # `load_texts` refuses a missing file; a name that may be on the Hub is not looked up
-    is_here = [is_local(it, *languages) or is_file_name(it) for it in corpora]
-    return load_texts(config) if all(is_here) and "demo" not in corpora else None
+    is_path = [is_local(it, *languages) or is_file_name(it) for it in corpora]
+    return load_texts(config) if all(is_path) and "demo" not in corpora else None
 
 
 def _epochs(

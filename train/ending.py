@@ -50,11 +50,11 @@ class Requests:
     """Requests to stop, from signals or because the launcher has ended.
 
     Args:
-        is_told: Whether this process prints that the run ends after the current step.
+        prints_requests: Whether this process prints that the run ends after the current step.
     """
 
-    def __init__(self, is_told: bool):
-        self.is_told = is_told
+    def __init__(self, prints_requests: bool):
+        self.prints_requests = prints_requests
         self.number: int | None = None
         self._is_deferred = False
         is_launched = any(name in os.environ for name in LAUNCHED)
@@ -113,7 +113,7 @@ class Requests:
                 os.close(nowhere)
         if not self._is_deferred:
             raise Interrupted(number)
-        if self.is_told:
+        if self.prints_requests:
             # os.write needs no lock; a lock might be held by the code that the signal interrupted
             with contextlib.suppress(OSError):
                 name = signal.Signals(number).name
@@ -122,16 +122,16 @@ class Requests:
 
 
 @contextlib.contextmanager
-def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
+def noticing_requests(prints_requests: bool = True) -> Iterator[Requests]:
     """Handle requests to stop until the block ends; an ignored signal stays ignored.
 
     Args:
-        is_told: Whether this process prints that the run ends after the current step.
+        prints_requests: Whether this process prints that the run ends after the current step.
 
     Yields:
         The requests.
     """
-    requests = Requests(is_told)
+    requests = Requests(prints_requests)
     # Python handles signals only in its main thread
     is_main_thread = threading.current_thread() is threading.main_thread()
     found = {number: signal.getsignal(number) for number in SIGNALS if is_main_thread}
@@ -140,7 +140,7 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
     for number in before:
         signal.signal(number, requests.receive)
     try:
-        with _ending_at_a_second(before):
+        with _exiting_on_second_signal(before):
             yield requests
     finally:
         for number, handler in before.items():
@@ -148,7 +148,7 @@ def noticing_requests(is_told: bool = True) -> Iterator[Requests]:
 
 
 @contextlib.contextmanager
-def _ending_at_a_second(numbers: Collection[int]) -> Iterator[None]:
+def _exiting_on_second_signal(numbers: Collection[int]) -> Iterator[None]:
     """End the process at a second signal, also during a long operation.
 
     Python calls a handler only between two bytecode instructions, and a backward pass is a single
@@ -164,7 +164,9 @@ def _ending_at_a_second(numbers: Collection[int]) -> Iterator[None]:
     with reading, writing:
         writing.setblocking(False)
         before = signal.set_wakeup_fd(writing.fileno(), warn_on_full_buffer=False)
-        thread = threading.Thread(target=_end_at_a_second, args=(reading, numbers), daemon=True)
+        thread = threading.Thread(
+            target=_exit_on_second_signal, args=(reading, numbers), daemon=True
+        )
         thread.start()
         try:
             yield
@@ -174,7 +176,7 @@ def _ending_at_a_second(numbers: Collection[int]) -> Iterator[None]:
             thread.join()
 
 
-def _end_at_a_second(reading: socket.socket, numbers: Collection[int]):
+def _exit_on_second_signal(reading: socket.socket, numbers: Collection[int]):
     """Read the numbers of signals until the socket is closed; end the process at a second one."""
     first = None
     while received := reading.recv(1):

@@ -30,7 +30,7 @@ from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
 from ..records import read_text
 from .config import TrainConfig, bleu_tokenizer_of
 from .data.batches import IGNORED
-from .data.corpus import is_here, load_translations, texts_of
+from .data.corpus import is_available_offline, load_translations, texts_of
 from .data.leaks import PAIR, SENTENCE, LeakFinder, count_leaks, describe_leaks, find_leaks
 from .data.prepare import STREAMED, load_texts, with_validation
 from .devices.distribution import (
@@ -44,7 +44,13 @@ from .devices.fused_loss import block_bytes
 from .evaluation_sets import read_files, read_sacrebleu_set, refuse_sacrebleu_set
 from .recipe import RECIPE_FILE
 from .run_folder.environment import read_environment
-from .run_folder.files import SCORES_FILE, describe_average, hold_run, read_recipe, read_scores
+from .run_folder.files import (
+    SCORES_FILE,
+    describe_average,
+    lock_run_folder,
+    read_recipe,
+    read_scores,
+)
 from .run_folder.model_card import (
     COMPOUND_BLEU,
     METRICS,
@@ -464,7 +470,7 @@ def _save_translations(
             strict=True,
         )
     }
-    with hold_run(folder, SECONDS_TO_WAIT):
+    with lock_run_folder(folder, SECONDS_TO_WAIT):
         is_unchanged = all(
             path.is_file() and path.read_bytes() == text.encode() for path, text in texts.items()
         )
@@ -512,7 +518,7 @@ def _leaks_of(
     if {*own_languages} != {*languages}:
         return f"the training text is in {' and '.join(languages)}"
     corpora = [recipe.dataset, *(corpus["dataset"] for corpus in recipe.mix)]
-    if not all(is_here(dataset, *languages) for dataset in corpora):
+    if not all(is_available_offline(dataset, *languages) for dataset in corpora):
         return "the training text is not on this machine"
     try:
         texts = load_texts(recipe)
@@ -538,7 +544,7 @@ def _save_scores(
     task: Evaluation, key: str, scores: dict[str, Any], is_unchanged: bool, num_parameters: int
 ):
     """Add the scores to `scores.json`, and to the model card if the folder is that of the run."""
-    with hold_run(task.folder, SECONDS_TO_WAIT):
+    with lock_run_folder(task.folder, SECONDS_TO_WAIT):
         # read under the lock, because another evaluation may have saved scores in the meantime
         before = read_scores(task.folder)
         if is_unchanged and key in before:
@@ -687,7 +693,7 @@ def _refuse_unwritable(state: PartialState, folder: Path, key: str):
     try:
         if state.is_main_process:
             # fails if a training run uses the folder, which stays locked until the run ends
-            with hold_run(folder, SECONDS_TO_WAIT):
+            with lock_run_folder(folder, SECONDS_TO_WAIT):
                 pass
         (folder / "hypotheses").mkdir(parents=True, exist_ok=True)
         # fails if the name of the file is too long for the file system

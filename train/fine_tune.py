@@ -33,7 +33,7 @@ from transformers import (
 )
 from transformers.integrations import get_available_reporting_integrations
 
-from ..atomic_files import held
+from ..atomic_files import locked_folder
 from ..console import run_command
 from ..generation_vanilla_transformer import set_paper_search
 from ..loading import load_run
@@ -41,14 +41,14 @@ from ..pipeline_vanilla_transformer import max_source_tokens
 from ..publishing import push_to_hub
 from .config import bleu_tokenizer_of
 from .data.batches import IGNORED
-from .data.corpus import is_on_hub, load_translations
-from .data.pairs import drop_untrainable, encode_pairs, lengths
+from .data.corpus import is_hub_name, load_translations
+from .data.pairs import drop_untrainable, encode_pairs, pair_lengths
 from .devices.distribution import (
+    disable_cudnn_attention,
     in_all_processes,
     is_launched_on_cpu,
     leave_processes,
     main_process_first,
-    use_attention_for_all_shapes,
 )
 from .run_folder.checkpoint import refuse_not_finite
 from .scoring import score_translations
@@ -218,14 +218,14 @@ def fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dic
     in_all_processes(lambda: check_arguments(options, args))
     with contextlib.ExitStack() as until_end:
         if args.process_index == 0:
-            until_end.enter_context(held(Path(args.output_dir)))
+            until_end.enter_context(locked_folder(Path(args.output_dir)))
         return _fine_tune(options, args)
 
 
 def _fine_tune(options: FineTuneArguments, args: Seq2SeqTrainingArguments) -> dict[str, Any]:
     # new adapters are random and are created before the trainer sets its seed, so set the seed now
     set_seed(args.seed)
-    use_attention_for_all_shapes()
+    disable_cudnn_attention()
     model, tokenizer = in_all_processes(lambda: _load_model(options))
     dtype = model.dtype
     if not options.lora_rank and dtype != torch.float32:
@@ -387,7 +387,7 @@ def write_card(
     folder = Path(args.output_dir)
     name = folder.resolve().name
     # a local path means nothing to readers of the card
-    is_known = is_on_hub(options.dataset, options.source_lang, options.target_lang)
+    is_known = is_hub_name(options.dataset, options.source_lang, options.target_lang)
     dataset = options.dataset if is_known else Path(options.dataset).name
     is_here = Path(options.run).exists()
     source = Path(options.run).resolve().name if is_here else options.run
@@ -445,7 +445,7 @@ def _load_model(options: FineTuneArguments) -> tuple[PreTrainedModel, PreTrained
 
 
 def _refuse_longer(rows: Dataset, longest: int):
-    found = int(max(map(np.max, lengths(rows))))
+    found = int(max(map(np.max, pair_lengths(rows))))
     if found > longest:
         raise ValueError(
             f"validation must have at most {longest} tokens per sentence, the number of positions "

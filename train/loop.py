@@ -20,7 +20,7 @@ from tqdm.contrib.logging import logging_redirect_tqdm
 
 from ..console import Interrupted
 from ..identity_vanilla_transformer import difference_outside_layers
-from .averaging import average_held_run
+from .averaging import average_locked_run
 from .config import LOSS, TrainConfig
 from .data.batches import StepData, TrainingSteps, evaluation_batches
 from .data.pairs import format_counts
@@ -46,7 +46,7 @@ from .run import (
     open_run,
 )
 from .run_folder import checkpoint as checkpointing
-from .schedule import follow_rate, rate_of
+from .schedule import learning_rate_of, make_scheduler
 from .step import StepResult, mask_for_sdpa, training_step
 from .validation_sample import score_sample
 
@@ -139,7 +139,7 @@ def _train(run: Run, requests: Requests) -> int | None:
         end_run(run)
         return number
     if run.accelerator.is_main_process:
-        average = average_held_run(run.folder, trust_remote_code=True)
+        average = average_locked_run(run.folder, trust_remote_code=True)
         logger.info("%s, is in %s", average, run.folder)
     run.accelerator.wait_for_everyone()
     end_run(run)
@@ -149,10 +149,10 @@ def _train(run: Run, requests: Requests) -> int | None:
 def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
     """Train to the end of the run; after a signal, return the last step and the signal's number."""
     config, is_alone = run.config, run.accelerator.num_processes == 1
-    if run.is_finished:
+    if run.was_finished_at_start:
         run.progress.bar.close()
         _say_finished(run)
-        if run.is_late:
+        if run.is_save_postponed:
             _warn_of_skipped_end(run, run.steps_done)
         return None
     with (
@@ -179,20 +179,20 @@ def _make_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
             # processes first have to agree, in `_reasons_to_end`
             is_asked = is_asked or (is_alone and requests.pending() is not None)
             is_stopped = is_asked and not is_last
-            is_due = run.is_late or step % config.save_every_steps == 0 or is_last
+            is_due = run.is_save_postponed or step % config.save_every_steps == 0 or is_last
             if is_due or is_stopped:
                 _read_results(run)
                 # if the last steps were skipped, the weights may be bad already, and saving them
                 # would remove a good checkpoint. So the save waits for a step that is not skipped
-                run.is_late = is_due and run.skipped_in_a_row > 0
-                is_regular = is_due and not run.is_late
+                run.is_save_postponed = is_due and run.skipped_in_a_row > 0
+                is_regular = is_due and not run.is_save_postponed
                 if is_regular and config.best_metric is not None:
                     _compare_with_best(run, step, config.best_metric)
-                if is_stopped or not run.is_late:
+                if is_stopped or not run.is_save_postponed:
                     save_step(run, step, is_stop=not is_regular)
                 if is_last or (is_regular and run.is_past_best):
                     _say_reason(run, step)
-                    if run.is_late:
+                    if run.is_save_postponed:
                         _warn_of_skipped_end(run, step)
                     return None
             if is_stopped:
@@ -211,9 +211,9 @@ def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool
     reasons = requests.pending() is not None, run.is_time_over, cooldown_steps
     if run.accelerator.num_processes == 1:
         return reasons
-    before = run.reasons
+    before = run.reduced_end_requests
     here = torch.tensor(reasons, dtype=torch.int, device=run.accelerator.device)
-    run.reasons = run.accelerator.reduce(here, reduction="sum")
+    run.reduced_end_requests = run.accelerator.reduce(here, reduction="sum")
     is_asked, is_time_over, cooldown_steps = [0, 0, 0] if before is None else before.tolist()
     return is_asked > 0, is_time_over > 0, cooldown_steps
 
@@ -225,8 +225,8 @@ def _begin_cooldown(run: Run, step: int, cooldown_steps: int):
         "last_step": step + cooldown_steps,
         "max_minutes": run.config.max_minutes,
     }
-    run.rate = rate_of(run.config, run.model.config.d_model, run.cooldown)
-    run.scheduler = follow_rate(run.optimizer, run.rate, steps_done=step)
+    run.learning_rate = learning_rate_of(run.config, run.model.config.d_model, run.cooldown)
+    run.scheduler = make_scheduler(run.optimizer, run.learning_rate, steps_done=step)
     run.progress.write(step=step, cooldown_steps=cooldown_steps)
     logger.info(
         "The cooldown begins after step %d and takes %d steps, as long as max_minutes allows.",
@@ -322,7 +322,7 @@ def batches_of(run: Run) -> Iterator[list[dict[str, Tensor]]]:
     if run.config.num_workers:
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     loader = DataLoader(
-        _StepsOrErrors(run.steps),
+        _StepsOrErrors(run.step_dataset),
         batch_size=None,
         sampler=range(run.steps_done, run.config.max_steps),
         num_workers=run.config.num_workers,
@@ -439,11 +439,11 @@ def _log(run: Run, step: int, result: StepResult):
     run.progress.log(
         step=step,
         # a stream has no known length, so its number of passes stands for the epoch
-        epoch=round(step / run.steps.steps_per_epoch, 4)  # type: ignore[union-attr]
+        epoch=round(step / run.step_dataset.steps_per_epoch, 4)  # type: ignore[union-attr]
         if run.position is None
         else run.position["places"][0]["pass"],
         # computed, because the scheduler already has the learning rate of the next step
-        learning_rate=run.rate(step),
+        learning_rate=run.learning_rate(step),
         grad_norm=float(result.grad_norm),
         skipped=run.skipped,
     )
@@ -467,7 +467,7 @@ def evaluate_step(run: Run, step: int):
         evaluation_batches(
             validation,
             run.collator,
-            run.steps.tokens_per_micro_batch,
+            run.step_dataset.tokens_per_micro_batch,
             run.accelerator.num_processes,
             run.accelerator.process_index,
         ),
@@ -517,9 +517,9 @@ def save_step(run: Run, step: int, is_stop: bool = False):
             {
                 "skipped": run.skipped,
                 "skipped_in_a_row": run.skipped_in_a_row,
-                "is_late": run.is_late,
+                "is_late": run.is_save_postponed,
                 "window": run.progress.window,
-                "data": data_identity(run.data, run.steps),
+                "data": data_identity(run.data, run.step_dataset),
                 "position": run.position,
                 "num_processes": run.accelerator.num_processes,
                 "tokens_per_micro_batch": run.config.tokens_per_micro_batch,

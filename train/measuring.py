@@ -147,7 +147,9 @@ def _measured(run: Run) -> Costs:
     evaluated = time.monotonic()
     save_step(run, number + 2)
     saved = time.monotonic()
-    steps_per_epoch = None if isinstance(run.steps, StreamedSteps) else run.steps.steps_per_epoch
+    steps_per_epoch = (
+        None if isinstance(run.step_dataset, StreamedSteps) else run.step_dataset.steps_per_epoch
+    )
     return Costs(seconds, evaluated - began, saved - evaluated, tokens, steps_per_epoch)
 
 

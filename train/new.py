@@ -20,7 +20,7 @@ from .data.pairs import GARBLED
 from .data.prepare import Texts, load_texts
 from .dry_run import first_pairs
 from .recipe import load_config, parse_settings
-from .schedule import rate_of
+from .schedule import learning_rate_of
 
 # settings that describe a corpus: the flags of the command
 CORPUS = (
@@ -392,6 +392,7 @@ def recipe_for(
         rule, config = settings_for(counts.pairs, steps)
         config.max_minutes = minutes
     defaults = TrainConfig()
+    learning_rate = learning_rate_of(config, config.model_config(1000).d_model)
     settings = {
         name: getattr(config, name)
         for names in REASONS
@@ -403,7 +404,7 @@ def recipe_for(
         "steps": f"{rule.config.max_steps:,}",
         "fewest": f"{RULES[0].pairs:,}",
         "seconds": f"{seconds:.2g}",
-        "peak": f"{rate_of(config, config.model_config(1000).d_model)(config.warmup_steps):.2g}",
+        "peak": f"{learning_rate(config.warmup_steps):.2g}",
     }
     blocks = [
         _comment(

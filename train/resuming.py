@@ -56,7 +56,9 @@ def refuse_other_run(config: TrainConfig, before: TrainConfig) -> None:
     Raises:
         ValueError: If a setting of data, batches or model differs; names the settings.
     """
-    names = [known.name for known in dataclasses.fields(TrainConfig) if known.metadata["data"]]
+    names = [
+        known.name for known in dataclasses.fields(TrainConfig) if known.metadata["fixed_on_resume"]
+    ]
     if not config.streaming and len(config.mix) == len(before.mix):
         mix = [
             {**old, "dataset": new["dataset"]}

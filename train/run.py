@@ -36,8 +36,8 @@ from .recipe import RECIPE_FILE, save_config
 from .resuming import STEP_SETTINGS, changes_of_steps, refuse_late_cooldown, refuse_other_run
 from .run_folder import checkpoint as checkpointing
 from .run_folder.environment import write_environment
-from .run_folder.files import hold_run, read_recipe
-from .schedule import follow_rate, rate_of
+from .run_folder.files import lock_run_folder, read_recipe
+from .schedule import learning_rate_of, make_scheduler
 from .scoring import refuse_bleu_tokenizer
 from .step import REPLICATED, StepResult
 from .vocabulary import prepare_tokenizer, refuse_files_of_no_run
@@ -72,12 +72,12 @@ class Run:
         folder: Run folder.
         data: Training and validation data.
         collator: Collator of micro-batches.
-        steps: Dataset that contains the micro-batches of this process for each step.
+        step_dataset: Dataset that contains the micro-batches of this process for each step.
         model: Model, not wrapped.
         wrapped_model: Model that `accelerator` prepared.
         optimizer: Optimizer, not wrapped.
         wrapped_optimizer: Optimizer that `accelerator` prepared.
-        rate: Function from a step, counted from 1, to its learning rate.
+        learning_rate: Function from a step, counted from 1, to its learning rate.
         scheduler: Scheduler of the optimizer.
         moving_average: Exponential moving average of the weights; None without `ema_decay`.
         steps_done: Number of steps done before this process began.
@@ -85,7 +85,7 @@ class Run:
             corpora that are not streamed.
         skipped: Number of skipped steps so far.
         skipped_in_a_row: Number of skipped steps since the last step that was not skipped.
-        is_late: Whether a checkpoint is due and waits for a step that is not skipped.
+        is_save_postponed: Whether a checkpoint is due and waits for a step that is not skipped.
         best: `metric`, `step` and `score` of the best checkpoint so far, and the number of `later`
             checkpoints; None before the first checkpoint and without `best_metric`.
         cooldown: Number of `steps` and `last_step` of a cooldown that began early, and the
@@ -93,9 +93,9 @@ class Run:
         seconds_before: Training time before this process began, in seconds.
         started: Time at which this process began, on the monotonic clock, in seconds.
         unread: Number, result and `count_cells` of each step whose result was not read yet.
-        reasons: Sums over all processes after the last step, on the device, [3]: the processes with
-            a pending signal, the processes whose time is over, and the steps of a due cooldown;
-            None in a single process.
+        reduced_end_requests: Sums over all processes after the last step, on the device, [3]: the
+            processes with a pending signal, the processes whose time is over, and the steps of a
+            due cooldown; None in a single process.
         scores: Validation scores of the last evaluation, by name, and its `step`.
         progress: Progress bar, metrics and trackers; set when the run folder is ready.
     """
@@ -105,25 +105,25 @@ class Run:
     folder: Path
     data: Data
     collator: Collator
-    steps: TrainingSteps | StreamedSteps
+    step_dataset: TrainingSteps | StreamedSteps
     model: PreTrainedModel
     wrapped_model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     wrapped_optimizer: AcceleratedOptimizer
-    rate: Callable[[int], float]
+    learning_rate: Callable[[int], float]
     scheduler: LRScheduler
     moving_average: MovingAverage | None
     steps_done: int
     position: dict[str, Any] | None
     skipped: int
     skipped_in_a_row: int
-    is_late: bool
+    is_save_postponed: bool
     best: dict[str, Any] | None
     cooldown: dict[str, Any] | None
     seconds_before: float
     started: float = field(default_factory=time.monotonic)
     unread: list[tuple[int, StepResult, dict[str, int]]] = field(default_factory=list)
-    reasons: Tensor | None = None
+    reduced_end_requests: Tensor | None = None
     scores: dict[str, float] = field(default_factory=dict)
     progress: Progress = field(init=False)
 
@@ -184,7 +184,7 @@ class Run:
         return patience is not None and self.best is not None and self.best["later"] >= patience
 
     @property
-    def is_finished(self) -> bool:
+    def was_finished_at_start(self) -> bool:
         """Whether the run was finished before this process began."""
         minutes = self.config.max_minutes
         is_time_over = minutes is not None and self.seconds_before >= 60 * minutes
@@ -220,11 +220,11 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         moving_average = MovingAverage(model, config.ema_decay)
     given = config
     config = _with_micro_batch(config, accelerator, model, state)
-    steps, saved = distribution.in_all_processes(
+    step_dataset, saved = distribution.in_all_processes(
         lambda: _make_steps(config, accelerator, model, data, collator, checkpoint, state)
     )
-    if isinstance(steps, StreamedSteps):
-        distribution.refuse_disagreement({"text": steps.text_sha256}, SHARED_FOLDER)
+    if isinstance(step_dataset, StreamedSteps):
+        distribution.refuse_disagreement({"text": step_dataset.text_sha256}, SHARED_FOLDER)
     if checkpoint is not None:
         distribution.load_optimizer_state(
             accelerator, model, optimizer, wrapped_optimizer, saved["optimizer"]
@@ -234,26 +234,26 @@ def open_run(config: TrainConfig, resume: bool, until_end: contextlib.ExitStack)
         if moving_average is not None:
             moving_average.load(distribution.own_parts(model, saved["moving_average"]))
     folder, cooldown = config.folder, _cooldown_of(config, state)
-    rate = rate_of(config, model.config.d_model, cooldown)
+    learning_rate = learning_rate_of(config, model.config.d_model, cooldown)
     run = Run(
         config=config,
         accelerator=accelerator,
         folder=folder,
         data=data,
         collator=collator,
-        steps=steps,
+        step_dataset=step_dataset,
         model=model,
         wrapped_model=wrapped_model,
         optimizer=optimizer,
         wrapped_optimizer=wrapped_optimizer,
-        rate=rate,
-        scheduler=follow_rate(optimizer, rate, steps_done=state["step"]),
+        learning_rate=learning_rate,
+        scheduler=make_scheduler(optimizer, learning_rate, steps_done=state["step"]),
         moving_average=moving_average,
         steps_done=state["step"],
         position=state["position"],
         skipped=state["skipped"],
         skipped_in_a_row=state["skipped_in_a_row"],
-        is_late=state["is_late"],
+        is_save_postponed=state["is_late"],
         best=_best_of(config, state),
         cooldown=cooldown,
         seconds_before=state["seconds"],
@@ -325,7 +325,7 @@ def _open_folder(
     def lock():
         # two commands in one folder would overwrite each other's files
         if accelerator.is_main_process:
-            until_end.enter_context(hold_run(folder))
+            until_end.enter_context(lock_run_folder(folder))
 
     distribution.in_all_processes(lock)
     # the main process creates files in the folder, which the other processes then find
@@ -448,15 +448,15 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
         "first_step": first_step,
         "tokenizer_sha256": tokenizer_hash(run.data.tokenizer),
         **run.data.facts,
-        **run.steps.fingerprint(),
+        **run.step_dataset.fingerprint(),
     }
     # a finished run makes no further step, so changed settings have no effect
-    if changes and not run.is_finished:
+    if changes and not run.was_finished_at_start:
         facts["changed"] = changes
         logger.warning("From step %d on: %s.", first_step, changes)
     write_environment(run.folder, facts)
     # the recipe of a finished run keeps the settings with which its steps were made
-    if checkpoint is not None and run.is_finished:
+    if checkpoint is not None and run.was_finished_at_start:
         before = read_recipe(run.folder)
         given = dataclasses.replace(
             given, **{name: getattr(before, name) for name in STEP_SETTINGS}
@@ -465,15 +465,15 @@ def _record_start(run: Run, given: TrainConfig, changes: str, checkpoint: Path |
     # the old recipe, and records the changes
     save_config(given, run.folder / RECIPE_FILE)
     keep_file(given, run.folder)
-    if checkpoint is not None and run.is_finished:
+    if checkpoint is not None and run.was_finished_at_start:
         checkpointing.make_regular(checkpoint)
     counts = {"parameters": run.model.num_parameters()}
     if not run.config.streaming:
-        counts |= run.steps.fingerprint()
+        counts |= run.step_dataset.fingerprint()
     logger.info(
         "%s", ", ".join(f"{name.replace('_', ' ')} {count:,}" for name, count in counts.items())
     )
-    if checkpoint is not None and not run.is_finished:
+    if checkpoint is not None and not run.was_finished_at_start:
         logger.info("The run resumes after step %s.", f"{run.steps_done:,}")
 
 

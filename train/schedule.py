@@ -33,7 +33,7 @@ def learning_rate(step: int, d_model: int, warmup_steps: int, factor: float = 1.
 
 
 def cooled_down(
-    rate: Callable[[int], float], max_steps: int, cooldown_steps: int
+    schedule: Callable[[int], float], max_steps: int, cooldown_steps: int
 ) -> Callable[[int], float]:
     """Add a linear cooldown, in which the learning rate would reach 0 one step after the last.
 
@@ -41,7 +41,7 @@ def cooled_down(
     Beyond Fixed Training Durations", measure its effect.
 
     Args:
-        rate: Function from a step, counted from 1, to its learning rate.
+        schedule: Function from a step, counted from 1, to its learning rate.
         max_steps: Number of steps of the run.
         cooldown_steps: Number of last steps, in which the learning rate decays; below `max_steps`.
 
@@ -52,13 +52,13 @@ def cooled_down(
 
     def cooled(step: int) -> float:
         if step <= last:
-            return rate(step)
-        return rate(last) * max(0, max_steps + 1 - step) / (cooldown_steps + 1)
+            return schedule(step)
+        return schedule(last) * max(0, max_steps + 1 - step) / (cooldown_steps + 1)
 
     return cooled
 
 
-def rate_of(
+def learning_rate_of(
     config: TrainConfig, d_model: int, cooldown: Mapping[str, Any] | None = None
 ) -> Callable[[int], float]:
     """Return the learning rate of a run as a function of the step.
@@ -72,7 +72,7 @@ def rate_of(
     Returns:
         Function from a step, counted from 1, to its learning rate.
     """
-    rate = partial(
+    without_cooldown = partial(
         learning_rate,
         d_model=d_model,
         warmup_steps=config.warmup_steps,
@@ -80,11 +80,11 @@ def rate_of(
     )
     if cooldown is None:
         cooldown = {"steps": config.cooldown_steps, "last_step": config.max_steps}
-    return cooled_down(rate, cooldown["last_step"], cooldown["steps"])
+    return cooled_down(without_cooldown, cooldown["last_step"], cooldown["steps"])
 
 
-def follow_rate(
-    optimizer: Optimizer, rate: Callable[[int], float], steps_done: int = 0
+def make_scheduler(
+    optimizer: Optimizer, schedule: Callable[[int], float], steps_done: int = 0
 ) -> LambdaLR:
     """Make a scheduler that sets the learning rate of each step.
 
@@ -93,14 +93,14 @@ def follow_rate(
 
     Args:
         optimizer: Optimizer that was made with a learning rate of 1.
-        rate: Function from a step, counted from 1, to its learning rate.
+        schedule: Function from a step, counted from 1, to its learning rate.
         steps_done: Number of steps done before, in a resumed run.
 
     Returns:
         Scheduler, set to the learning rate of the next step.
     """
-    # LambdaLR multiplies `rate` by this entry, and sets it itself only if `last_epoch` is -1
+    # LambdaLR multiplies `schedule` by this entry, and sets it itself only if `last_epoch` is -1
     for group in optimizer.param_groups:
         group["initial_lr"] = 1.0
     # the scheduler counts steps from 0, the paper from 1
-    return LambdaLR(optimizer, lambda index: rate(index + 1), last_epoch=steps_done - 1)
+    return LambdaLR(optimizer, lambda index: schedule(index + 1), last_epoch=steps_done - 1)

@@ -92,7 +92,7 @@ def batch_loss_sum(
     Args:
         accelerator: Accelerator that prepared the model.
         model: Prepared model.
-        inputs: Batch on the device, with `places`, the indices of the labels that are not
+        inputs: Batch on the device, with `label_indices`, the indices of the labels that are not
             `IGNORED`, in the flattened labels [B * T].
         label_smoothing: epsilon_ls.
 
@@ -100,7 +100,7 @@ def batch_loss_sum(
         Sum of the loss, a scalar in float32.
     """
     if not takes_fused_loss(accelerator, model):
-        others = {name: inputs[name] for name in inputs if name not in ("labels", "places")}
+        others = {name: inputs[name] for name in inputs if name not in ("labels", "label_indices")}
         logits = model(**others, use_cache=False).logits
         return smoothed_loss_sum(logits, inputs["labels"], label_smoothing)
     if not isinstance(model, DistributedDataParallel):
@@ -205,8 +205,8 @@ def training_step(
             # with DeepSpeed, the backward pass for which this flag is set also updates the weights
             accelerator.sync_gradients = is_last
             with nullcontext() if is_last else accelerator.no_sync(model):
-                places = np.flatnonzero(batch["labels"].numpy() != IGNORED)
-                inputs = on_device({**batch, "places": torch.from_numpy(places)}, device)
+                indices = np.flatnonzero(batch["labels"].numpy() != IGNORED)
+                inputs = on_device({**batch, "label_indices": torch.from_numpy(indices)}, device)
                 loss_sum = batch_loss_sum(accelerator, model, inputs, label_smoothing)
                 # data-parallel training averages gradients over processes; the factor
                 # num_processes turns the average into a sum

@@ -22,7 +22,7 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from ..atomic_files import held, make_folder, remove, unfinished_path, write_atomically
+from ..atomic_files import locked_folder, make_folder, remove, unfinished_path, write_atomically
 from ..console import Interrupted, add_trust_flag, checked_folder, parse_flags, run_command
 from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
@@ -113,12 +113,12 @@ def synthesize(task: Task, trust_remote_code: bool = False) -> dict[str, int] | 
     """
     state = joined_processes()
     with contextlib.ExitStack() as until_end:
-        until_end.enter_context(noticing_requests(is_told=False))
+        until_end.enter_context(noticing_requests(prints_requests=False))
 
         def lock():
             # two commands in one folder would overwrite each other's files
             if state.is_main_process:
-                until_end.enter_context(held(task.folder))
+                until_end.enter_context(locked_folder(task.folder))
 
         in_all_processes(lock)
         # read before the model is loaded, so that a wrong file is reported early

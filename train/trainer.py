@@ -73,14 +73,14 @@ class FusedTrainer(Seq2SeqTrainer):
         if not is_plain:
             return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         labels = inputs["labels"]
-        places = (labels.flatten() != IGNORED).nonzero().flatten()
-        batch = {**inputs, "places": places}
+        label_indices = (labels.flatten() != IGNORED).nonzero().flatten()
+        batch = {**inputs, "label_indices": label_indices}
         if "decoder_input_ids" not in batch:
             batch["decoder_input_ids"] = own.prepare_decoder_input_ids_from_labels(labels=labels)
         smoothing = self.args.label_smoothing_factor
         loss = batch_loss_sum(self.accelerator, model, batch, smoothing)
         if num_items_in_batch is None:
-            return loss / len(places)
+            return loss / len(label_indices)
         # processes average their gradients, but with the token count of all processes the gradients
         # must be summed
         is_total = self.args.average_tokens_across_devices

@@ -272,22 +272,22 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         help="translate each sentence of a line alone, with the rules of a language, such as en "
         "(default: that of the model)",
     )
-    wishes = parser.add_argument_group("words", "what every translation must or must not have")
-    wishes.add_argument(
+    words = parser.add_argument_group("words", "what every translation must or must not have")
+    words.add_argument(
         "--target_prefix", metavar="TEXT", help="text with which each translation begins"
     )
     for kind, what in (
         ("required", "must contain, with this case"),
         ("forbidden", "must not contain"),
     ):
-        wishes.add_argument(
+        words.add_argument(
             f"--{kind}_term",
             dest=f"{kind}_terms",
             metavar="TEXT",
             action="append",
             help=f"text that each translation {what}; may be given several times",
         )
-    wishes.add_argument(
+    words.add_argument(
         "--glossary",
         metavar="FILE",
         default=None,

@@ -14,7 +14,7 @@ from ...train.loop import train
 from ...train.progress import perplexity
 from ...train.recipe import RECIPE_FILE
 from ...train.run_folder.files import (
-    hold_run,
+    lock_run_folder,
     read_average,
     read_metrics,
     read_recipe,
@@ -96,7 +96,7 @@ def _is_finished(row: str, config: TrainConfig) -> bool:
 def _learn_vocabulary(config: TrainConfig, folder: Path) -> str:
     if SPLIT not in load_main_corpus(config):
         raise ValueError(f"dataset must have a split {SPLIT!r}, got {config.dataset!r} without.")
-    with hold_run(folder):
+    with lock_run_folder(folder):
         prepare_tokenizer(dataclasses.replace(config, output_dir=str(folder)))
     return str(folder / "tokenizer")
 

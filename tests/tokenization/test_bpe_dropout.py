@@ -84,9 +84,10 @@ def test_each_segmentation_has_the_probability_of_the_rule(tokenizer, dropout):
     )
     assert math.isclose(sum(expected.values()), 1)
     assert len(expected) > 5
-    dropper, chance, draws = BpeDropout(known, dropout), random.Random(7), 20_000
+    dropper, generator, draws = BpeDropout(known, dropout), random.Random(7), 20_000
     seen = collections.Counter(
-        tuple(known.convert_ids_to_tokens(dropper.spell("cabca", chance))) for _ in range(draws)
+        tuple(known.convert_ids_to_tokens(dropper.segment_word("cabca", generator)))
+        for _ in range(draws)
     )
     assert set(seen) <= set(expected)
     for spelling, share in expected.items():

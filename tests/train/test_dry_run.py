@@ -15,7 +15,7 @@ from vanilla_transformer.train.__main__ import main
 from vanilla_transformer.train.data.prepare import load_texts
 from vanilla_transformer.train.dry_run import describe, flops_per_token
 from vanilla_transformer.train.recipe import load_config
-from vanilla_transformer.train.schedule import rate_of
+from vanilla_transformer.train.schedule import learning_rate_of
 
 
 def groups(text):
@@ -65,7 +65,7 @@ def test_a_dry_run_counts_with_the_tokenizer_that_was_given(tmp_path):
 )
 def test_the_highest_rate_is_one_that_the_run_has(steps, cooldown, highest):
     config = load_config("paper-base", {"max_steps": steps, "cooldown_steps": cooldown})
-    rate = max(map(rate_of(config, 512), range(1, steps + 1)))
+    rate = max(map(learning_rate_of(config, 512), range(1, steps + 1)))
     assert f"highest learning rate: {rate:.3g} at step {highest:,}\n" in describe(
         config, "paper-base"
     )

@@ -100,7 +100,7 @@ def test_a_second_signal_ends_a_single_operation_that_is_long():
         from vanilla_transformer.train.ending import noticing_requests
         torch.set_num_threads(1)
         numbers = torch.ones(6000, 6000)
-        with noticing_requests(is_told=False) as requests, requests.deferred():
+        with noticing_requests(prints_requests=False) as requests, requests.deferred():
             print("begins", flush=True)
             torch.linalg.svd(numbers)
     """

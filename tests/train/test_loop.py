@@ -28,7 +28,7 @@ from transformers import (
 )
 
 from vanilla_transformer import VanillaTransformerTokenizer
-from vanilla_transformer.atomic_files import held
+from vanilla_transformer.atomic_files import locked_folder
 from vanilla_transformer.loading import load_run
 from vanilla_transformer.train import loop, step
 from vanilla_transformer.train import run as setup
@@ -416,7 +416,7 @@ def test_a_start_that_is_refused_leaves_no_vocabulary_of_the_refused_text(
 def test_two_do_not_train_in_one_folder(corpus, tmp_path):
     config = train_toys.toy_config(corpus, tmp_path, max_steps=1)
     with (
-        held(tmp_path),
+        locked_folder(tmp_path),
         pytest.raises(ValueError, match=f"{tmp_path} is in use by another command"),
     ):
         train(config)
@@ -427,8 +427,8 @@ def test_two_do_not_train_in_one_folder(corpus, tmp_path):
 def test_a_folder_is_free_once_its_holder_is_killed_though_its_child_lives(tmp_path):
     holder = (
         "import os, sys, time\nfrom pathlib import Path\n"
-        "from vanilla_transformer.atomic_files import held\n"
-        "with held(Path(sys.argv[1])):\n"
+        "from vanilla_transformer.atomic_files import locked_folder\n"
+        "with locked_folder(Path(sys.argv[1])):\n"
         "    if os.fork() == 0:\n"
         "        print(os.getpid(), flush=True)\n"
         "    time.sleep(100)\n"
@@ -441,11 +441,14 @@ def test_a_folder_is_free_once_its_holder_is_killed_though_its_child_lives(tmp_p
     )
     child = int(process.stdout.readline())
     try:
-        with pytest.raises(ValueError, match="is in use by another command"), held(tmp_path):
+        with (
+            pytest.raises(ValueError, match="is in use by another command"),
+            locked_folder(tmp_path),
+        ):
             pass
         process.kill()
         process.wait()
-        with held(tmp_path):
+        with locked_folder(tmp_path):
             os.kill(child, 0)
     finally:
         process.kill()

@@ -26,7 +26,7 @@ from vanilla_transformer.train.new import (
     settings_for,
 )
 from vanilla_transformer.train.recipe import load_config, recipe_names
-from vanilla_transformer.train.schedule import rate_of
+from vanilla_transformer.train.schedule import learning_rate_of
 
 DATA = ["--source_lang", "en", "--target_lang", "de"]
 COUNTS = Counts(8000, ("en", "de"), (60.0, 70.0), (11.0, 12.0))
@@ -164,7 +164,7 @@ def test_a_time_limits_the_steps_and_keeps_their_shares_and_the_learning_rate():
     assert limited.max_steps == 750
     for name in STEPS:
         assert getattr(limited, name) == pytest.approx(getattr(whole, name) / 4, abs=1)
-    peaks = [rate_of(config, 128)(config.warmup_steps) for config in (whole, limited)]
+    peaks = [learning_rate_of(config, 128)(config.warmup_steps) for config in (whole, limited)]
     assert peaks[0] == pytest.approx(peaks[1], rel=0.01)
 
 

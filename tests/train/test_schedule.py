@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.schedule import follow_rate, learning_rate, rate_of
+from vanilla_transformer.train.schedule import learning_rate, learning_rate_of, make_scheduler
 
 
 @pytest.mark.parametrize("step", [1, 7, 3999, 4000, 4001, 100_000])
@@ -25,7 +25,7 @@ def test_the_first_step_is_number_1():
 
 def test_a_run_may_end_with_a_linear_cooldown():
     settings = {"warmup_steps": 5, "learning_rate_factor": 0.5, "max_steps": 20}
-    rate = rate_of(TrainConfig(**settings, cooldown_steps=3), 16)
+    rate = learning_rate_of(TrainConfig(**settings, cooldown_steps=3), 16)
     expected = [0.5 * equations.learning_rate(step, 16, 5) for step in range(1, 18)]
     expected += [expected[-1] * share for share in (0.75, 0.5, 0.25)]
     assert [rate(step) for step in range(1, 21)] == pytest.approx(expected)
@@ -37,8 +37,8 @@ def test_a_run_may_end_with_a_linear_cooldown():
 
 def rates_seen(steps, steps_done=0):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=1.0)
-    rate = rate_of(TrainConfig(warmup_steps=5, learning_rate_factor=0.5), 16)
-    scheduler = follow_rate(optimizer, rate, steps_done=steps_done)
+    rate = learning_rate_of(TrainConfig(warmup_steps=5, learning_rate_factor=0.5), 16)
+    scheduler = make_scheduler(optimizer, rate, steps_done=steps_done)
     seen = []
     for _ in range(steps):
         seen.append(optimizer.param_groups[0]["lr"])

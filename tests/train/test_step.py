@@ -197,6 +197,6 @@ class HostTensor:
 @pytest.mark.parametrize(("device", "expected"), [("cuda", [True, True]), ("cpu", [False, True])])
 def test_a_gpu_gets_copies_from_pinned_memory(device, expected):
     copies = []
-    batch = {"places": HostTensor(False, copies), "input_ids": HostTensor(True, copies)}
-    assert list(on_device(batch, torch.device(device))) == ["places", "input_ids"]
+    batch = {"label_indices": HostTensor(False, copies), "input_ids": HostTensor(True, copies)}
+    assert list(on_device(batch, torch.device(device))) == ["label_indices", "input_ids"]
     assert copies == [(device, pinned, True) for pinned in expected]

@@ -15,7 +15,7 @@ import train_toys
 from vanilla_transformer import TranslationPipeline
 from vanilla_transformer import generation_vanilla_transformer as generation
 from vanilla_transformer.cli import main
-from vanilla_transformer.kernels_vanilla_transformer import FloatProduct, Int8Product
+from vanilla_transformer.kernels_vanilla_transformer import Int8Linear, PackedLinear
 from vanilla_transformer.loading import load, load_run
 from vanilla_transformer.train import evaluate, translate
 from vanilla_transformer.train.loop import train
@@ -56,7 +56,7 @@ def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
     (tmp_path / "lines.txt").write_text("ant bee cat\n")
     lines = list(translate.run([str(run), str(tmp_path / "lines.txt"), *flags], "translate"))
     assert len(lines) == 1
-    assert kinds == [Int8Product if flags else FloatProduct]
+    assert kinds == [Int8Linear if flags else PackedLinear]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -248,7 +248,7 @@ def is_local(dataset: str, source_lang: str, target_lang: str) -> bool:
     return dataset == "demo" or Path(dataset).exists() or is_prefix
 
 
-def is_here(dataset: str, source_lang: str, target_lang: str) -> bool:
+def is_available_offline(dataset: str, source_lang: str, target_lang: str) -> bool:
     """Return whether a dataset can be loaded without a download.
 
     Args:
@@ -262,7 +262,7 @@ def is_here(dataset: str, source_lang: str, target_lang: str) -> bool:
     return is_local(dataset, source_lang, target_lang) or _prepared_folder(dataset).is_dir()
 
 
-def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
+def is_hub_name(dataset: str, source_lang: str, target_lang: str) -> bool:
     """Return whether a dataset has a Hub name and is not local, so that others can find it there.
 
     Args:
@@ -273,8 +273,8 @@ def is_on_hub(dataset: str, source_lang: str, target_lang: str) -> bool:
     Returns:
         False for a local dataset, and for a name that the Hub does not allow.
     """
-    is_here = is_local(dataset, source_lang, target_lang) or is_file_name(dataset)
-    return not is_here and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
+    is_path = is_local(dataset, source_lang, target_lang) or is_file_name(dataset)
+    return not is_path and re.fullmatch(r"[\w.-]+/[\w.-]+", dataset) is not None
 
 
 def dataset_commit(

@@ -31,7 +31,7 @@ from .cache import cached
 from .corpus import texts_of
 
 # number of units, words or characters, in an n-gram
-LENGTH = 5
+NGRAM_SIZE = 5
 # a training sentence is a near copy if it has this percentage of an evaluation sentence's n-grams
 PERCENTAGE = 70
 # an evaluation sentence with fewer distinct n-grams has no near copies: a few common n-grams would
@@ -39,7 +39,7 @@ PERCENTAGE = 70
 FEWEST = 4
 DEFINITION = (
     "exact: equal without case, punctuation and white space; near: one training sentence has at "
-    f"least {PERCENTAGE}% of the {LENGTH}-grams of the sentence, of at least {FEWEST}"
+    f"least {PERCENTAGE}% of the {NGRAM_SIZE}-grams of the sentence, of at least {FEWEST}"
 )
 SIDES = ("source", "target")
 KINDS = ("exact", "near")
@@ -100,10 +100,10 @@ def ngrams(line: str) -> set[str]:
         line: Normalized sentence.
 
     Returns:
-        N-grams of `LENGTH` units; an empty set if the sentence has fewer units.
+        N-grams of `NGRAM_SIZE` units; an empty set if the sentence has fewer units.
     """
     units = line.split(" ")
-    return {" ".join(units[i : i + LENGTH]) for i in range(len(units) - LENGTH + 1)}
+    return {" ".join(units[i : i + NGRAM_SIZE]) for i in range(len(units) - NGRAM_SIZE + 1)}
 
 
 @lru_cache(maxsize=8)
@@ -131,7 +131,7 @@ def _ngram_hashes(lines: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
     is_space = is_end | (text == ord(" "))
     starts = np.flatnonzero(~is_space & np.concatenate([[True], is_space[:-1]]))
     ends = np.flatnonzero(is_space & ~np.concatenate([[True], is_space[:-1]]))
-    ends = ends[LENGTH - 1 :]
+    ends = ends[NGRAM_SIZE - 1 :]
     starts = starts[: len(ends)]
     # keep only the n-grams that end in the line in which they start
     is_whole = line_of[starts] == line_of[ends - 1]

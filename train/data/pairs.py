@@ -212,11 +212,13 @@ def encode_table(
     backend.no_padding()
     sentences = [[text.ids for text in backend.encode_batch_fast(side)] for side in sides]
     if spelling is not None:
-        randoms = [random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices]
+        generators = [
+            random.Random(f"{spelling.seed} {spelling.number} {index}") for index in indices
+        ]
         for number, (side, dropout) in enumerate(zip(sides, spelling.dropout, strict=True)):
             if dropout:
-                spell = BpeDropout(tokenizer, dropout)
-                sentences[number] = list(map(spell, backend.encode_batch(side), randoms))
+                segment = BpeDropout(tokenizer, dropout)
+                sentences[number] = list(map(segment, backend.encode_batch(side), generators))
     source, target = sentences
     verdicts, hashes = [], []
     for pair in zip(*sides, strict=True):
@@ -237,7 +239,7 @@ def encode_table(
     return pa.table(columns, names=list(FEATURES))
 
 
-def lengths(rows: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
+def pair_lengths(rows: datasets.Dataset) -> tuple[np.ndarray, np.ndarray]:
     """Return the lengths of all pairs, in tokens.
 
     Args:
@@ -503,7 +505,7 @@ def prepare_pairs(
     def write(path: Path):
         filtered = filter_pairs(rows, *rules, leaks)
         if spelled:
-            sides = zip(*map(lengths, spelled), strict=True)
+            sides = zip(*map(pair_lengths, spelled), strict=True)
             sizes = np.stack([np.concatenate(side) for side in sides])  # [2, spellings * pairs]
             longest = sizes.max(axis=0).reshape(-1, len(rows)).max(axis=0)
             # drop a pair in all spellings if it is too long in one of them, so that every epoch has

@@ -88,8 +88,6 @@ def product(x: Tensor, weight: Tensor) -> Tensor:
 class OneDnnLinear(nn.Linear):
     """Linear layer that uses oneDNN in float32 training, in forward and backward."""
 
-    is_plain_in_evaluation = True
-
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer.
 
@@ -136,8 +134,6 @@ class CheapDropout(nn.Dropout):
     depends only on torch's seed. The probability is rounded to 16 bits, and the scale of the kept
     elements is exact for the rounded probability.
     """
-
-    is_plain_in_evaluation = True
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply dropout.

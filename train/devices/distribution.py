@@ -41,7 +41,7 @@ LONGEST_WAIT = timedelta(hours=6)
 # lowest compute capability of GPUs whose tensor cores support bf16
 FIRST_WITH_BF16 = (8, 0)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
-Prepared = TypeVar("Prepared")
+Result = TypeVar("Result")
 
 
 def open_accelerator(config: TrainConfig) -> Accelerator:
@@ -98,13 +98,13 @@ def open_accelerator(config: TrainConfig) -> Accelerator:
     if kind == DistributedType.DEEPSPEED:
         _check_deepspeed(accelerator, config)
     _refuse_precision(config.precision, accelerator.device)
-    use_attention_for_all_shapes()
+    disable_cudnn_attention()
     _warn_of_idle_cores(accelerator)
     _warn_of_idle_tensor_cores(config.precision, accelerator)
     return accelerator
 
 
-def use_attention_for_all_shapes():
+def disable_cudnn_attention():
     """Disable cuDNN's attention kernel in this process.
 
     On a GPU, cuDNN builds an execution plan for each new shape, which takes longer than a step.
@@ -136,14 +136,14 @@ def leave_processes():
     state.destroy_process_group()
 
 
-def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
+def main_process_first(function: Callable[[], Result]) -> Result:
     """Call a function in the main process before the others; an error in one ends all processes.
 
     Other machines may not have access to the files of the main process, so on each of them one
     process calls the function before the rest.
 
     Args:
-        prepare: Function that every process calls.
+        function: Function that every process calls.
 
     Returns:
         Result of the function in this process.
@@ -159,14 +159,14 @@ def main_process_first(prepare: Callable[[], Prepared]) -> Prepared:
         is_first_here and not state.is_main_process,
         not is_first_here,
     )
-    return _in_turns(prepare, turns)
+    return _in_turns(function, turns)
 
 
-def in_all_processes(prepare: Callable[[], Prepared]) -> Prepared:
+def in_all_processes(function: Callable[[], Result]) -> Result:
     """Call a function in all processes at once; an error in one ends all processes.
 
     Args:
-        prepare: Function that every process calls, and that waits for no other process.
+        function: Function that every process calls, and that waits for no other process.
 
     Returns:
         Result of the function in this process.
@@ -175,19 +175,19 @@ def in_all_processes(prepare: Callable[[], Prepared]) -> Prepared:
         Exception: The error of the function, re-raised in the first process that had an error.
         SystemExit: With status 1, in all other processes, after an error in any process.
     """
-    return _in_turns(prepare, [True])
+    return _in_turns(function, [True])
 
 
-def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepared:
+def _in_turns(function: Callable[[], Result], turns: Iterable[bool]) -> Result:
     state = PartialState()
     if state.num_processes == 1:
-        return prepare()
-    prepared: list[Prepared] = []
+        return function()
+    results: list[Result] = []
     refusal: Exception | None = None
     for is_turn in turns:
         if is_turn:
             try:
-                prepared.append(prepare())
+                results.append(function())
             except Exception as error:
                 refusal = error
         refused = gather_object([refusal is not None])
@@ -198,7 +198,7 @@ def _in_turns(prepare: Callable[[], Prepared], turns: Iterable[bool]) -> Prepare
             if refusal is not None and refused.index(True) == state.process_index:
                 raise refusal
             raise SystemExit(1)
-    return prepared[-1]
+    return results[-1]
 
 
 def refuse_disagreement(facts: Mapping[str, Any], hint: str = "") -> None:

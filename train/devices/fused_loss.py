@@ -53,7 +53,7 @@ class LossOfStates(torch.autograd.Function):
         bias: Tensor | None,
         labels: Tensor,
         label_smoothing: float,
-        table: "Table | None",
+        embedding_gradient: "EmbeddingGradient | None",
         is_compiled: bool = False,
     ) -> Tensor:
         """Compute the sum of the loss, and the gradients of states, weight and bias.
@@ -65,8 +65,8 @@ class LossOfStates(torch.autograd.Function):
             bias: Bias of the output projection, [V], or None.
             labels: Next tokens, [tokens].
             label_smoothing: epsilon_ls.
-            table: Table that receives the gradient of a tied weight in the backward pass; None if
-                the weight is not tied.
+            embedding_gradient: Container that receives the gradient of a tied weight in the
+                backward pass; None if the weight is not tied.
             is_compiled: Whether to use compiled kernels between the matrix products.
 
         Returns:
@@ -80,7 +80,7 @@ class LossOfStates(torch.autograd.Function):
         with torch.autocast(device, enabled=False):
             compute = _loss_and_gradients_compiled if is_compiled else _loss_and_gradients
             total, ctx.gradients = compute(states, weight, bias, labels, label_smoothing, kind)
-        ctx.table = table
+        ctx.embedding_gradient = embedding_gradient
         return total
 
     @staticmethod
@@ -101,8 +101,8 @@ class LossOfStates(torch.autograd.Function):
             None if gradient is None else gradient.mul_(grad_output) for gradient in ctx.gradients
         )
         ctx.gradients = None
-        if ctx.table is not None:
-            ctx.table.gradient = weight
+        if ctx.embedding_gradient is not None:
+            ctx.embedding_gradient.value = weight
             weight = None
         return states, weight, bias, None, None, None, None, None
 
@@ -132,36 +132,37 @@ def _loss_and_gradients(
     ):
         label, x = label[:, None], x.to(kind)
         scores = _logits(x, parts, bias)  # [block, columns] each
-        # column of the true token in each tile, and whether the tile contains the true token
-        places = [
-            _place(label - index * columns, tile.shape[1]) for index, tile in enumerate(scores)
+        # column of the true token in each tile, and whether the tile contains it
+        true_columns = [
+            _column_in_tile(label - index * columns, tile.shape[1])
+            for index, tile in enumerate(scores)
         ]
-        most, true, sums = _exponentiate(scores, places)
-        mean = (x.float() @ summed + summed_bias)[:, None]
-        loss = most + sums.log() - (1 - label_smoothing) * true - spread * mean
+        max_logit, true_logit, sums = _exponentiate(scores, true_columns)
+        logit_sum = (x.float() @ summed + summed_bias)[:, None]
+        loss = max_logit + sums.log() - (1 - label_smoothing) * true_logit - spread * logit_sum
         total += loss.sum()
-        # the gradient of a logit is powers / sums - spread, minus 1 - smoothing at the true token.
-        # the division by sums comes after the products, where it has fewer elements; only float16
-        # cannot represent the undivided powers, so they are divided before. spread is subtracted
-        # before the products, because a difference of two similar products would be mostly rounding
-        # error
+        # the gradient of a logit is exponentials / sums - spread, minus 1 - smoothing at the true
+        # token. the division by sums comes after the products, where it has fewer elements; only
+        # float16 cannot represent the undivided exponentials, so they are divided before. spread is
+        # subtracted before the products, because a difference of two similar products would be
+        # mostly rounding error
         divisor = torch.ones_like(sums) if kind == torch.float16 else sums
         weighted = (x.float() / divisor).to(kind)
         grad_scaled = torch.zeros_like(x, dtype=torch.float32)
-        for index, (part, (place, is_here)) in enumerate(zip(parts, places, strict=True)):
-            powers = scores.pop(0)
-            of_true = ((label_smoothing - 1) * sums).where(is_here, 0.0)
-            powers.sub_(spread * sums).scatter_add_(1, place, of_true)
+        for index, (part, (column, is_in_tile)) in enumerate(zip(parts, true_columns, strict=True)):
+            exponentials = scores.pop(0)
+            at_true = ((label_smoothing - 1) * sums).where(is_in_tile, 0.0)
+            exponentials.sub_(spread * sums).scatter_add_(1, column, at_true)
             if kind == torch.float16:
-                powers /= sums
-            powers = powers.to(kind)
-            grad_scaled += product(powers, part.T)
+                exponentials /= sums
+            exponentials = exponentials.to(kind)
+            grad_scaled += product(exponentials, part.T)
             columns_here = slice(index * columns, (index + 1) * columns)
-            _put_product(grad_weight[columns_here], powers, weighted, is_first=number == 0)
+            _put_product(grad_weight[columns_here], exponentials, weighted, is_first=number == 0)
             if grad_bias is not None:
-                grad_bias[columns_here] += (1 / divisor).T[0] @ powers.float()
-            # free the powers, which would otherwise stay in memory while the next block is computed
-            del powers
+                grad_bias[columns_here] += (1 / divisor).T[0] @ exponentials.float()
+            # free the exponentials, which would otherwise stay in memory during the next block
+            del exponentials
         grad.copy_(grad_scaled / divisor)
     return total, (grad_states, grad_weight, grad_bias)
 
@@ -223,14 +224,14 @@ def _loss_of_block(
     """Return the loss, summed over tokens, and the gradient of the logits in the logits' dtype."""
     kind, size = logits.dtype, logits.shape[-1]
     logits = logits.float() if bias is None else logits.float() + bias
-    most = logits.amax(-1, keepdim=True)
-    powers = (logits - most).exp()
-    sums = powers.sum(-1, keepdim=True)
-    log_sums = most + sums.log()
-    true, mean = logits.gather(-1, label), logits.mean(-1, keepdim=True)
-    loss = log_sums - (1 - label_smoothing) * true - label_smoothing * mean
+    max_logit = logits.amax(-1, keepdim=True)
+    exponentials = (logits - max_logit).exp()
+    sums = exponentials.sum(-1, keepdim=True)
+    log_sums = max_logit + sums.log()
+    true_logit, mean_logit = logits.gather(-1, label), logits.mean(-1, keepdim=True)
+    loss = log_sums - (1 - label_smoothing) * true_logit - label_smoothing * mean_logit
     is_true = torch.arange(size, device=logits.device) == label
-    gradient = powers / sums - label_smoothing / size - (1 - label_smoothing) * is_true
+    gradient = exponentials / sums - label_smoothing / size - (1 - label_smoothing) * is_true
     return loss.sum(), gradient.to(kind)
 
 
@@ -249,60 +250,63 @@ def _logits(x: Tensor, parts: Sequence[Tensor], bias: Tensor | None) -> list[Ten
 
 
 def _exponentiate(
-    scores: list[Tensor], places: list[tuple[Tensor, Tensor]]
+    scores: list[Tensor], true_columns: list[tuple[Tensor, Tensor]]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Replace logits by exp(logit - maximum); return the maximum, the true logit, the new sum."""
-    most = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
-    true, sums = torch.zeros_like(most), torch.zeros_like(most)
-    for tile, (place, is_here) in zip(scores, places, strict=True):
-        true += tile.gather(1, place).where(is_here, 0.0)
-        sums += exp_(tile.sub_(most)).sum(-1, keepdim=True)
-    return most, true, sums
+    """Replace logits by exp(logit - maximum); return maximum, true logit and new sum."""
+    max_logit = functools.reduce(torch.maximum, (tile.amax(-1, keepdim=True) for tile in scores))
+    true_logit, sums = torch.zeros_like(max_logit), torch.zeros_like(max_logit)
+    for tile, (column, is_in_tile) in zip(scores, true_columns, strict=True):
+        true_logit += tile.gather(1, column).where(is_in_tile, 0.0)
+        sums += exp_(tile.sub_(max_logit)).sum(-1, keepdim=True)
+    return max_logit, true_logit, sums
 
 
-def _place(column: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+def _column_in_tile(column: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     return column.clamp(0, columns - 1), (column >= 0) & (column < columns)
 
 
-def _put_product(out: Tensor, powers: Tensor, weighted: Tensor, is_first: bool) -> None:
-    if powers.dtype == torch.float32 and not is_for_onednn(powers, weighted):
-        out.addmm_(powers.T, weighted, beta=0 if is_first else 1)
+def _put_product(out: Tensor, grad_logits: Tensor, states: Tensor, is_first: bool) -> None:
+    if grad_logits.dtype == torch.float32 and not is_for_onednn(grad_logits, states):
+        out.addmm_(grad_logits.T, states, beta=0 if is_first else 1)
     elif is_first:
-        out.copy_(product(powers.T, weighted.T))
+        out.copy_(product(grad_logits.T, states.T))
     else:
-        out += product(powers.T, weighted.T)
+        out += product(grad_logits.T, states.T)
 
 
-class Table:
+class EmbeddingGradient:
     """Container that passes a gradient of the tied embedding between two functions. Section 3.4.
 
     Attributes:
-        gradient: Gradient from the output projection. `LossOfStates` sets it in its backward pass,
+        value: Gradient from the output projection. `LossOfStates` sets it in its backward pass,
             and `Lookup` adds its own gradient to it in the backward pass that follows.
     """
 
     def __init__(self):
-        self.gradient: Tensor | None = None
+        self.value: Tensor | None = None
 
 
 class Lookup(torch.autograd.Function):
     """Embedding lookup whose backward pass adds its gradient to that of the output projection."""
 
     @staticmethod
-    def forward(ctx: Any, weight: Tensor, ids: Tensor, table: Table) -> Tensor:
+    def forward(
+        ctx: Any, weight: Tensor, ids: Tensor, embedding_gradient: EmbeddingGradient
+    ) -> Tensor:
         """Look up the embeddings.
 
         Args:
             ctx: Context, which stores the ids.
             weight: Embedding matrix, [V, d_model].
             ids: Ids of source and target tokens, [tokens].
-            table: Table that contains the gradient of the output projection in the backward pass.
+            embedding_gradient: Container of the gradient of the output projection, filled before
+                the backward pass of this function.
 
         Returns:
             Embeddings, [tokens, d_model].
         """
         ctx.save_for_backward(ids)
-        ctx.table = table
+        ctx.embedding_gradient = embedding_gradient
         return weight.index_select(0, ids)
 
     @staticmethod
@@ -318,7 +322,7 @@ class Lookup(torch.autograd.Function):
             Gradients of the arguments of `forward`.
         """
         (ids,) = ctx.saved_tensors
-        gradient, ctx.table.gradient = ctx.table.gradient, None
+        gradient, ctx.embedding_gradient.value = ctx.embedding_gradient.value, None
         return gradient.index_add_(0, ids, grad_output.to(gradient.dtype)), None, None
 
 
@@ -327,7 +331,7 @@ def fused_loss_sum(
     input_ids: Tensor,
     decoder_input_ids: Tensor,
     labels: Tensor,
-    places: Tensor,
+    label_indices: Tensor,
     label_smoothing: float,
     attention_mask: Tensor | None = None,
 ) -> Tensor:
@@ -338,19 +342,19 @@ def fused_loss_sum(
         input_ids: Source token ids, [B, S].
         decoder_input_ids: Target token ids, shifted right, [B, T].
         labels: Next tokens, [B, T].
-        places: Indices in the flattened labels, [B * T], of the labels that are not padding.
+        label_indices: Indices in the flattened labels, [B * T], of the labels that are not padding.
         label_smoothing: epsilon_ls.
         attention_mask: Mask of the source, in a form that the model accepts, or None.
 
     Returns:
         Sum of the loss, a scalar in float32.
     """
-    head, table = model.lm_head, None
+    head, embedding_gradient = model.lm_head, None
     weight = head.weight
     if model.config.tie_word_embeddings:
-        table = Table()
+        embedding_gradient = EmbeddingGradient()
         ids = torch.cat((input_ids.flatten(), decoder_input_ids.flatten()))
-        embedded = Lookup.apply(weight, ids, table)
+        embedded = Lookup.apply(weight, ids, embedding_gradient)
         source, target = embedded.split((input_ids.numel(), decoder_input_ids.numel()))
         tokens = {
             "inputs_embeds": source.view(*input_ids.shape, -1),
@@ -361,10 +365,11 @@ def fused_loss_sum(
         tokens = {"input_ids": input_ids, "decoder_input_ids": decoder_input_ids}
     outputs = model.model(**tokens, attention_mask=attention_mask, use_cache=False)
     states, labels = outputs.last_hidden_state.flatten(0, 1), labels.flatten()
-    if len(places) < len(labels):
-        states, labels = states.index_select(0, places), labels.index_select(0, places)
+    if len(label_indices) < len(labels):
+        states = states.index_select(0, label_indices)
+        labels = labels.index_select(0, label_indices)
     return LossOfStates.apply(
-        states, weight, head.bias, labels, label_smoothing, table, _is_compiled(model)
+        states, weight, head.bias, labels, label_smoothing, embedding_gradient, _is_compiled(model)
     )
 
 

@@ -117,7 +117,7 @@ def bytes_per_token(
     precision: str,
     max_length: int,
     device: str,
-    is_whole: bool = True,
+    uses_fused_loss: bool = True,
 ) -> int:
     """Return the activation memory of one source token and one target token, kept until backward.
 
@@ -127,8 +127,8 @@ def bytes_per_token(
         max_length: Number of tokens of the longest sentence; matters only if attention is not
             fused, because the attention weights of a token are then kept.
         device: Device type, such as "cuda" or "cpu".
-        is_whole: Whether the fused loss is used, for which each process must have all weights; if
-            not, the loss keeps all logits.
+        uses_fused_loss: Whether the fused loss is used, for which each process must have all
+            weights; if not, the loss keeps all logits.
 
     Returns:
         Size in bytes, an estimate that is rather too large than too small.
@@ -168,7 +168,7 @@ def bytes_per_token(
     decoder_layer = 2 * attention(decoder[1]) + feed_forward(decoder[2])
     # source and target: embedding with position, and mask and output of dropout
     embeddings = 2 * 3 * d_model * FLOAT32_BYTES
-    vocabulary = 0 if is_whole else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
+    vocabulary = 0 if uses_fused_loss else VOCABULARY_COPIES * FLOAT32_BYTES * config.vocab_size
     layers = encoder[0] * encoder_layer + decoder[0] * decoder_layer
     return int(SLACK * (layers + embeddings + vocabulary))
 
@@ -203,7 +203,7 @@ def max_micro_batch_tokens(
     num_parameters: int,
     device: torch.device,
     num_processes: int,
-    is_whole: bool = True,
+    uses_fused_loss: bool = True,
 ) -> int:
     """Return the largest micro-batch that fits into the free memory.
 
@@ -215,7 +215,7 @@ def max_micro_batch_tokens(
         num_parameters: Number of parameters that this process stores.
         device: Device of this process.
         num_processes: Number of processes.
-        is_whole: Argument of `bytes_per_token`.
+        uses_fused_loss: Argument of `bytes_per_token`.
 
     Returns:
         Maximum number of source tokens, and of target tokens, padding included; at least
@@ -229,7 +229,9 @@ def max_micro_batch_tokens(
     not_yet += fixed_step_bytes(model_config, config.precision, device.type)
     processes_here = int(os.environ.get("LOCAL_WORLD_SIZE", num_processes))
     free = free_bytes(device, processes_here)
-    each = bytes_per_token(model_config, config.precision, config.max_length, device.type, is_whole)
+    each = bytes_per_token(
+        model_config, config.precision, config.max_length, device.type, uses_fused_loss
+    )
     fitting = (int(USABLE * free) - not_yet) // each
     if fitting < config.max_length:
         needed = (not_yet + config.max_length * each) / USABLE

@@ -57,10 +57,10 @@ logger = logging.getLogger(__name__)
 # regular expression for the names of files inside the checkpoint folder. It allows no path, so that
 # a changed state cannot name a file elsewhere
 PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
-COUNTS = mapping(others=whole(0))
+COUNTS = mapping(other_items=whole(0))
 WINDOW = mapping(
     {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
-    others=NOTHING,
+    other_items=NOTHING,
 )
 STREAM_POSITION = mapping(
     {"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING}
@@ -80,18 +80,18 @@ STATE = mapping(
         "step": whole(0),
         "is_stop": TRUTH,
         "seconds": NUMBER,
-        "sizes": mapping(others=whole(0), names=PLAIN_NAME),
-        "sha256": mapping(others=TEXT, names=PLAIN_NAME),
+        "sizes": mapping(other_items=whole(0), names=PLAIN_NAME),
+        "sha256": mapping(other_items=TEXT, names=PLAIN_NAME),
         OWN_HASH: TEXT,
     }
 )
 # best checkpoint so far: metric, step, score by this metric, and number of checkpoints after it
 BEST = mapping(
-    {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, others=NOTHING
+    {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, other_items=NOTHING
 )
 # cooldown that began earlier than the settings say, so that it ends within `max_minutes`
 COOLDOWN = mapping(
-    {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, others=NOTHING
+    {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, other_items=NOTHING
 )
 # entries of the state that a run needs to resume, besides those of `STATE`
 RUN_STATE = mapping(
@@ -269,17 +269,17 @@ def remove_unfinished(folder: Path) -> None:
         remove(path)
 
 
-def checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
+def checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> list[Path]:
     """List the complete checkpoints of a folder, without those with a missing or truncated file.
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that may be missing or truncated.
+        ignored_files: Names of files that may be missing or truncated.
 
     Returns:
         Folders of the checkpoints, oldest first.
     """
-    return [path for path in _named(folder) if _damaged_file(path, spared) is None]
+    return [path for path in _named(folder) if _damaged_file(path, ignored_files) is None]
 
 
 def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
@@ -301,32 +301,32 @@ def newest_intact(folder: Path) -> tuple[Path | None, list[tuple[Path, str]]]:
     return None, passed_over
 
 
-def cut_checkpoints(folder: Path, spared: Collection[str] = ()) -> dict[Path, str]:
+def incomplete_checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> dict[Path, str]:
     """Find the incomplete checkpoints, which `checkpoints` leaves out.
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that may be missing or truncated.
+        ignored_files: Names of files that may be missing or truncated.
 
     Returns:
         Name of the first missing or truncated file, for the folder of each incomplete checkpoint.
     """
-    found = {path: _damaged_file(path, spared) for path in _named(folder)}
+    found = {path: _damaged_file(path, ignored_files) for path in _named(folder)}
     return {path: file for path, file in found.items() if file is not None}
 
 
-def changed_file(checkpoint: Path, spared: Collection[str] = ()) -> str | None:
+def changed_file(checkpoint: Path, ignored_files: Collection[str] = ()) -> str | None:
     """Find a file of a checkpoint that has changed since it was saved.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        spared: Names of files that may have changed.
+        ignored_files: Names of files that may have changed.
 
     Returns:
         Name of the first file whose SHA-256 differs from that in the state; None if all are equal.
     """
     for name, sha256 in read_state(checkpoint)["sha256"].items():
-        if name not in spared and sha256_of(checkpoint / name) != sha256:
+        if name not in ignored_files and sha256_of(checkpoint / name) != sha256:
             return name
     return None
 
@@ -343,7 +343,7 @@ def _is_name(path: Path) -> bool:
     return re.fullmatch(r"step-(0|[1-9][0-9]{0,18})", path.name) is not None
 
 
-def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
+def _damaged_file(checkpoint: Path, ignored_files: Collection[str]) -> str | None:
     """Return the name of the first file that is missing or changed in size, or None."""
     try:
         sizes = read_state(checkpoint)["sizes"]
@@ -351,22 +351,22 @@ def _damaged_file(checkpoint: Path, spared: Collection[str]) -> str | None:
         return STATE_FILE
     for name, size in sizes.items():
         path = checkpoint / name
-        if name not in spared and not (path.is_file() and path.stat().st_size == size):
+        if name not in ignored_files and not (path.is_file() and path.stat().st_size == size):
             return name
     return None
 
 
-def regular_checkpoints(folder: Path, spared: Collection[str] = ()) -> list[Path]:
+def regular_checkpoints(folder: Path, ignored_files: Collection[str] = ()) -> list[Path]:
     """List the complete checkpoints that are not stop checkpoints.
 
     Args:
         folder: Folder of all checkpoints.
-        spared: Names of files that may be missing or truncated.
+        ignored_files: Names of files that may be missing or truncated.
 
     Returns:
         Folders of the checkpoints, oldest first. If all are stop checkpoints, the newest one.
     """
-    found = checkpoints(folder, spared)
+    found = checkpoints(folder, ignored_files)
     return [path for path in found if not _is_of_stop(path)] or found[-1:]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from transformers.utils import CONFIG_NAME, GENERATION_CONFIG_NAME
 
-from ...atomic_files import held, refuse_links, remove, write_atomically
+from ...atomic_files import locked_folder, refuse_links, remove, write_atomically
 from ...loading import read_config
 from ...records import (
     NOTHING,
@@ -32,7 +32,7 @@ METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 AVERAGE_FILE = "average.json"
 SETTING = Kind("a number, text, true, false or null", lambda it: not isinstance(it, list | dict))
-METRICS = mapping({"step": whole(0)}, others=or_null(NUMBER))
+METRICS = mapping({"step": whole(0)}, other_items=or_null(NUMBER))
 AVERAGE = mapping(
     {
         "steps": list_of(whole(0), least=1),
@@ -51,11 +51,13 @@ LEAKS = mapping(
     dict.fromkeys(("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole(0))
 )
 SCORES = mapping(
-    others=mapping(
+    other_items=mapping(
         optional={
             "average": or_null(TEXT),
             "against": mapping(
-                others=mapping(optional={"bleu": COMPARISON, "chrf": COMPARISON}, others=NOTHING)
+                other_items=mapping(
+                    optional={"bleu": COMPARISON, "chrf": COMPARISON}, other_items=NOTHING
+                )
             ),
         }
     )
@@ -69,7 +71,7 @@ TRANSLATED = mapping(
         "sentences": whole(1),
         **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
         **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
-        "search": mapping(others=SETTING),
+        "search": mapping(other_items=SETTING),
     },
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
@@ -124,7 +126,7 @@ def refuse_other_files(folder: Path, rule: str, names: Iterable[str] = MODEL_FIL
 
 
 @contextlib.contextmanager
-def hold_run(folder: Path, seconds: float = 0.0) -> Iterator[None]:
+def lock_run_folder(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     """Lock a run folder against other commands until the block ends.
 
     Args:
@@ -134,7 +136,7 @@ def hold_run(folder: Path, seconds: float = 0.0) -> Iterator[None]:
     Raises:
         ValueError: If another command has locked the folder, or a file or folder in it is a link.
     """
-    with held(folder, seconds) as is_locked:
+    with locked_folder(folder, seconds) as is_locked:
         refuse_links(folder, WRITTEN)
         if is_locked:
             # remove the temporary files of killed commands. The lock makes this safe: no other

@@ -13,7 +13,7 @@ from ...loading import read_config
 from ...records import read_text
 from ...sizes import size_of
 from ..config import TrainConfig
-from ..data.corpus import is_on_hub
+from ..data.corpus import is_hub_name
 from ..data.leaks import DEFINITION, describe_leaks
 from ..recipe import RECIPE_FILE
 from .environment import read_environment
@@ -114,7 +114,7 @@ def _on_hub(folder: Path, config: TrainConfig) -> list[str]:
     return [
         dataset
         for dataset in dict.fromkeys(corpora)
-        if dataset not in local and is_on_hub(dataset, *languages)
+        if dataset not in local and is_hub_name(dataset, *languages)
     ]
 
 

@@ -26,7 +26,7 @@ from vanilla_transformer.train.data.batches import (
     steps_for,
 )
 from vanilla_transformer.train.data.corpus import load_translations
-from vanilla_transformer.train.data.pairs import encode_pairs, lengths, prepare_pairs
+from vanilla_transformer.train.data.pairs import encode_pairs, pair_lengths, prepare_pairs
 
 
 def spread(pairs):
@@ -330,7 +330,7 @@ def test_steps_can_be_pickled_for_a_spawned_process(pairs):
 
 
 def test_evaluation_sees_each_pair_once_on_any_number_of_processes(pairs):
-    tokens = int(lengths(pairs.rows)[1].sum())
+    tokens = int(pair_lengths(pairs.rows)[1].sum())
     for processes in (1, 3):
         each = [
             list(evaluation_batches(pairs, Collator(0, 1, 260), 200, processes, index))

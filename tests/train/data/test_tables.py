@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from vanilla_transformer.train.data.corpus import (
     SPLITS,
-    is_on_hub,
+    is_hub_name,
     load_translations,
     text_hash,
 )
@@ -250,7 +250,7 @@ def test_a_folder_with_tables_of_other_names_is_refused_with_them(tmp_path):
 
 
 def test_the_name_of_a_file_is_not_a_name_on_the_hub(tmp_path):
-    assert not is_on_hub("my/pairs.tsv", *LANGUAGES)
+    assert not is_hub_name("my/pairs.tsv", *LANGUAGES)
     for name in ("pairs.tsv", "pairs.csv.gz", "memory.tmx"):
         with pytest.raises(ValueError, match="dataset must be a file that exists, got"):
             read(tmp_path / name)

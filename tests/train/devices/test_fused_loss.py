@@ -9,7 +9,7 @@ import train_toys
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForSeq2SeqLM
 
-from vanilla_transformer.engine_vanilla_transformer import obstacle
+from vanilla_transformer.engine_vanilla_transformer import reason_against_engine
 from vanilla_transformer.train.data.batches import IGNORED
 from vanilla_transformer.train.devices import cpu_kernels, fused_loss
 from vanilla_transformer.train.devices.cpu_kernels import (
@@ -49,7 +49,7 @@ def batch():
     }
 
 
-def places_of(labels):
+def label_indices_of(labels):
     return (labels.flatten() != IGNORED).nonzero()[:, 0]
 
 
@@ -68,7 +68,7 @@ def quick(model, batch, smoothing):
     return fused_loss_sum(
         model,
         **mask_for_sdpa(batch),
-        places=places_of(batch["labels"]),
+        label_indices=label_indices_of(batch["labels"]),
         label_smoothing=smoothing,
     )
 
@@ -344,7 +344,7 @@ def test_a_step_by_onednn_is_the_plain_one(batch, onednn, fields, monkeypatch):
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
     torch.testing.assert_close(found_gradients, gradients, rtol=1e-4, atol=1e-5)
     linears = [module for module in model.modules() if type(module) is OneDnnLinear]
-    tiles = 2 * -(-len(places_of(batch["labels"])) // 5)
+    tiles = 2 * -(-len(label_indices_of(batch["labels"])) // 5)
     # one there and two back of each layer but the projection, and of each tile of the loss, for
     # which all that is left to torch is the gradient of a bias
     assert products.numbers["_linear_pointwise"] == 3 * (len(linears) - 1 + tiles)
@@ -364,9 +364,9 @@ def test_weights_hooks_and_search_stay_where_products_are_onednns(batch, onednn)
     assert calls == [1]
     handle.remove()
     use_cpu_kernels(model, is_half=True)
-    assert obstacle(model.eval()) is None
+    assert reason_against_engine(model.eval()) is None
     model.model.decoder.layers[1].dropout.train()
-    assert obstacle(model) == "model.decoder.layers.1.dropout is in training mode"
+    assert reason_against_engine(model) == "model.decoder.layers.1.dropout is in training mode"
 
 
 def test_products_do_not_break_a_compiled_graph(batch, onednn):

@@ -38,7 +38,7 @@ from accelerate import Accelerator
 from vanilla_transformer import VanillaTransformerConfig
 from vanilla_transformer import VanillaTransformerForConditionalGeneration
 from vanilla_transformer.train.config import TrainConfig
-from vanilla_transformer.train.schedule import follow_rate, rate_of
+from vanilla_transformer.train.schedule import make_scheduler, learning_rate_of
 from vanilla_transformer.train.step import mask_for_sdpa, training_step
 
 def kilobytes(name):
@@ -59,7 +59,7 @@ optimizer = torch.optim.Adam(model.parameters(), lr=1.0, fused=True)
 prepared = accelerator.prepare(model, optimizer)
 prepared[0].train()
 for _ in range(2):
-    scheduler = follow_rate(optimizer, rate_of(TrainConfig(), config.d_model))
+    scheduler = make_scheduler(optimizer, learning_rate_of(TrainConfig(), config.d_model))
     training_step(accelerator, *prepared, scheduler, [mask_for_sdpa(batch)], 0.1)
 print(json.dumps([model.num_parameters(), (kilobytes("VmHWM") - before) * 1024]))
 """
@@ -175,7 +175,8 @@ def test_only_the_processes_of_a_host_share_its_memory(monkeypatch):
 def test_a_process_with_a_part_of_the_weights_has_the_scores_of_all_tokens():
     sizes = TrainConfig().model_config(37_000)
     whole, part = (
-        bytes_per_token(sizes, "fp32", 99, "cpu", is_whole) for is_whole in (True, False)
+        bytes_per_token(sizes, "fp32", 99, "cpu", uses_fused_loss)
+        for uses_fused_loss in (True, False)
     )
     # in two precisions, and their log-probabilities
     assert part - whole >= 3 * 4 * 37_000
