@@ -58,7 +58,7 @@ def check_arguments(
         eager_attention: The model's own attention function.
 
     Raises:
-        TypeError: If an argument is unknown; names the closest known argument.
+        TypeError: If an argument is unknown; the message names the closest known argument.
     """
     given = [name for name, it in arguments.items() if it is not None]
     unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]

@@ -49,15 +49,14 @@ def run_command(
         command: Function that takes the arguments without `--traceback`, and returns its exit
             status or None.
         argv: Command-line arguments; those of the process if not given.
-        logs: Whether to set up logging before the command, which takes the time to import
-            transformers.
+        logs: Whether to set up logging first. This imports transformers, which takes time.
 
     Returns:
         The exit status: the command's own, 1 after an error, 128 plus the number of the signal
         after a signal.
     """
-    given = sys.argv[1:] if argv is None else argv
-    arguments = [argument for argument in given if argument != TRACEBACK]
+    all_arguments = sys.argv[1:] if argv is None else argv
+    arguments = [argument for argument in all_arguments if argument != TRACEBACK]
     if logs:
         log_to_stderr()
     try:
@@ -74,24 +73,24 @@ def run_command(
         raise
     # a panic of a Rust library is a BaseException, not an Exception
     except BaseException as error:
-        _end_bars()
-        if TRACEBACK in given:
+        _close_progress_bars()
+        if TRACEBACK in all_arguments:
             raise
-        if not _is_reported_by_another():
-            sys.stderr.write(f"error: {sentence_of(error) or _unexpected(error)}\n")
+        if not _is_reported_by_first_process():
+            sys.stderr.write(f"error: {sentence_of(error) or _unexpected_sentence(error)}\n")
         return 1
 
 
-def _end_bars():
+def _close_progress_bars():
     """Close the open progress bars, so that the error begins on a new line."""
     tqdm = sys.modules.get("tqdm")
     for bar in list(tqdm.tqdm._instances) if tqdm else ():
         bar.close()
 
 
-def _unexpected(error: BaseException) -> str:
+def _unexpected_sentence(error: BaseException) -> str:
     name = type(error).__name__
-    sentence = _with_file(error, f"{name}: {error}" if str(error) else name)
+    sentence = _with_notes(error, f"{name}: {error}" if str(error) else name)
     return (
         f"unexpected {sentence.removesuffix('.')}. This is a defect of vanilla_transformer, or a "
         f"file that it does not understand: {TRACEBACK} shows where."
@@ -107,13 +106,13 @@ def _flush_output():
         sys.stdout.flush()
     except OSError:
         # otherwise the interpreter flushes stdout again when it exits, and fails
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        null_device = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null_device, sys.stdout.fileno())
+        os.close(null_device)
         raise
 
 
-def _is_reported_by_another() -> bool:
+def _is_reported_by_first_process() -> bool:
     """Return whether the first process of this machine reports the same error."""
     if os.environ.get("LOCAL_RANK", "0") == "0":
         return False
@@ -139,7 +138,7 @@ def log_to_stderr():
         logger.addHandler(handler)
 
 
-def checked_folder(path: str | Path, name: str) -> Path:
+def require_nonempty_path(path: str | Path, name: str) -> Path:
     """Return the path of a folder; refuse an empty path, which would be the current folder.
 
     Args:
@@ -170,7 +169,7 @@ def require_empty_folder(path: str | Path) -> Path:
     Raises:
         ValueError: If the path is a file, or a folder with files.
     """
-    folder = checked_folder(path, "OUT")
+    folder = require_nonempty_path(path, "OUT")
     if folder.exists() and not (folder.is_dir() and next(folder.iterdir(), None) is None):
         raise ValueError(f"OUT must be a new or an empty folder, got {folder}.")
     return folder
@@ -205,7 +204,7 @@ def parse_flags(
         The parsed arguments.
 
     Raises:
-        ValueError: If an argument is unknown; names the closest known flag.
+        ValueError: If an argument is unknown; the message names the closest known flag.
     """
     parse = parser.parse_known_intermixed_args if is_intermixed else parser.parse_known_args
     arguments, unknown = parse(argv)
@@ -221,7 +220,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, arguments: list[str]):
         arguments: Arguments that the parser did not recognize, possibly none.
 
     Raises:
-        ValueError: If there are such arguments; names the closest known flag.
+        ValueError: If there are such arguments; the message names the closest known flag.
     """
     if not arguments:
         return
@@ -232,7 +231,7 @@ def refuse_unknown(parser: argparse.ArgumentParser, arguments: list[str]):
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             parsers += action.choices.values()
-    flags = [flag for each in parsers for flag in each._option_string_actions]
+    flags = [flag for one_parser in parsers for flag in one_parser._option_string_actions]
     name = arguments[0].split("=")[0]
     raise ValueError(
         f"{name} is {'not a flag' if name.startswith('-') else 'one argument too many'}."
@@ -323,10 +322,10 @@ def sentence_of(error: BaseException) -> str | None:
     # huggingface_hub. safetensors raises its own error if a file cannot be read or written
     expected: tuple[type, ...] = (ValueError, OSError, FloatingPointError, MemoryError)
     expected += (SafetensorError, HfHubHTTPError.__bases__[0], StrictDataclassError)
-    return _with_file(error, str(error)) if isinstance(error, expected) else None
+    return _with_notes(error, str(error)) if isinstance(error, expected) else None
 
 
-def _with_file(error: BaseException, sentence: str) -> str:
+def _with_notes(error: BaseException, sentence: str) -> str:
     sentence = shortened(" ".join(sentence.split()), LONGEST_ERROR)
     notes = "; ".join(getattr(error, "__notes__", ()))
     return f"{sentence.removesuffix('.')} ({notes})." if notes else sentence

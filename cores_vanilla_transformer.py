@@ -2,11 +2,11 @@
 
 The threads of torch wait for one another after every operator. In GNU's OpenMP, a waiting thread
 busy-waits (spins) for milliseconds, which on free cores saves the time to wake the thread. If
-another program needs the core, a spinning thread delays the thread that it waits for, and a search
-becomes many times as slow. OpenMP reads the spin count once, when torch is imported: 300,000 by
-default. But OpenMP uses a count of 100 while it has more threads than there are cores
-(oversubscription; GNU libgomp manual, GOMP_SPINCOUNT). So this module starts idle OpenMP threads
-while the cores are shared, and ends these threads afterwards.
+another program needs the core, a spinning thread takes time from the very thread for which it
+waits, and a search becomes many times as slow. OpenMP reads the spin count once, when torch is
+imported: 300,000 by default. But OpenMP uses a count of 100 while it has more threads than there
+are cores (oversubscription; GNU libgomp manual, GOMP_SPINCOUNT). So this module starts idle OpenMP
+threads while the cores are shared, and ends these threads afterwards.
 """
 
 import math
@@ -19,9 +19,9 @@ import torch
 
 # kernel statistics of each thread. The second number in `schedstat` is the run delay of the thread:
 # the time for which it was ready and waited for a core, in ns
-TASKS = Path("/proc/self/task")
+TASKS_FOLDER = Path("/proc/self/task")
 # environment variables of the user: if one is set, this module does nothing
-OWN_SETTINGS = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+USER_VARIABLES = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 # length of one measurement, in seconds
 MEASURING_SECONDS = 0.1
 # seconds for which the cores must be free before threads spin again
@@ -31,7 +31,7 @@ CALM_SECONDS = 1.0
 # run delay is above the second threshold, whether our threads spin or sleep
 FREE_BELOW, SHARED_ABOVE = 0.1, 0.15
 # smallest CPU time, in seconds per second, at which this process counts as computing
-COMPUTING = 0.5
+COMPUTING_ABOVE = 0.5
 # number of elements of a tensor that is large enough for torch to use all of its threads
 ELEMENTS_FOR_ALL_THREADS = 2**20
 
@@ -47,46 +47,49 @@ class SharedCores:
         self.is_shared = False
         self._lock = threading.Lock()
         # the time since -inf is infinite, so that the first measurement finds a run delay of 0
-        self._time = -math.inf
-        self._waited = self._computed = self._calm = 0.0
-        self._end = threading.Event()
-        has_schedstat = Path(TASKS, str(os.getpid()), "schedstat").exists()
-        self._is_disabled = not has_schedstat or any(name in os.environ for name in OWN_SETTINGS)
+        self._last_time = -math.inf
+        self._last_total_delay = self._last_cpu_time = self._calm_seconds = 0.0
+        self._teams_end = threading.Event()
+        has_schedstat = Path(TASKS_FOLDER, str(os.getpid()), "schedstat").exists()
+        self._is_disabled = not has_schedstat or any(name in os.environ for name in USER_VARIABLES)
 
-    def check(self):
-        """Measure whether the cores are shared. Call this often while torch computes on a CPU."""
-        if self._is_disabled or time.perf_counter() - self._time < MEASURING_SECONDS:
+    def update(self):
+        """Measure whether the cores are shared, and start or end the idle OpenMP threads.
+
+        Call this often while torch computes on a CPU.
+        """
+        if self._is_disabled or time.perf_counter() - self._last_time < MEASURING_SECONDS:
             return
         # another thread measures at the moment, which is enough
         if not self._lock.acquire(blocking=False):
             return
         try:
-            self._measure()
+            self._measure_and_switch()
         finally:
             self._lock.release()
 
-    def _measure(self):
-        now, computed, waited = time.perf_counter(), time.process_time(), _seconds_waited()
-        seconds = now - self._time
-        share = (waited - self._waited) / seconds
-        is_computing = computed - self._computed > COMPUTING * seconds
-        self._time, self._computed, self._waited = now, computed, waited
-        if not self.is_shared and share > SHARED_ABOVE:
-            self.is_shared, self._calm = True, 0.0
-            self._start_teams()
+    def _measure_and_switch(self):
+        now, cpu_time, total_delay = time.perf_counter(), time.process_time(), _total_run_delay()
+        seconds = now - self._last_time
+        run_delay = (total_delay - self._last_total_delay) / seconds
+        is_computing = cpu_time - self._last_cpu_time > COMPUTING_ABOVE * seconds
+        self._last_time, self._last_cpu_time, self._last_total_delay = now, cpu_time, total_delay
+        if not self.is_shared and run_delay > SHARED_ABOVE:
+            self.is_shared, self._calm_seconds = True, 0.0
+            self._start_idle_teams()
         elif self.is_shared and is_computing:
-            self._calm = self._calm + seconds if share < FREE_BELOW else 0.0
-            if self._calm > CALM_SECONDS:
+            self._calm_seconds = self._calm_seconds + seconds if run_delay < FREE_BELOW else 0.0
+            if self._calm_seconds > CALM_SECONDS:
                 self.is_shared = False
-                self._stop_teams()
+                self._stop_idle_teams()
 
-    def _start_teams(self):
-        self._end = threading.Event()
+    def _start_idle_teams(self):
+        self._teams_end = threading.Event()
         for _ in range(num_teams()):
-            threading.Thread(target=_hold_team, args=(self._end,), daemon=True).start()
+            threading.Thread(target=_hold_team, args=(self._teams_end,), daemon=True).start()
 
-    def _stop_teams(self):
-        self._end.set()
+    def _stop_idle_teams(self):
+        self._teams_end.set()
 
 
 def num_teams() -> int:
@@ -110,11 +113,11 @@ def _hold_team(end: threading.Event):
     end.wait()
 
 
-def _seconds_waited() -> float:
+def _total_run_delay() -> float:
     nanoseconds = 0
-    for task in os.listdir(TASKS):
+    for task in os.listdir(TASKS_FOLDER):
         try:
-            statistics = Path(TASKS, task, "schedstat").read_bytes()
+            statistics = Path(TASKS_FOLDER, task, "schedstat").read_bytes()
         except OSError:
             # the thread has ended meanwhile
             continue

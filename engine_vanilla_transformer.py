@@ -307,7 +307,7 @@ class EngineDecoding(Decoding):
         Returns:
             Logits in float32, [B, R, V]; in the first call one row for each sentence, [B, 1, V].
         """
-        shared_cores.check()
+        shared_cores.update()
         # in the first call all rows of a sentence are equal, so only one of them is read
         rows = ids if self.length else ids[:, :1]
         for position in range(self.length, ids.shape[2]):

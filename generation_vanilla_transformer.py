@@ -700,7 +700,7 @@ class ModuleDecoding(Decoding):
         Returns:
             Logits in float32, [B, K, V].
         """
-        shared_cores.check()
+        shared_cores.update()
         self.num_sentences, self.num_beams, length = ids.shape
         # tell the other processes that this one has not finished
         self.model._has_unfinished_sequences(False, self.synced_gpus, device=ids.device)

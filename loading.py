@@ -36,7 +36,17 @@ from .checks_vanilla_transformer import check_numbers, check_search_tokens
 from .console import TRUST, add_file_to_errors, refuse_code, sentence_of
 from .identity_vanilla_transformer import file_difference
 from .pipeline_vanilla_transformer import check_tokenizer
-from .records import TEXT, Kind, list_of, mapping, one_of, or_null, read_json, read_text, whole
+from .records import (
+    TEXT,
+    Kind,
+    list_of,
+    mapping,
+    one_of,
+    or_null,
+    read_json,
+    read_text,
+    whole_number,
+)
 from .registration import (
     TranslationPipeline,
     VanillaTransformerConfig,
@@ -65,7 +75,7 @@ CONFIG = mapping(
         "architectures": or_null(list_of(TEXT)),
         "auto_map": mapping(other_items=TEXT),
         "custom_pipelines": mapping(other_items=mapping()),
-        "vocab_size": whole(1),
+        "vocab_size": whole_number(1),
         "dtype": or_null(DTYPE),
         "torch_dtype": or_null(DTYPE),
     }
@@ -368,7 +378,7 @@ def load_whole(
     Raises:
         OSError: If there is no such model.
         ValueError: If a file cannot be read, or a weight is unknown, missing or of another shape;
-            names the weight.
+            the message names the weight.
     """
     try:
         _check_source(model_class, source)

@@ -17,7 +17,7 @@ from transformers.dynamic_module_utils import custom_object_save
 from transformers.utils import cached_file
 
 from .atomic_files import atomic_folder
-from .console import checked_folder
+from .console import require_nonempty_path
 from .loading import (
     AUTO_CLASS,
     CONFIG_FILE,
@@ -131,7 +131,7 @@ def export_for_hub(
         ValueError: If the run cannot be read, its tokenizer does not belong to its model, or its
             class is not of this package but has the same `model_type`.
     """
-    folder = checked_folder(folder, "folder")
+    folder = require_nonempty_path(folder, "folder")
     model, tokenizer = load_run(run, trust_remote_code)
     is_ours = type(model) is PUBLIC_CLASS
     if not is_ours and model.config.model_type == VanillaTransformerConfig.model_type:

@@ -25,7 +25,8 @@ class Kind(NamedTuple):
         optional: Kind of each optional entry, by name.
         other_items: Kind of all other entries of a mapping, or of all items of a list; None for
             any.
-        names: Regular expression for the names of the other entries; empty for any.
+        other_names: Regular expression for the names of the other entries; empty for any. It
+            applies only if `other_items` is given.
     """
 
     rule: str
@@ -33,15 +34,15 @@ class Kind(NamedTuple):
     required: Mapping[str, "Kind"] = {}
     optional: Mapping[str, "Kind"] = {}
     other_items: "Kind | None" = None
-    names: str = ""
+    other_names: str = ""
 
 
 def _is_number(value: Any) -> bool:
-    # the comparison is false for NaN too, so NaN is refused
+    # `type`, because isinstance(True, int) is true. The comparison is false for NaN too
     return type(value) in (int, float) and abs(value) <= LARGEST_NUMBER
 
 
-def is_whole_text(value: str) -> bool:
+def is_storable_text(value: str) -> bool:
     """Return whether a text can be written to a file and can be a part of a file name.
 
     Args:
@@ -56,12 +57,12 @@ def is_whole_text(value: str) -> bool:
 ANYTHING = Kind("anything", lambda value: True)
 # `other_items` of a mapping that must have no other entries
 NOTHING = Kind("nothing", lambda value: False)
-NUMBER = Kind("a finite number", _is_number)
-TEXT = Kind("text", lambda value: isinstance(value, str) and is_whole_text(value))
+NUMBER = Kind("a number of at most 2^63 - 1 in size", _is_number)
+TEXT = Kind("text", lambda value: isinstance(value, str) and is_storable_text(value))
 TRUTH = Kind("true or false", lambda value: isinstance(value, bool))
 
 
-def whole(least: int | None = None) -> Kind:
+def whole_number(least: int | None = None) -> Kind:
     """Describe a whole number.
 
     Args:
@@ -140,7 +141,7 @@ def mapping(
     required: Mapping[str, Kind] | None = None,
     optional: Mapping[str, Kind] | None = None,
     other_items: Kind | None = None,
-    names: str = "",
+    other_names: str = "",
 ) -> Kind:
     """Describe a mapping of names to values.
 
@@ -148,7 +149,8 @@ def mapping(
         required: Kind of each required entry, by name.
         optional: Kind of each optional entry, by name.
         other_items: Kind of all other entries; None for any.
-        names: Regular expression for the names of the other entries.
+        other_names: Regular expression for the names of the other entries; empty for any. It
+            applies only if `other_items` is given.
 
     Returns:
         The description.
@@ -159,7 +161,7 @@ def mapping(
         required or {},
         optional or {},
         other_items,
-        names,
+        other_names,
     )
 
 
@@ -173,11 +175,12 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         field: Path of the value in the file, such as "a.b[0]"; empty for the whole content.
 
     Raises:
-        ValueError: If the value does not match; names the file, the field, the rule and the value.
+        ValueError: If the value does not match; the message names the file, the field, the rule and
+            the value.
     """
-    what = f"{file}: {field}" if field else str(file)
+    place = f"{file}: {field}" if field else str(file)
     if not kind.matches(value):
-        raise ValueError(f"{what} must be {kind.rule}, got {shown(value)}.")
+        raise ValueError(f"{place} must be {kind.rule}, got {shown(value)}.")
     if isinstance(value, list) and kind.other_items is not None:
         for index, item in enumerate(value):
             check(item, kind.other_items, file, f"{field}[{index}]")
@@ -185,17 +188,17 @@ def check(value: Any, kind: Kind, file: str | Path, field: str = "") -> None:
         return
     for name in kind.required:
         if name not in value:
-            raise ValueError(f"{what} must have {name}, got {shown(sorted(value))}.")
-    for name, part in value.items():
-        described = kind.required.get(name) or kind.optional.get(name) or kind.other_items
-        inner = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
+            raise ValueError(f"{place} must have {name}, got {shown(sorted(value))}.")
+    for name, entry in value.items():
+        entry_kind = kind.required.get(name) or kind.optional.get(name) or kind.other_items
+        entry_field = f"{field}.{shown(name)[1:-1]}" if field else shown(name)[1:-1]
         is_named = name in kind.required or name in kind.optional
-        if described is None:
+        if entry_kind is None:
             continue
-        is_allowed = is_named or re.fullmatch(kind.names or ".*", name, re.S)
-        if described is NOTHING or not is_allowed:
-            raise ValueError(f"{what} must not have {shown(name)}.")
-        check(part, described, file, inner)
+        is_allowed = is_named or re.fullmatch(kind.other_names or ".*", name, re.S)
+        if entry_kind is NOTHING or not is_allowed:
+            raise ValueError(f"{place} must not have {shown(name)}.")
+        check(entry, entry_kind, file, entry_field)
 
 
 def read_text(path: Path) -> str:
@@ -208,7 +211,7 @@ def read_text(path: Path) -> str:
         The text.
 
     Raises:
-        ValueError: If the path is no regular file, or the file is too large or not UTF-8.
+        ValueError: If the path is not a regular file, or the file is too large or not UTF-8.
         OSError: If the file cannot be read.
     """
     # reading a pipe or a device may never end
@@ -238,7 +241,7 @@ def read_json(path: Path, kind: Kind) -> Any:
         The content.
 
     Raises:
-        ValueError: If the content does not match the description; names the file.
+        ValueError: If the content does not match the description; the message names the file.
         OSError: If the file cannot be read.
     """
     value = parse_json(read_text(path), str(path))
@@ -258,24 +261,25 @@ def read_json_lines(path: Path, kind: Kind) -> list[Any]:
         program may have left it incomplete.
 
     Raises:
-        ValueError: If a line does not match the description; names the file and the line.
+        ValueError: If a line does not match the description; the message names the file and the
+            line.
         OSError: If the file cannot be read.
     """
     values = []
-    for number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
-        name = f"{path} line {number}"
-        value = parse_json(line, name)
-        check(value, kind, name)
+    for line_number, line in enumerate(read_text(path).split("\n")[:-1], start=1):
+        line_name = f"{path} line {line_number}"
+        value = parse_json(line, line_name)
+        check(value, kind, line_name)
         values.append(value)
     return values
 
 
-def parse_json(text: str, name: str) -> Any:
+def parse_json(text: str, file_name: str) -> Any:
     """Parse JSON more strictly than Python's parser.
 
     Args:
         text: JSON text.
-        name: Name of the file, for errors.
+        file_name: Name of the file, for errors.
 
     Returns:
         The content.
@@ -292,16 +296,16 @@ def parse_json(text: str, name: str) -> Any:
         problem = "lists or mappings that are too deep"
     except ValueError as error:
         problem = f"{shown(text)}: {error}"
-    raise ValueError(f"{name} must be JSON, got {problem}.")
+    raise ValueError(f"{file_name} must be JSON, got {problem}.")
 
 
 def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"{shown(twice)} is given twice")
-    return found
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        entry_names = [name for name, _ in pairs]
+        repeated_name = next(name for name in entry_names if entry_names.count(name) > 1)
+        raise ValueError(f"{shown(repeated_name)} is given twice")
+    return entries
 
 
 def _refuse_constant(name: str):

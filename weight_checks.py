@@ -43,7 +43,8 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
         origin: Model or folder that the weights come from, for the error.
 
     Raises:
-        ValueError: If a weight is unknown, missing or of another shape; names the weight.
+        ValueError: If a weight is unknown, missing or of another shape; the message names the
+            weight.
     """
     known = model.state_dict()
     for name in sorted(weights.keys() - known.keys()):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ..configuration_vanilla_transformer import closest_name
-from ..console import checked_folder, parse_flags, run_command
+from ..console import parse_flags, require_nonempty_path, run_command
 
 
 class Study(NamedTuple):
@@ -110,10 +110,10 @@ def run(argv: list[str], prog: str = "vanilla_transformer.paper") -> None:
     parser.add_argument("--pictures_dir", help="folder for the pictures (that of the page)")
     module.add_flags(parser)
     flags = parse_flags(parser, argv[1:])
-    flags.output_dir = checked_folder(flags.output_dir, "output_dir")
+    flags.output_dir = require_nonempty_path(flags.output_dir, "output_dir")
     pictures_folder = flags.pictures_dir
     if pictures_folder is not None:
-        pictures_folder = checked_folder(pictures_folder, "pictures_dir")
+        pictures_folder = require_nonempty_path(pictures_folder, "pictures_dir")
     title = f"{study.title}, {study.section}"
     show_study(module.sections(flags), title, flags.output_dir, pictures_folder)
 

@@ -4,7 +4,7 @@ import sys
 import pytest
 from tqdm import tqdm
 
-from vanilla_transformer.console import add_file_to_errors, checked_folder, run_command
+from vanilla_transformer.console import add_file_to_errors, require_nonempty_path, run_command
 
 
 def failing(error):
@@ -89,4 +89,4 @@ def test_every_command_line_takes_traceback(module):
 @pytest.mark.parametrize("path", ["", " ", "a\0b"])
 def test_a_folder_without_a_name_is_refused(path):
     with pytest.raises(ValueError, match="output_dir must be the path of a folder"):
-        checked_folder(path, "output_dir")
+        require_nonempty_path(path, "output_dir")

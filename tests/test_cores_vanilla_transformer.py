@@ -24,7 +24,7 @@ class Clock:
         self.now = self.computed = self.waited = 100.0
         monkeypatch.setattr(time, "perf_counter", lambda: self.now)
         monkeypatch.setattr(time, "process_time", lambda: self.computed)
-        monkeypatch.setattr(cores, "_seconds_waited", lambda: self.waited)
+        monkeypatch.setattr(cores, "_total_run_delay", lambda: self.waited)
 
     def advance(self, seconds, waited, computed=1.0):
         """Let time pass, in which threads waited and computed for such shares of it."""
@@ -40,59 +40,59 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def shared(clock, monkeypatch):
-    for name in cores.OWN_SETTINGS:
+    for name in cores.USER_VARIABLES:
         monkeypatch.delenv(name, raising=False)
     shared = SharedCores()
-    monkeypatch.setattr(shared, "_start_teams", lambda: None)
-    shared.check()
+    monkeypatch.setattr(shared, "_start_idle_teams", lambda: None)
+    shared.update()
     return shared
 
 
 def test_a_busy_neighbor_is_found_within_a_window(shared, clock):
     clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.05)
-    shared.check()
+    shared.update()
     assert not shared.is_shared
     clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.3)
-    shared.check()
+    shared.update()
     assert shared.is_shared
 
 
 def test_less_than_a_window_says_nothing(shared, clock):
     clock.advance(0.9 * cores.MEASURING_SECONDS, waited=1.0)
-    shared.check()
+    shared.update()
     assert not shared.is_shared
     clock.advance(0.2 * cores.MEASURING_SECONDS, waited=0.0)
-    shared.check()
+    shared.update()
     assert shared.is_shared
 
 
 def test_threads_spin_again_when_the_cores_are_free_while_the_process_computes(shared, clock):
     clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.5)
-    shared.check()
+    shared.update()
     # waiting for work says nothing about the cores
     clock.advance(60.0, waited=0.0, computed=0.01)
-    shared.check()
+    shared.update()
     assert shared.is_shared
     clock.advance(0.6 * cores.CALM_SECONDS, waited=0.01)
-    shared.check()
+    shared.update()
     # a short disturbance: the calm begins again
     clock.advance(1.01 * cores.MEASURING_SECONDS, waited=0.3)
-    shared.check()
+    shared.update()
     clock.advance(0.6 * cores.CALM_SECONDS, waited=0.01)
-    shared.check()
+    shared.update()
     assert shared.is_shared
     clock.advance(0.6 * cores.CALM_SECONDS, waited=0.01)
-    shared.check()
+    shared.update()
     assert not shared.is_shared
 
 
-@pytest.mark.parametrize("name", cores.OWN_SETTINGS)
+@pytest.mark.parametrize("name", cores.USER_VARIABLES)
 def test_the_setting_of_a_user_is_kept(name, clock, monkeypatch):
     monkeypatch.setenv(name, "passive" if "POLICY" in name else "5")
     shared = SharedCores()
-    shared.check()
+    shared.update()
     clock.advance(1.0, waited=1.0)
-    shared.check()
+    shared.update()
     assert not shared.is_shared
 
 
@@ -121,7 +121,7 @@ def compute_until(is_shared):
     end = time.monotonic() + 60
     while shared_cores.is_shared is not is_shared and time.monotonic() < end:
         x.add_(1)
-        shared_cores.check()
+        shared_cores.update()
 
 x = torch.zeros(2**20)
 x.add_(1)
@@ -136,7 +136,7 @@ try:
 finally:
     for program in busy:
         program.kill()
-shared_cores._stop_teams()
+shared_cores._stop_idle_teams()
 time.sleep(0.5)
 print(alone, beside, threads())
 """
@@ -145,7 +145,7 @@ print(alone, beside, threads())
 def test_idle_threads_come_and_go():
     """libgomp's threads end with the thread that started their team."""
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "CUDA_VISIBLE_DEVICES": ""}
-    for name in cores.OWN_SETTINGS:
+    for name in cores.USER_VARIABLES:
         environment.pop(name, None)
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=600

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from ..atomic_files import atomic_folder, write_atomically
-from ..console import checked_folder, refuse_code
+from ..console import refuse_code, require_nonempty_path
 from ..loading import load_whole
 from ..pipeline_vanilla_transformer import max_source_tokens
 from .config import TrainConfig
@@ -163,8 +163,8 @@ def average_run(
         FloatingPointError: If a weight is not finite; names the weight.
         OSError: If the model cannot be written.
     """
-    folder = checked_folder(folder, "run")
-    target = folder if output_dir is None else checked_folder(output_dir, "output_dir")
+    folder = require_nonempty_path(folder, "run")
+    target = folder if output_dir is None else require_nonempty_path(output_dir, "output_dir")
     with lock_run_folder(target):
         return average_locked_run(folder, num_checkpoints, minutes, ema, target, trust_remote_code)
 

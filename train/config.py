@@ -28,7 +28,7 @@ from ..configuration_vanilla_transformer import (
 )
 from ..console import shown
 from ..pipeline_vanilla_transformer import max_source_tokens
-from ..records import LARGEST_NUMBER, is_whole_text
+from ..records import LARGEST_NUMBER, is_storable_text
 from ..sizes import refuse_impossible
 
 PRECISIONS = ("fp32", "bf16", "fp16")
@@ -594,7 +594,7 @@ def _checked(known: dataclasses.Field, value: Any) -> Any:
         )
     if wanted is int and abs(value) > LARGEST_NUMBER:
         raise ValueError(f"{known.name} must be at most {LARGEST_NUMBER}, got {shown(value)}.")
-    if wanted is str and not (value.strip() and is_whole_text(value)):
+    if wanted is str and not (value.strip() and is_storable_text(value)):
         raise ValueError(
             f"{known.name} must be text of whole characters, and not empty, got {shown(value)}."
         )

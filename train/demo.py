@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 
-from ..console import Interrupted, checked_folder
+from ..console import Interrupted, require_nonempty_path
 from ..records import read_text
 from .ending import STARTER, noticing_requests
 from .evaluate import evaluate, score_table
@@ -33,7 +33,7 @@ def run_demo(output_dir: str | Path = "runs/demo") -> str:
     Raises:
         ValueError: If training failed; the training has printed its error.
     """
-    folder = checked_folder(output_dir, "output_dir")
+    folder = require_nonempty_path(output_dir, "output_dir")
     launch = [sys.executable, "-m", "accelerate.commands.launch", "--quiet"]
     launch += ["--num_processes", "1", "--num_machines", "1"]
     launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]

@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 
 from ..atomic_files import write_atomically
 from ..configuration_vanilla_transformer import closest_name
-from ..console import add_trust_flag, checked_folder, parse_flags, run_command
+from ..console import add_trust_flag, parse_flags, require_nonempty_path, run_command
 from ..identity_vanilla_transformer import difference_outside_layers
 from ..loading import check_local, load
 from ..pipeline_vanilla_transformer import TranslationPipeline, evaluating
@@ -377,9 +377,9 @@ def _check_arguments(
     run: str, dataset: str | None, output_dir: str | None, comet: str | None
 ) -> TrainConfig | None:
     """Refuse arguments that cannot be used; return the settings of a run, or None."""
-    is_run = (checked_folder(run, "run") / RECIPE_FILE).is_file()
+    is_run = (require_nonempty_path(run, "run") / RECIPE_FILE).is_file()
     if output_dir is not None:
-        checked_folder(output_dir, "output_dir")
+        require_nonempty_path(output_dir, "output_dir")
     if dataset is None and not is_run:
         check_local(run, "run must be a run folder")
         found = f"{run!r} without a {RECIPE_FILE}" if Path(run).is_dir() else f"no folder {run!r}"

@@ -201,7 +201,7 @@ def training_step(
     with torch.autocast(device.type, enabled=False):
         for index, batch in enumerate(batches):
             is_last = index == len(batches) - 1
-            shared_cores.check()
+            shared_cores.update()
             # with DeepSpeed, the backward pass for which this flag is set also updates the weights
             accelerator.sync_gradients = is_last
             with nullcontext() if is_last else accelerator.no_sync(model):

@@ -23,10 +23,10 @@ from accelerate import PartialState
 from tqdm import tqdm
 
 from ..atomic_files import locked_folder, make_folder, remove, unfinished_path, write_atomically
-from ..console import Interrupted, add_trust_flag, checked_folder, parse_flags, run_command
+from ..console import Interrupted, add_trust_flag, parse_flags, require_nonempty_path, run_command
 from ..loading import load
 from ..pipeline_vanilla_transformer import TranslationPipeline, max_source_tokens
-from ..records import TEXT, mapping, read_json, whole
+from ..records import TEXT, mapping, read_json, whole_number
 from ..tokenization.learning import tokenizer_hash
 from .config import TrainConfig
 from .data.corpus import texts_of
@@ -49,7 +49,7 @@ BLOCK_LINES = 500
 PAIRS_FILE, PLAN_FILE, BLOCKS = "train.jsonl", "synthetic.json", "blocks"
 # settings that may change before a command is resumed, because hashes of the files are compared
 PATHS = ("model", "files")
-PLAN = mapping({"command": TEXT, "lines": whole(1)})
+PLAN = mapping({"command": TEXT, "lines": whole_number(1)})
 # decimal places of a score in the corpus: further ones depend on the number of threads
 DIGITS = 4
 # default of `max_length`, in tokens, for a model without a recipe
@@ -409,7 +409,7 @@ def _task(command: str, flags: dict[str, Any]) -> Task:
     )
     languages = {side: search.pop(f"{side}_lang") for side in ("source", "target")}
     recipe = None
-    if (checked_folder(model, "model") / RECIPE_FILE).is_file():
+    if (require_nonempty_path(model, "model") / RECIPE_FILE).is_file():
         recipe = read_recipe(Path(model))
         for side, given in languages.items():
             languages[side] = getattr(recipe, f"{side}_lang")
@@ -442,7 +442,7 @@ def _task(command: str, flags: dict[str, Any]) -> Task:
     return Task(
         command=command,
         model=model,
-        folder=checked_folder(folder, "output_dir"),
+        folder=require_nonempty_path(folder, "output_dir"),
         source_lang=languages["source"],
         target_lang=languages["target"],
         files=tuple(files),

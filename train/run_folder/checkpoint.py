@@ -36,7 +36,7 @@ from ...records import (
     mapping,
     or_null,
     read_json,
-    whole,
+    whole_number,
 )
 from ...weight_checks import UNREADABLE, check_stored
 
@@ -57,18 +57,23 @@ logger = logging.getLogger(__name__)
 # regular expression for the names of files inside the checkpoint folder. It allows no path, so that
 # a changed state cannot name a file elsewhere
 PLAIN_NAME = r"(?!\.{1,2}$)[^/\\\0]+"
-COUNTS = mapping(other_items=whole(0))
+COUNTS = mapping(other_items=whole_number(0))
 WINDOW = mapping(
-    {"loss": NUMBER, "tokens": whole(0), "cells": whole(0), "filled_cells": whole(0)},
+    {
+        "loss": NUMBER,
+        "tokens": whole_number(0),
+        "cells": whole_number(0),
+        "filled_cells": whole_number(0),
+    },
     other_items=NOTHING,
 )
 STREAM_POSITION = mapping(
-    {"pass": whole(0), "shard": whole(0), "pairs": whole(0), "state": ANYTHING}
+    {"pass": whole_number(0), "shard": whole_number(0), "pairs": whole_number(0), "state": ANYTHING}
 )
 POSITION = mapping(
     {
-        "block": whole(0),
-        "first_step": whole(0),
+        "block": whole_number(0),
+        "first_step": whole_number(0),
         "counts": COUNTS,
         "places": list_of(STREAM_POSITION, least=1),
         "block_counts": COUNTS,
@@ -77,30 +82,32 @@ POSITION = mapping(
 )
 STATE = mapping(
     {
-        "step": whole(0),
+        "step": whole_number(0),
         "is_stop": TRUTH,
         "seconds": NUMBER,
-        "sizes": mapping(other_items=whole(0), names=PLAIN_NAME),
-        "sha256": mapping(other_items=TEXT, names=PLAIN_NAME),
+        "sizes": mapping(other_items=whole_number(0), other_names=PLAIN_NAME),
+        "sha256": mapping(other_items=TEXT, other_names=PLAIN_NAME),
         OWN_HASH: TEXT,
     }
 )
 # best checkpoint so far: metric, step, score by this metric, and number of checkpoints after it
 BEST = mapping(
-    {"metric": TEXT, "step": whole(1), "score": NUMBER, "later": whole(0)}, other_items=NOTHING
+    {"metric": TEXT, "step": whole_number(1), "score": NUMBER, "later": whole_number(0)},
+    other_items=NOTHING,
 )
 # cooldown that began earlier than the settings say, so that it ends within `max_minutes`
 COOLDOWN = mapping(
-    {"steps": whole(1), "last_step": whole(1), "max_minutes": NUMBER}, other_items=NOTHING
+    {"steps": whole_number(1), "last_step": whole_number(1), "max_minutes": NUMBER},
+    other_items=NOTHING,
 )
 # entries of the state that a run needs to resume, besides those of `STATE`
 RUN_STATE = mapping(
     {
-        "skipped": whole(0),
-        "skipped_in_a_row": whole(0),
+        "skipped": whole_number(0),
+        "skipped_in_a_row": whole_number(0),
         "is_late": TRUTH,
-        "num_processes": whole(1),
-        "tokens_per_micro_batch": whole(1),
+        "num_processes": whole_number(1),
+        "tokens_per_micro_batch": whole_number(1),
         "data": mapping(),
         "window": or_null(WINDOW),
         "position": or_null(POSITION),

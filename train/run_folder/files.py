@@ -22,7 +22,7 @@ from ...records import (
     or_null,
     read_json,
     read_json_lines,
-    whole,
+    whole_number,
 )
 from ..config import TrainConfig
 from ..recipe import RECIPE_FILE, load_config
@@ -32,10 +32,10 @@ METRICS_FILE = "metrics.jsonl"
 SCORES_FILE = "scores.json"
 AVERAGE_FILE = "average.json"
 SETTING = Kind("a number, text, true, false or null", lambda it: not isinstance(it, list | dict))
-METRICS = mapping({"step": whole(0)}, other_items=or_null(NUMBER))
+METRICS = mapping({"step": whole_number(0)}, other_items=or_null(NUMBER))
 AVERAGE = mapping(
     {
-        "steps": list_of(whole(0), least=1),
+        "steps": list_of(whole_number(0), least=1),
         "ema_decay": or_null(NUMBER),
         "seconds": NUMBER,
     }
@@ -48,7 +48,9 @@ COMPARISON = mapping(
 )
 INTERVAL = mapping({"mean": NUMBER, "ci": NUMBER})
 LEAKS = mapping(
-    dict.fromkeys(("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole(0))
+    dict.fromkeys(
+        ("source_exact", "source_near", "target_exact", "target_near", "pairs"), whole_number(0)
+    )
 )
 SCORES = mapping(
     other_items=mapping(
@@ -68,7 +70,7 @@ TRANSLATED = mapping(
     {
         **dict.fromkeys(("dataset", "source_lang", "target_lang"), TEXT),
         **dict.fromkeys(("split", "name"), or_null(TEXT)),
-        "sentences": whole(1),
+        "sentences": whole_number(1),
         **dict.fromkeys(("bleu", "chrf", "exact_match"), NUMBER),
         **dict.fromkeys(("bleu_signature", "chrf_signature"), TEXT),
         "search": mapping(other_items=SETTING),
@@ -76,7 +78,7 @@ TRANSLATED = mapping(
     {
         **dict.fromkeys(("comet", "compound_bleu", "seconds"), NUMBER),
         **dict.fromkeys(("comet_signature", "compound_bleu_signature"), TEXT),
-        "empty": whole(0),
+        "empty": whole_number(0),
         "references": list_of(TEXT, least=1),
         "intervals": mapping({"bleu": INTERVAL, "chrf": INTERVAL, "signature": TEXT}),
         "leaks": either(LEAKS, TEXT),
