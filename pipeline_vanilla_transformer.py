@@ -65,9 +65,9 @@ OUTPUT_SETTINGS = (
     "clean_up_tokenization_spaces",
 )
 # search settings of this package that transformers does not have
-OWN_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
+PACKAGE_SEARCH_SETTINGS = ("length_penalty_alpha", "max_extra_tokens")
 # search settings of the pipeline of transformers 4, for a model whose configuration has no others
-DEFAULTS = {"num_beams": 4, "max_new_tokens": 256}
+DEFAULT_SEARCH = {"num_beams": 4, "max_new_tokens": 256}
 # default `max_length` of transformers
 LIBRARY_MAX_LENGTH = 20
 _TOKENIZER_LOCK = Lock()
@@ -121,8 +121,8 @@ class TranslationPipeline(Pipeline):
     ):
         check_tokenizer(model, tokenizer)
         languages = languages_of(task)
-        for_task = (getattr(model.config, "task_specific_params", None) or {}).get(task, {})
-        settings = {**for_task, **languages, **kwargs}
+        task_settings = (getattr(model.config, "task_specific_params", None) or {}).get(task, {})
+        settings = {**task_settings, **languages, **kwargs}
         prefix = settings.pop("prefix", getattr(model.config, "prefix", None))
         super().__init__(model=model, tokenizer=tokenizer, task=task, **settings)
         self.prefix = prefix or ""
@@ -174,11 +174,11 @@ class TranslationPipeline(Pipeline):
             ValueError: If a text is too long for the model or has a token outside its vocabulary,
                 or a setting is invalid.
         """
-        job = self._job(batch_size, kwargs)
+        call_settings = self._group_settings(batch_size, kwargs)
         if isinstance(inputs, str):
-            return self._translate([inputs], job)[0]
+            return self._translate([inputs], call_settings)[0]
         if isinstance(inputs, list | tuple):
-            results = self._translate(list(inputs), job)
+            results = self._translate(list(inputs), call_settings)
             if all(len(result) == 1 for result in results):
                 return [result[0] for result in results]
             return results
@@ -191,38 +191,38 @@ class TranslationPipeline(Pipeline):
                 )
             dataset = inputs
             inputs = (dataset[index] for index in range(len(dataset)))
-        return self._stream(inputs, job)
+        return self._translate_stream(inputs, call_settings)
 
-    def _job(self, batch_size: int | None, settings: dict[str, Any]) -> "_Job":
+    def _group_settings(self, batch_size: int | None, settings: dict[str, Any]) -> "_CallSettings":
         """Group the settings of a call by their reader; check those of batches and languages."""
-        prepare, search, output = self._sanitize_parameters(**settings)
-        prepare = {**self._preprocess_params, **prepare}
-        self._check_languages(**prepare)
-        batching = {"batch_size": self._batch_size if batch_size is None else batch_size}
-        if "tokens_per_batch" in prepare:
-            batching["tokens_per_batch"] = prepare.pop("tokens_per_batch")
-        for name, size in batching.items():
+        prepare_settings, search_settings, output_settings = self._sanitize_parameters(**settings)
+        prepare_settings = {**self._preprocess_params, **prepare_settings}
+        self._check_languages(**prepare_settings)
+        batch_settings = {"batch_size": self._batch_size if batch_size is None else batch_size}
+        if "tokens_per_batch" in prepare_settings:
+            batch_settings["tokens_per_batch"] = prepare_settings.pop("tokens_per_batch")
+        for name, size in batch_settings.items():
             if size is None and name == "batch_size":
                 continue
             if not isinstance(size, int) or size < 1:
                 raise ValueError(f"{name} must be a whole number of at least 1, got {size!r}.")
-        split = prepare.pop("split_sentences", False)
-        target_settings = {name: prepare.pop(name, None) for name in TARGET_SETTINGS}
-        if split and output.get("return_tensors"):
+        split_sentences = prepare_settings.pop("split_sentences", False)
+        target_settings = {name: prepare_settings.pop(name, None) for name in TARGET_SETTINGS}
+        if split_sentences and output_settings.get("return_tensors"):
             raise ValueError("return_tensors must be false with split_sentences, got true.")
         for name in ("target_prefix", "required_terms"):
-            if split and target_settings[name]:
+            if split_sentences and target_settings[name]:
                 raise ValueError(
                     f"{name} must not be given with split_sentences: it does not say which "
                     "sentence it belongs to."
                 )
-        return _Job(
-            batching,
-            split,
+        return _CallSettings(
+            batch_settings,
+            split_sentences,
             target_settings,
-            prepare,
-            {**self._forward_params, **search},
-            {**self._postprocess_params, **output},
+            prepare_settings,
+            {**self._forward_params, **search_settings},
+            {**self._postprocess_params, **output_settings},
         )
 
     def score(
@@ -249,7 +249,7 @@ class TranslationPipeline(Pipeline):
             ValueError: If there are not as many translations as texts, a text or translation is too
                 long for the model or has a token outside its vocabulary, or a setting is invalid.
         """
-        return self._of_pairs(inputs, translations, self._scores, kwargs)
+        return self._compute_for_pairs(inputs, translations, self._score_targets, kwargs)
 
     def align(
         self, inputs: Sequence[str], translations: Sequence[str], **kwargs: Any
@@ -273,13 +273,13 @@ class TranslationPipeline(Pipeline):
             TypeError: If the inputs are not texts.
             ValueError: As for `score`, or if the model returns no attention weights.
         """
-        return self._of_pairs(inputs, translations, self._alignments, kwargs)
+        return self._compute_for_pairs(inputs, translations, self._align_targets, kwargs)
 
-    def _of_pairs(
+    def _compute_for_pairs(
         self,
         inputs: Sequence[str],
         translations: Sequence[str],
-        compute: Callable[..., list[Any]],
+        compute_batch: Callable[..., list[Any]],
         settings: dict[str, Any],
     ) -> list[Any]:
         """Apply a function to batches of sources and targets; return one result for each pair."""
@@ -288,15 +288,21 @@ class TranslationPipeline(Pipeline):
                 f"translations must be as many as inputs, got {len(translations):,} and "
                 f"{len(inputs):,}."
             )
-        job = self._job(None, settings)
-        sources, targets, more = self._encode_pairs(inputs, translations, job)
-        search = {**job.search, **more}
+        call_settings = self._group_settings(None, settings)
+        source_ids, target_ids, language_settings = self._tokenize_pairs(
+            inputs, translations, call_settings
+        )
+        search_settings = {**call_settings.search_settings, **language_settings}
         results: list[Any] = [None for _ in inputs]
-        for batch in batches_by_length(dict(enumerate(map(len, sources))), **job.batching):
-            padded = self._padded([sources[index] for index in batch])
-            padded = {name: tensor.to(self.device) for name, tensor in padded.items()}
-            found = compute(padded, [targets[index] for index in batch], search)
-            for index, result in zip(batch, found, strict=True):
+        for batch in batches_by_length(
+            dict(enumerate(map(len, source_ids))), **call_settings.batch_settings
+        ):
+            batch_inputs = self._pad([source_ids[index] for index in batch])
+            batch_inputs = {name: tensor.to(self.device) for name, tensor in batch_inputs.items()}
+            batch_results = compute_batch(
+                batch_inputs, [target_ids[index] for index in batch], search_settings
+            )
+            for index, result in zip(batch, batch_results, strict=True):
                 results[index] = result
         return results
 
@@ -317,15 +323,19 @@ class TranslationPipeline(Pipeline):
             TypeError: If the inputs are not texts.
             ValueError: As for `score`.
         """
-        sources, targets, _ = self._encode_pairs(inputs, translations, self._job(None, kwargs))
-        return sources, targets
+        source_ids, target_ids, _ = self._tokenize_pairs(
+            inputs, translations, self._group_settings(None, kwargs)
+        )
+        return source_ids, target_ids
 
-    def _encode_pairs(
-        self, inputs: Sequence[str], translations: Sequence[str], job: "_Job"
+    def _tokenize_pairs(
+        self, inputs: Sequence[str], translations: Sequence[str], call_settings: "_CallSettings"
     ) -> tuple[list[list[int]], list[list[int]], dict[str, Any]]:
-        encoded = self.preprocess(list(inputs), **job.prepare)
-        targets = self._encode_targets(list(translations), job.prepare.get("tgt_lang"))
-        return encoded.pop("input_ids"), targets, encoded
+        encoded = self.preprocess(list(inputs), **call_settings.prepare_settings)
+        target_ids = self._tokenize_targets(
+            list(translations), call_settings.prepare_settings.get("tgt_lang")
+        )
+        return encoded.pop("input_ids"), target_ids, encoded
 
     def split(
         self, text: str, split_sentences: bool | str | None = True, src_lang: str | None = None
@@ -368,7 +378,7 @@ class TranslationPipeline(Pipeline):
             ) from error
         return list(segment(language, text))
 
-    def _encode_targets(self, texts: list[str], tgt_lang: str | None) -> list[list[int]]:
+    def _tokenize_targets(self, texts: list[str], tgt_lang: str | None) -> list[list[int]]:
         self._check_texts(texts)
         if not texts:
             return []
@@ -378,71 +388,81 @@ class TranslationPipeline(Pipeline):
                 ids = self.tokenizer(text_target=texts)["input_ids"]
         else:
             ids = self.tokenizer(text_target=texts)["input_ids"]
-        longest = max_source_tokens(self.model.config)
-        self._check_ids(texts, ids, longest, "a translation")
+        max_tokens = max_source_tokens(self.model.config)
+        self._check_token_ids(texts, ids, max_tokens, "a translation")
         return ids
 
-    def _search_config(self, search: Mapping[str, Any]) -> GenerationConfig:
+    def _search_config(self, search_settings: Mapping[str, Any]) -> GenerationConfig:
         """Return the settings of a search: those of the call, then those of the model."""
-        config = copy.deepcopy(search.get("generation_config") or self.model.generation_config)
-        for name, value in search.items():
+        config = copy.deepcopy(
+            search_settings.get("generation_config") or self.model.generation_config
+        )
+        for name, value in search_settings.items():
             setattr(config, name, value)
         return config
 
-    def _scores(
+    def _score_targets(
         self,
         inputs: Mapping[str, Tensor],
-        targets: Sequence[Sequence[int]],
-        search: Mapping[str, Any],
+        target_ids: Sequence[Sequence[int]],
+        search_settings: Mapping[str, Any],
     ) -> list[dict[str, Any]]:
         """Return the results of `score` for translations that are given as token ids."""
-        config = self._search_config(search)
-        models = [self.model, *(search.get("ensemble") or ())]
+        config = self._search_config(search_settings)
+        models = [self.model, *(search_settings.get("ensemble") or ())]
         with ExitStack() as stack:
             for model in models:
                 stack.enter_context(evaluating(model))
-            found = token_log_probabilities(models, inputs, targets)
+            target_logarithms = token_log_probabilities(models, inputs, target_ids)
         alpha, exponent = getattr(config, "length_penalty_alpha", None), config.length_penalty
         results = []
-        for ids, logarithms in zip(targets, found, strict=True):
+        for ids, logarithms in zip(target_ids, target_logarithms, strict=True):
             if ids and ids[0] == config.forced_bos_token_id:
                 logarithms[0] = 0.0
             tokens = self.tokenizer.convert_ids_to_tokens(ids)
-            total = math.fsum(logarithms)
+            log_probability = math.fsum(logarithms)
+            penalty = length_penalty(len(ids), alpha, exponent) if ids else 1
             results.append(
                 {
-                    "log_probability": total,
-                    "score": total / length_penalty(len(ids), alpha, exponent) if ids else total,
+                    "log_probability": log_probability,
+                    "score": log_probability / penalty,
                     "token_log_probabilities": list(zip(tokens, logarithms, strict=True)),
                 }
             )
         return results
 
-    def _alignments(
+    def _align_targets(
         self,
         inputs: Mapping[str, Tensor],
-        targets: Sequence[Sequence[int]],
-        search: Mapping[str, Any],
-        is_written: bool = False,
+        target_ids: Sequence[Sequence[int]],
+        search_settings: Mapping[str, Any],
+        is_from_search: bool = False,
     ) -> list[list[tuple[int, int]]]:
         """Return the alignments for token ids of translations.
 
-        `is_written` is true for token ids from a search, and false for the ids of tokenized texts.
+        `is_from_search` is true for token ids from a search, and false for the ids of tokenized
+        texts.
         """
-        heads = getattr(self._search_config(search), HEADS_FIELD, None)
+        heads = getattr(self._search_config(search_settings), HEADS_FIELD, None)
         with evaluating(self.model):
-            found = head_weights(self.model, inputs, targets, heads or default_heads(self.model))
-        counts = inputs["attention_mask"].sum(dim=1).tolist()
-        skipped = len(self.prefix.split())
-        sources: list[list[int | None]] = []
-        for ids, count in zip(inputs["input_ids"].tolist(), counts, strict=True):
-            indices = word_indices(self.tokenizer, ids[:count])
-            sources.append([None if it is None else it - skipped for it in indices])
-        times = len(targets) // len(sources)
-        read = [word_indices(self.tokenizer, ids, not is_written) for ids in targets]
+            target_weights = head_weights(
+                self.model, inputs, target_ids, heads or default_heads(self.model)
+            )
+        source_lengths = inputs["attention_mask"].sum(dim=1).tolist()
+        num_prefix_words = len(self.prefix.split())
+        source_words: list[list[int | None]] = []
+        for ids, source_length in zip(inputs["input_ids"].tolist(), source_lengths, strict=True):
+            indices = word_indices(self.tokenizer, ids[:source_length])
+            source_words.append([None if it is None else it - num_prefix_words for it in indices])
+        targets_per_source = len(target_ids) // len(source_words)
+        target_words = [word_indices(self.tokenizer, ids, not is_from_search) for ids in target_ids]
         return [
-            aligned_words(weights.mean(dim=0), sources[row // times], read[row])
-            for row, weights in enumerate(found)
+            aligned_words(
+                weights.mean(dim=0),
+                source_words[target_index // targets_per_source],
+                target_words[target_index],
+            )
+            for target_index, weights in enumerate(target_weights)
         ]
 
     def preprocess(
@@ -473,17 +493,17 @@ class TranslationPipeline(Pipeline):
         self._check_texts(input_)
         if not input_:
             return {"input_ids": []}
-        longest = max_source_tokens(self.model.config)
-        settings: dict[str, Any] = {}
+        max_tokens = max_source_tokens(self.model.config)
+        truncation_settings: dict[str, Any] = {}
         if truncation:
-            settings["truncation"] = truncation
+            truncation_settings["truncation"] = truncation
             # without a maximum of the model, the tokenizer truncates to its own, if it has one
-            if longest is not None:
-                settings["max_length"] = min(longest, self.tokenizer.model_max_length)
-        encoded = self._encode(
-            [self.prefix + text for text in input_], src_lang, tgt_lang, settings
+            if max_tokens is not None:
+                truncation_settings["max_length"] = min(max_tokens, self.tokenizer.model_max_length)
+        encoded = self._tokenize_sources(
+            [self.prefix + text for text in input_], src_lang, tgt_lang, truncation_settings
         )
-        self._check_ids(input_, encoded["input_ids"], longest, "a text")
+        self._check_token_ids(input_, encoded["input_ids"], max_tokens, "a text")
         return encoded
 
     @staticmethod
@@ -492,36 +512,42 @@ class TranslationPipeline(Pipeline):
             if not isinstance(text, str):
                 raise TypeError(
                     f"each text must be a string, got {type(text).__name__} "
-                    f"({_shortened(text)}). KeyDataset(dataset, column) takes a dataset's column."
+                    f"({_short_repr(text)}). KeyDataset(dataset, column) takes a dataset's column."
                 )
             try:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise ValueError(
                     f"each text must be valid Unicode, got an unpaired surrogate at index "
-                    f"{error.start}: {_shortened(text)}."
+                    f"{error.start}: {_short_repr(text)}."
                 ) from None
 
-    def _check_ids(self, texts: list[str], ids: list[list[int]], longest: int | None, kind: str):
+    def _check_token_ids(
+        self, texts: list[str], token_ids: list[list[int]], max_tokens: int | None, text_noun: str
+    ):
         vocab_size = self.model.get_input_embeddings().num_embeddings
-        for text, text_ids in zip(texts, ids, strict=True):
-            if longest is not None and len(text_ids) > longest:
+        for text, text_ids in zip(texts, token_ids, strict=True):
+            if max_tokens is not None and len(text_ids) > max_tokens:
                 raise ValueError(
-                    f"{kind} must have at most {longest} tokens, the number of positions of the "
-                    f"model, got {len(text_ids)}: {_shortened(text)}."
+                    f"{text_noun} must have at most {max_tokens} tokens, the number of positions of "
+                    f"the model, got {len(text_ids)}: {_short_repr(text)}."
                 )
             if text_ids and max(text_ids) >= vocab_size:
                 raise ValueError(
                     f"token ids must be below the model's vocabulary size {vocab_size}, "
-                    f"got {max(text_ids)}: {_shortened(text)}."
+                    f"got {max(text_ids)}: {_short_repr(text)}."
                 )
 
-    def _encode(
-        self, texts: list[str], src_lang: str | None, tgt_lang: str | None, settings: dict[str, Any]
+    def _tokenize_sources(
+        self,
+        texts: list[str],
+        src_lang: str | None,
+        tgt_lang: str | None,
+        truncation_settings: dict[str, Any],
     ) -> dict[str, Any]:
-        build = getattr(self.tokenizer, "_build_translation_inputs", None)
-        if build is None:
-            return {"input_ids": self.tokenizer(texts, **settings)["input_ids"]}
+        build_inputs = getattr(self.tokenizer, "_build_translation_inputs", None)
+        if build_inputs is None:
+            return {"input_ids": self.tokenizer(texts, **truncation_settings)["input_ids"]}
         if src_lang is None or tgt_lang is None:
             raise ValueError(
                 "src_lang and tgt_lang must be given for a multilingual model, from "
@@ -529,8 +555,12 @@ class TranslationPipeline(Pipeline):
             )
         # the tokenizer stores the languages of its last call, so only one thread may call it
         with _TOKENIZER_LOCK:
-            encoded = build(
-                texts, return_tensors=None, src_lang=src_lang, tgt_lang=tgt_lang, **settings
+            encoded = build_inputs(
+                texts,
+                return_tensors=None,
+                src_lang=src_lang,
+                tgt_lang=tgt_lang,
+                **truncation_settings,
             )
         return {name: encoded[name] for name in ("input_ids", "forced_bos_token_id")}
 
@@ -538,76 +568,92 @@ class TranslationPipeline(Pipeline):
         self, src_lang: str | None = None, tgt_lang: str | None = None, **settings: Any
     ):
         """Refuse a language that the tokenizer lacks, or a direction that is not the model's."""
-        given = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-        known = language_codes(self.tokenizer)
-        for name, code in given.items():
-            if code is not None and known and code not in known:
+        given_languages = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        tokenizer_languages = language_codes(self.tokenizer)
+        for name, code in given_languages.items():
+            if code is not None and tokenizer_languages and code not in tokenizer_languages:
                 raise ValueError(
-                    f"{name} must be a language of the tokenizer, {', '.join(known)}, got {code!r}."
+                    f"{name} must be a language of the tokenizer, "
+                    f"{', '.join(tokenizer_languages)}, got {code!r}."
                 )
-        own = [getattr(self.tokenizer, name, None) for name in ("source_lang", "target_lang")]
-        for (name, code), expected in zip(given.items(), own, strict=True):
+        model_languages = [
+            getattr(self.tokenizer, name, None) for name in ("source_lang", "target_lang")
+        ]
+        for (name, code), expected in zip(given_languages.items(), model_languages, strict=True):
             # only codes of two letters: longer codes may name a family of languages
             is_comparable = all(isinstance(it, str) and len(it) == 2 for it in (code, expected))
             if is_comparable and code != expected:
                 raise ValueError(
-                    f"{name} must be {expected!r}: the model translates {own[0]} to {own[1]}, "
-                    f"got {code!r}."
+                    f"{name} must be {expected!r}: the model translates {model_languages[0]} to "
+                    f"{model_languages[1]}, got {code!r}."
                 )
 
     def _forward(
         self,
         input_tensors: dict[str, Tensor],
-        searched: PreTrainedModel | None = None,
+        search_model: PreTrainedModel | None = None,
         return_scores: bool = False,
         return_alignment: bool = False,
-        **search,
+        **search_settings,
     ) -> dict[str, Any]:
-        prompt = search.get("decoder_input_ids")
-        if prompt is not None:
-            search["decoder_input_ids"] = prompt.to(self.device)
-        heads = {name: search.pop(name) for name in (HEADS_FIELD,) if name in search}
+        prompt_ids = search_settings.get("decoder_input_ids")
+        if prompt_ids is not None:
+            search_settings["decoder_input_ids"] = prompt_ids.to(self.device)
+        head_settings = {
+            name: search_settings.pop(name) for name in (HEADS_FIELD,) if name in search_settings
+        }
         with evaluating(self.model):
-            output = (searched or self.model).generate(**input_tensors, **search)
+            output = (search_model or self.model).generate(**input_tensors, **search_settings)
         ids = output if isinstance(output, Tensor) else output.sequences
         outputs = {"ids": ids}
         if not (return_scores or return_alignment):
             return outputs
-        config = self._search_config(search)
-        limits = [ids.shape[1]] * len(ids)
-        most = getattr(config, "max_extra_tokens", None)
-        if most is not None:
+        config = self._search_config(search_settings)
+        output_limits = [ids.shape[1]] * len(ids)
+        max_extra_tokens = getattr(config, "max_extra_tokens", None)
+        if max_extra_tokens is not None:
             # if the padding id is 0, transformers pads a sentence that reached its maximum length
             # with end tokens, so tokens beyond this length are dropped
-            given = 0 if prompt is None else prompt.shape[1] - 1
-            lengths = input_tensors["attention_mask"].sum(dim=1) + most + given
-            limits = lengths.repeat_interleave(len(ids) // len(lengths)).tolist()
-        ends = config.eos_token_id, config.pad_token_id
-        targets = [
-            without_padding(row[1 : limit + 1], *ends)
-            for row, limit in zip(ids.tolist(), limits, strict=True)
+            num_prefix_tokens = 0 if prompt_ids is None else prompt_ids.shape[1] - 1
+            source_lengths = input_tensors["attention_mask"].sum(dim=1)
+            limits = source_lengths + max_extra_tokens + num_prefix_tokens
+            output_limits = limits.repeat_interleave(len(ids) // len(limits)).tolist()
+        end_and_padding = config.eos_token_id, config.pad_token_id
+        target_ids = [
+            without_padding(output_ids[1 : limit + 1], *end_and_padding)
+            for output_ids, limit in zip(ids.tolist(), output_limits, strict=True)
         ]
         if return_scores:
-            outputs["scores"] = self._scores(input_tensors, targets, search)
+            outputs["scores"] = self._score_targets(input_tensors, target_ids, search_settings)
         if return_alignment:
-            settings = {**search, **heads}
-            outputs["alignments"] = self._alignments(input_tensors, targets, settings, True)
+            alignment_settings = {**search_settings, **head_settings}
+            outputs["alignments"] = self._align_targets(
+                input_tensors, target_ids, alignment_settings, True
+            )
         return outputs
 
-    def _missing_settings(self, search: dict[str, Any]) -> dict[str, Any]:
-        """Return those of `DEFAULTS` that neither the call nor the model sets."""
-        own = self.model.generation_config
-        if isinstance(self.model.config, VanillaTransformerConfig) or "generation_config" in search:
+    def _missing_settings(self, search_settings: dict[str, Any]) -> dict[str, Any]:
+        """Return those of `DEFAULT_SEARCH` that neither the call nor the model sets."""
+        model_settings = self.model.generation_config
+        if (
+            isinstance(self.model.config, VanillaTransformerConfig)
+            or "generation_config" in search_settings
+        ):
             return {}
         missing = {
-            name: value for name, value in DEFAULTS.items() if getattr(own, name, None) is None
+            name: value
+            for name, value in DEFAULT_SEARCH.items()
+            if getattr(model_settings, name, None) is None
         }
         # transformers' default would cut a translation after 20 tokens
-        if "max_length" in search or own.max_length not in (None, LIBRARY_MAX_LENGTH):
+        model_has_maximum = model_settings.max_length not in (None, LIBRARY_MAX_LENGTH)
+        if "max_length" in search_settings or model_has_maximum:
             missing.pop("max_new_tokens", None)
         return missing
 
-    def _searched(self, search: dict[str, Any], has_terms: bool = False) -> PreTrainedModel:
+    def _search_model(
+        self, search_settings: dict[str, Any], has_terms: bool = False
+    ) -> PreTrainedModel:
         """Return the model to search with: the given model, or its conversion for the engine.
 
         If the given model is of transformers and is not converted, this package's settings are
@@ -615,11 +661,11 @@ class TranslationPipeline(Pipeline):
         """
         if isinstance(self.model.config, VanillaTransformerConfig):
             return self.model
-        if search.get("ensemble"):
+        if search_settings.get("ensemble"):
             raise ValueError(
                 f"ensemble must be of models of this package, got a {type(self.model).__name__}."
             )
-        engine, int8 = search.get("engine", "auto"), bool(search.get("int8"))
+        engine, int8 = search_settings.get("engine", "auto"), bool(search_settings.get("int8"))
         reason: str | None = "engine='off' is set"
         if engine != "off":
             reason = "the package vanilla_transformer is not installed"
@@ -630,20 +676,22 @@ class TranslationPipeline(Pipeline):
                 converted, reason = self._conversion.for_engine(int8)
                 if converted is not None:
                     return converted
-        needed = {
+        engine_settings = {
             "int8": int8,
             "engine='required'": engine == "required",
             "required_terms": has_terms,
         }
-        needed |= {name: search.get(name) is not None for name in OWN_SETTINGS}
-        for name, is_set in needed.items():
+        engine_settings |= {
+            name: search_settings.get(name) is not None for name in PACKAGE_SEARCH_SETTINGS
+        }
+        for name, is_set in engine_settings.items():
             if is_set:
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
                 )
         logger.info("%s runs its own modules, because %s.", type(self.model).__name__, reason)
-        for name in ("engine", "int8", *OWN_SETTINGS):
-            search.pop(name, None)
+        for name in ("engine", "int8", *PACKAGE_SEARCH_SETTINGS):
+            search_settings.pop(name, None)
         return self.model
 
     def postprocess(
@@ -686,127 +734,178 @@ class TranslationPipeline(Pipeline):
             for result, score in zip(results, model_outputs["scores"], strict=True):
                 result.update(score)
         if return_alignment:
-            for result, pairs in zip(results, model_outputs["alignments"], strict=True):
-                result["alignment"] = pairs
+            for result, word_pairs in zip(results, model_outputs["alignments"], strict=True):
+                result["alignment"] = word_pairs
         return results
 
     def _sanitize_parameters(self, **parameters) -> tuple[dict, dict, dict]:
-        prepare, output = (
+        prepare_settings, output_settings = (
             {name: parameters.pop(name) for name in names if name in parameters}
             for names in (PREPARE_SETTINGS, OUTPUT_SETTINGS)
         )
-        stop = parameters.pop("stop_sequence", None)
-        if stop is not None:
-            parameters["eos_token_id"] = self.tokenizer.encode(stop, add_special_tokens=False)[0]
-        return prepare, parameters, output
+        stop_text = parameters.pop("stop_sequence", None)
+        if stop_text is not None:
+            stop_ids = self.tokenizer.encode(stop_text, add_special_tokens=False)
+            parameters["eos_token_id"] = stop_ids[0]
+        return prepare_settings, parameters, output_settings
 
-    def _stream(self, texts: Iterable[str], job: "_Job") -> Iterator[list[dict[str, Any]]]:
-        window = TEXTS_PER_WINDOW if job.batching["batch_size"] != 1 else 1
-        for name, value in job.target_settings.items():
+    def _translate_stream(
+        self, texts: Iterable[str], call_settings: "_CallSettings"
+    ) -> Iterator[list[dict[str, Any]]]:
+        window_size = TEXTS_PER_WINDOW if call_settings.batch_settings["batch_size"] != 1 else 1
+        for name, value in call_settings.target_settings.items():
             if is_for_each_text(name, value):
                 raise ValueError(
                     f"{name} must be for all texts that come from an iterator, got a list with one "
                     "for each text: pass the texts as a list."
                 )
         texts = iter(texts)
-        while read := list(islice(texts, window)):
-            yield from self._translate(read, job)
+        while window_texts := list(islice(texts, window_size)):
+            yield from self._translate(window_texts, call_settings)
 
-    def _translate(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
+    def _translate(
+        self, texts: list[str], call_settings: "_CallSettings"
+    ) -> list[list[dict[str, Any]]]:
         """Return the translations of each text, in the order of the texts."""
-        if not job.split:
-            return self._translate_whole(texts, job)
-        if self._num_returned(dict(job.search)) > 1:
+        if not call_settings.split_sentences:
+            return self._translate_unsplit(texts, call_settings)
+        if self._resolve_num_returned(dict(call_settings.search_settings)) > 1:
             raise ValueError(
                 "num_return_sequences must be 1 with split_sentences: the translations of the "
                 "sentences of a text form one text."
             )
         self._check_texts(texts)
-        parts = [self.split(text, job.split, job.prepare.get("src_lang")) for text in texts]
-        sentences = [[part.strip() for part in split if part.strip()] for split in parts]
-        forbidden = self._for_each("forbidden_terms", job.target_settings["forbidden_terms"], texts)
-        if forbidden is not None:
-            counts = map(len, sentences)
-            repeated = [it for it, n in zip(forbidden, counts, strict=True) for _ in range(n)]
-            job = job._replace(target_settings={**job.target_settings, "forbidden_terms": repeated})
-        found = iter(self._translate_whole(list(chain.from_iterable(sentences)), job))
-        return [[_joined(split, found, job.output)] for split in parts]
+        parts_of_texts = [
+            self.split(
+                text, call_settings.split_sentences, call_settings.prepare_settings.get("src_lang")
+            )
+            for text in texts
+        ]
+        sentences_of_texts = [
+            [part.strip() for part in text_parts if part.strip()] for text_parts in parts_of_texts
+        ]
+        forbidden_terms = self._values_for_texts(
+            "forbidden_terms", call_settings.target_settings["forbidden_terms"], texts
+        )
+        if forbidden_terms is not None:
+            sentence_counts = map(len, sentences_of_texts)
+            terms_of_sentences = [
+                terms
+                for terms, count in zip(forbidden_terms, sentence_counts, strict=True)
+                for _ in range(count)
+            ]
+            call_settings = call_settings._replace(
+                target_settings={
+                    **call_settings.target_settings,
+                    "forbidden_terms": terms_of_sentences,
+                }
+            )
+        sentence_results = iter(
+            self._translate_unsplit(list(chain.from_iterable(sentences_of_texts)), call_settings)
+        )
+        return [
+            [_join_sentences(text_parts, sentence_results, call_settings.output_settings)]
+            for text_parts in parts_of_texts
+        ]
 
-    def _translate_whole(self, texts: list[str], job: "_Job") -> list[list[dict[str, Any]]]:
-        encoded = self.preprocess(texts, **job.prepare)
-        ids = encoded.pop("input_ids")
-        search = {**self._missing_settings(job.search), **job.search, **encoded}
-        count = self._num_returned(search)
-        # the translation of an empty text is empty; batches overwrite the results of other texts
-        certain = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
-        nothing = {
-            "ids": torch.empty(count, 0, dtype=torch.long),
-            "scores": [certain] * count,
-            "alignments": [[]] * count,
+    def _translate_unsplit(
+        self, texts: list[str], call_settings: "_CallSettings"
+    ) -> list[list[dict[str, Any]]]:
+        encoded = self.preprocess(texts, **call_settings.prepare_settings)
+        source_ids = encoded.pop("input_ids")
+        search_settings = {
+            **self._missing_settings(call_settings.search_settings),
+            **call_settings.search_settings,
+            **encoded,
         }
-        results = [self.postprocess(nothing, **job.output) for _ in texts]
-        constraints = self._constraints(texts, job)
-        searched = self._searched(search, any(it.required for it in constraints))
-        extra = {
-            name: job.output.get(name, False) for name in ("return_scores", "return_alignment")
+        num_returned = self._resolve_num_returned(search_settings)
+        # the translation of an empty text is empty; batches overwrite the results of other texts
+        empty_score = {"log_probability": 0.0, "score": 0.0, "token_log_probabilities": []}
+        empty_outputs = {
+            "ids": torch.empty(num_returned, 0, dtype=torch.long),
+            "scores": [empty_score] * num_returned,
+            "alignments": [[]] * num_returned,
+        }
+        results = [self.postprocess(empty_outputs, **call_settings.output_settings) for _ in texts]
+        constraints = self._read_constraints(texts, call_settings)
+        search_model = self._search_model(
+            search_settings, any(it.required_terms for it in constraints)
+        )
+        output_flags = {
+            name: call_settings.output_settings.get(name, False)
+            for name in ("return_scores", "return_alignment")
         }
         # in a batch, all prompts must have one length, and all searches one number of beams
         groups: dict[Any, dict[int, int]] = defaultdict(dict)
-        for index, (text, own) in enumerate(zip(texts, constraints, strict=True)):
+        for index, (text, constraint) in enumerate(zip(texts, constraints, strict=True)):
             if text.strip():
-                key = len(own.prompt), sum(map(len, own.required)), bool(own.forbidden)
-                groups[key][index] = len(ids[index])
-        for lengths in groups.values():
-            for batch in batches_by_length(lengths, **job.batching):
-                inputs = self._padded([ids[index] for index in batch])
-                constrained = self._search_of([constraints[index] for index in batch], search)
-                outputs = self.forward(
-                    inputs, searched=searched, **extra, **{**search, **constrained}
+                group_key = (
+                    len(constraint.prompt_ids),
+                    sum(map(len, constraint.required_terms)),
+                    bool(constraint.forbidden_terms),
                 )
-                translations = self.postprocess(outputs, **job.output)
-                for row, index in enumerate(batch):
-                    results[index] = translations[row * count : (row + 1) * count]
+                groups[group_key][index] = len(source_ids[index])
+        for lengths in groups.values():
+            for batch in batches_by_length(lengths, **call_settings.batch_settings):
+                inputs = self._pad([source_ids[index] for index in batch])
+                constraint_settings = self._constraint_settings(
+                    [constraints[index] for index in batch], search_settings
+                )
+                outputs = self.forward(
+                    inputs,
+                    search_model=search_model,
+                    **output_flags,
+                    **{**search_settings, **constraint_settings},
+                )
+                translations = self.postprocess(outputs, **call_settings.output_settings)
+                for batch_index, index in enumerate(batch):
+                    start = batch_index * num_returned
+                    results[index] = translations[start : start + num_returned]
         return results
 
-    def _constraints(self, texts: list[str], job: "_Job") -> list["_Constraints"]:
+    def _read_constraints(
+        self, texts: list[str], call_settings: "_CallSettings"
+    ) -> list["_Constraints"]:
         """Return the requirements of each translation, in token ids."""
-        nothing: list[Any] = [()] * len(texts)
-        prefixes, required, forbidden = (
-            self._for_each(name, job.target_settings[name], texts) or nothing
+        no_values: list[Any] = [()] * len(texts)
+        prefixes, required_terms, forbidden_terms = (
+            self._values_for_texts(name, call_settings.target_settings[name], texts) or no_values
             for name in TARGET_SETTINGS
         )
-        tgt_lang = job.prepare.get("tgt_lang")
-        prompts = nothing if prefixes is nothing else self._prompts(prefixes, tgt_lang)
-        ids = self._term_ids({*chain.from_iterable(required)}, tgt_lang)
+        tgt_lang = call_settings.prepare_settings.get("tgt_lang")
+        prompts = no_values if prefixes is no_values else self._prefix_prompts(prefixes, tgt_lang)
+        ids_of_terms = self._ids_of_terms({*chain.from_iterable(required_terms)}, tgt_lang)
         return [
-            _Constraints(prompt, [ids[term] for term in dict.fromkeys(terms)], avoided)
-            for prompt, terms, avoided in zip(prompts, required, forbidden, strict=True)
+            _Constraints(prompt, [ids_of_terms[term] for term in dict.fromkeys(terms)], forbidden)
+            for prompt, terms, forbidden in zip(
+                prompts, required_terms, forbidden_terms, strict=True
+            )
         ]
 
-    def _prompts(self, prefixes: list[str], tgt_lang: str | None) -> list[list[int]]:
+    def _prefix_prompts(self, prefixes: list[str], tgt_lang: str | None) -> list[list[int]]:
         """Return the decoder's prompt for each prefix; no tokens for an empty prefix."""
-        special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
-        start = decoder_rows(self.model, [[]])[0].tolist()
+        special_ids = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+        start_ids = decoder_rows(self.model, [[]])[0].tolist()
         prompts = []
-        for prefix, ids in zip(prefixes, self._encode_targets(prefixes, tgt_lang), strict=True):
-            while ids and ids[-1] in special:
+        for prefix, ids in zip(prefixes, self._tokenize_targets(prefixes, tgt_lang), strict=True):
+            while ids and ids[-1] in special_ids:
                 ids.pop()
-            prompts.append(start + ids if prefix.strip() else [])
+            prompts.append(start_ids + ids if prefix.strip() else [])
         return prompts
 
-    def _term_ids(self, terms: Collection[str], tgt_lang: str | None) -> dict[str, list[int]]:
-        special = set(self.tokenizer.all_special_ids)
-        found = {}
-        for term, ids in zip(terms, self._encode_targets(list(terms), tgt_lang), strict=True):
+    def _ids_of_terms(self, terms: Collection[str], tgt_lang: str | None) -> dict[str, list[int]]:
+        special_ids = set(self.tokenizer.all_special_ids)
+        ids_of_terms = {}
+        for term, ids in zip(terms, self._tokenize_targets(list(terms), tgt_lang), strict=True):
             if self.tokenizer.unk_token_id in ids:
                 raise ValueError(
                     f"required_terms must consist of characters of the vocabulary, got {term!r}."
                 )
-            found[term] = [token for token in ids if token not in special]
-        return found
+            ids_of_terms[term] = [token for token in ids if token not in special_ids]
+        return ids_of_terms
 
     @staticmethod
-    def _for_each(name: str, value: Any, texts: list[str]) -> list[Any] | None:
+    def _values_for_texts(name: str, value: Any, texts: list[str]) -> list[Any] | None:
         """Return a setting of `TARGET_SETTINGS` for each text, or None if it is not given."""
         if value is None:
             return None
@@ -816,82 +915,93 @@ class TranslationPipeline(Pipeline):
                 f"{name} must be for all texts, or a list with one for each of the {len(texts)} "
                 f"texts, got {len(values)}."
             )
-        for one in values:
-            parts = [one] if name == "target_prefix" else one
-            is_list = name == "target_prefix" or isinstance(one, list | tuple)
-            if not is_list or not all(isinstance(it, str) for it in parts):
-                kind = "a text" if name == "target_prefix" else "a list of texts"
-                raise ValueError(f"{name} must be {kind}, got {one!r}.")
-            if name != "target_prefix" and not all(it.strip() for it in parts):
-                raise ValueError(f"{name} must have no empty term, got {one!r}.")
+        for text_value in values:
+            text_items = [text_value] if name == "target_prefix" else text_value
+            is_list = name == "target_prefix" or isinstance(text_value, list | tuple)
+            if not is_list or not all(isinstance(it, str) for it in text_items):
+                expected = "a text" if name == "target_prefix" else "a list of texts"
+                raise ValueError(f"{name} must be {expected}, got {text_value!r}.")
+            if name != "target_prefix" and not all(it.strip() for it in text_items):
+                raise ValueError(f"{name} must have no empty term, got {text_value!r}.")
         return list(values)
 
-    def _search_of(
-        self, constraints: list["_Constraints"], search: dict[str, Any]
+    def _constraint_settings(
+        self, constraints: list["_Constraints"], search_settings: dict[str, Any]
     ) -> dict[str, Any]:
         """Return the settings of `generate` for the requirements of a batch."""
-        found: dict[str, Any] = {}
-        if constraints[0].prompt:
-            if search.get("decoder_input_ids") is not None:
+        constraint_settings: dict[str, Any] = {}
+        if constraints[0].prompt_ids:
+            if search_settings.get("decoder_input_ids") is not None:
                 raise ValueError("decoder_input_ids must not be given with target_prefix.")
-            found["decoder_input_ids"] = torch.tensor([it.prompt for it in constraints])
-        if constraints[0].required:
-            found["required_tokens"] = [it.required for it in constraints]
-        if constraints[0].forbidden:
+            constraint_settings["decoder_input_ids"] = torch.tensor(
+                [it.prompt_ids for it in constraints]
+            )
+        if constraints[0].required_terms:
+            constraint_settings["required_tokens"] = [it.required_terms for it in constraints]
+        if constraints[0].forbidden_terms:
             if self._spelling is None:
                 self._spelling = Spelling(token_bytes(self.tokenizer))
-            forbid = ForbiddenTerms([it.forbidden for it in constraints], self._spelling)
-            given = search.get("logits_processor") or ()
-            found["logits_processor"] = LogitsProcessorList([*given, forbid])
-        return found
+            forbid_terms = ForbiddenTerms(
+                [it.forbidden_terms for it in constraints], self._spelling
+            )
+            given_processors = search_settings.get("logits_processor") or ()
+            constraint_settings["logits_processor"] = LogitsProcessorList(
+                [*given_processors, forbid_terms]
+            )
+        return constraint_settings
 
-    def _num_returned(self, search: dict[str, Any]) -> int:
+    def _resolve_num_returned(self, search_settings: dict[str, Any]) -> int:
         """Return the number of translations of each text; remove it from the search if None."""
         # from the argument, else from the given configuration, else from that of the model, else 1
-        configs = (search.get("generation_config"), self.model.generation_config)
-        counts = (getattr(config, "num_return_sequences", None) for config in configs)
-        given = search.get("num_return_sequences")
-        if given is None:
-            search.pop("num_return_sequences", None)
-        count = next(filter(None, counts), 1) if given is None else given
+        generation_configs = (
+            search_settings.get("generation_config"),
+            self.model.generation_config,
+        )
+        counts = (getattr(config, "num_return_sequences", None) for config in generation_configs)
+        given_count = search_settings.get("num_return_sequences")
+        if given_count is None:
+            search_settings.pop("num_return_sequences", None)
+        count = next(filter(None, counts), 1) if given_count is None else given_count
         if type(count) is not int or count < 1:
             raise ValueError(
                 f"num_return_sequences must be a whole number of at least 1, got {count!r}."
             )
         return count
 
-    def _padded(self, ids: list[list[int]]) -> dict[str, Tensor]:
+    def _pad(self, source_ids: list[list[int]]) -> dict[str, Tensor]:
         # on the right, because the first token of a source must have the first position
-        inputs = self.tokenizer.pad({"input_ids": ids}, padding_side="right", return_tensors="pt")
+        inputs = self.tokenizer.pad(
+            {"input_ids": source_ids}, padding_side="right", return_tensors="pt"
+        )
         return {name: inputs[name] for name in ("input_ids", "attention_mask")}
 
 
-class _Job(NamedTuple):
+class _CallSettings(NamedTuple):
     """Settings of a call, grouped by the function that reads them.
 
-    `batching` is for `batches_by_length`, `prepare` for `preprocess`, `search` for `generate` and
-    `output` for `postprocess`. `split` is the setting `split_sentences`, and `target_settings`
-    contains `TARGET_SETTINGS`.
+    `batch_settings` is for `batches_by_length`, `prepare_settings` for `preprocess`,
+    `search_settings` for `generate` and `output_settings` for `postprocess`. `split_sentences` is
+    the setting `split_sentences`, and `target_settings` contains `TARGET_SETTINGS`.
     """
 
-    batching: dict[str, Any]
-    split: bool | str | None
+    batch_settings: dict[str, Any]
+    split_sentences: bool | str | None
     target_settings: dict[str, Any]
-    prepare: dict[str, Any]
-    search: dict[str, Any]
-    output: dict[str, Any]
+    prepare_settings: dict[str, Any]
+    search_settings: dict[str, Any]
+    output_settings: dict[str, Any]
 
 
 class _Constraints(NamedTuple):
     """Requirements of one translation.
 
-    `prompt` contains the token ids of the decoder's prompt, `required` the token ids of each
-    required term, and `forbidden` the forbidden terms as texts.
+    `prompt_ids` contains the token ids of the decoder's prompt, `required_terms` the token ids of
+    each required term, and `forbidden_terms` the forbidden terms as texts.
     """
 
-    prompt: Sequence[int]
-    required: list[list[int]]
-    forbidden: Sequence[str]
+    prompt_ids: Sequence[int]
+    required_terms: list[list[int]]
+    forbidden_terms: Sequence[str]
 
 
 def is_for_each_text(name: str, value: Any) -> bool:
@@ -906,34 +1016,36 @@ def is_for_each_text(name: str, value: Any) -> bool:
     return name == "target_prefix" or any(isinstance(it, list | tuple) for it in value)
 
 
-def _joined(
-    parts: list[str], found: Iterator[list[dict[str, Any]]], output: Mapping[str, Any]
+def _join_sentences(
+    parts: list[str],
+    sentence_results: Iterator[list[dict[str, Any]]],
+    output_settings: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Replace the sentences of a text by their translations; join scores and alignments."""
     results, texts = [], []
     alignment: list[tuple[int, int]] = []
-    num_words = [0, 0]
+    num_source_words = num_target_words = 0
     for part in parts:
         if not part.strip():
             texts.append(part)
             continue
-        (result,) = next(found)
+        (result,) = next(sentence_results)
         results.append(result)
         start = len(part) - len(part.lstrip())
         end = len(part.rstrip())
         translation = result["translation_text"].strip()
         texts.append(part[:start] + translation + part[end:])
         for source, target in result.get("alignment", ()):
-            alignment.append((num_words[0] + source, num_words[1] + target))
-        num_words[0] += len(part.split())
-        num_words[1] += len(translation.split())
+            alignment.append((num_source_words + source, num_target_words + target))
+        num_source_words += len(part.split())
+        num_target_words += len(translation.split())
     joined: dict[str, Any] = {"translation_text": "".join(texts)}
-    if output.get("return_alignment"):
+    if output_settings.get("return_alignment"):
         joined["alignment"] = alignment
-    if output.get("return_scores"):
+    if output_settings.get("return_scores"):
         joined["log_probability"] = math.fsum(it["log_probability"] for it in results)
-        total = math.fsum(it["score"] for it in results)
-        joined["score"] = total / max(1, len(results))
+        score_sum = math.fsum(it["score"] for it in results)
+        joined["score"] = score_sum / max(1, len(results))
         joined["sentences"] = results
     return joined
 
@@ -946,8 +1058,8 @@ def without_padding(ids: list[int], end: int | list[int] | None, pad: int | None
         end: Token or tokens that end a translation.
         pad: Padding token.
     """
-    ends = {end} if isinstance(end, int) else set(end or ())
-    length = next((place for place, token in enumerate(ids, 1) if token in ends), None)
+    end_ids = {end} if isinstance(end, int) else set(end or ())
+    length = next((place for place, token in enumerate(ids, 1) if token in end_ids), None)
     if length is None:
         length = len(ids)
         while length and ids[length - 1] == pad:
@@ -985,10 +1097,10 @@ def language_codes(tokenizer: PreTrainedTokenizerBase) -> list[str]:
     if not hasattr(tokenizer, "_build_translation_inputs"):
         return []
     # M2M100 and SeamlessM4T write the code "en" as the token "__en__"
-    special = getattr(tokenizer, "lang_code_to_id", tokenizer.all_special_tokens)
-    named = tokenizer.special_tokens_map.values()
-    basic = {token for token in named if isinstance(token, str)}
-    return sorted({token.strip("_") for token in special if token not in basic})
+    special_tokens = getattr(tokenizer, "lang_code_to_id", tokenizer.all_special_tokens)
+    special_values = tokenizer.special_tokens_map.values()
+    basic_tokens = {token for token in special_values if isinstance(token, str)}
+    return sorted({token.strip("_") for token in special_tokens if token not in basic_tokens})
 
 
 # transformers reads this attribute in `save_pretrained`, and copies this file into the model folder
@@ -1013,24 +1125,24 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model: Any model.
     """
     with _EVALUATED_LOCK:
-        count, before = _EVALUATED.get(model, (0, []))
-        if not count:
-            before = [(module, module.training) for module in model.modules()]
+        num_threads, modes_before = _EVALUATED.get(model, (0, []))
+        if not num_threads:
+            modes_before = [(module, module.training) for module in model.modules()]
             model.eval()
-        _EVALUATED[model] = (count + 1, before)
+        _EVALUATED[model] = (num_threads + 1, modes_before)
     try:
         yield
     finally:
         with _EVALUATED_LOCK:
-            count, before = _EVALUATED.pop(model)
-            if count > 1:
-                _EVALUATED[model] = (count - 1, before)
+            num_threads, modes_before = _EVALUATED.pop(model)
+            if num_threads > 1:
+                _EVALUATED[model] = (num_threads - 1, modes_before)
             else:
-                if before[0][1]:
+                if modes_before[0][1]:
                     # `train` also frees the packed weights of the inference engine
                     model.train()
                 # modules of the model may have been in different modes
-                for module, training in before:
+                for module, training in modes_before:
                     module.training = training
 
 
@@ -1089,18 +1201,18 @@ def check_tokenizer(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase |
         ValueError: If the model has no decoder or no head, or the tokenizer is missing, has tokens
             outside the model's vocabulary, or has other ids for special tokens.
     """
-    name = type(model).__name__
+    model_name = type(model).__name__
     if not (model.config.is_encoder_decoder and model.can_generate()):
         raise ValueError(
-            f"model must be an encoder-decoder with a language model head, got {name}."
+            f"model must be an encoder-decoder with a language model head, got {model_name}."
         )
     if tokenizer is None:
-        raise ValueError(f"tokenizer must be given: {name} reads token ids, got None.")
+        raise ValueError(f"tokenizer must be given: {model_name} reads token ids, got None.")
     vocab_size = model.get_input_embeddings().num_embeddings
-    highest = max(tokenizer.get_vocab().values())
-    if highest >= vocab_size:
+    highest_id = max(tokenizer.get_vocab().values())
+    if highest_id >= vocab_size:
         raise ValueError(
-            f"tokenizer must be the model's own: the ids of the tokenizer go up to {highest}, "
+            f"tokenizer must be the model's own: the ids of the tokenizer go up to {highest_id}, "
             f"those of the model to {vocab_size - 1}."
         )
     for field in ("pad_token_id", "eos_token_id"):
@@ -1135,16 +1247,16 @@ def register_translation_task():
     from transformers.pipelines import PIPELINE_REGISTRY, REMOVED_TASKS
 
     REMOVED_TASKS.pop(TASK, None)
-    task_of = TranslationPipeline._registered_impl[TASK]
-    PIPELINE_REGISTRY.supported_tasks[TASK] = {**task_of, "default": _NoDefaultModel()}
-    check_other_task = type(PIPELINE_REGISTRY).check_task
+    task_entry = TranslationPipeline._registered_impl[TASK]
+    PIPELINE_REGISTRY.supported_tasks[TASK] = {**task_entry, "default": _NoDefaultModel()}
+    check_library_task = type(PIPELINE_REGISTRY).check_task
 
     def check_task(task: str) -> tuple[str, dict, Any]:
         # a task with languages is looked up as TASK; the pipeline still receives the whole name
         if task.startswith(f"{TASK}_"):
             languages_of(task)
             task = TASK
-        return check_other_task(PIPELINE_REGISTRY, task)
+        return check_library_task(PIPELINE_REGISTRY, task)
 
     PIPELINE_REGISTRY.check_task = check_task
     # a model on the Hub refers to its copy of this file in `custom_pipelines`, and transformers
@@ -1156,7 +1268,7 @@ def register_translation_task():
     )
 
 
-def _shortened(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

@@ -11,7 +11,7 @@ from transformers import StoppingCriteriaList
 from transformers.utils import cached_file
 
 from ..loading import load
-from ..pipeline_vanilla_transformer import DEFAULTS, TranslationPipeline, language_codes
+from ..pipeline_vanilla_transformer import DEFAULT_SEARCH, TranslationPipeline, language_codes
 from ..train.recipe import RECIPE_FILE, read_recipe_file
 
 # argument of the command that names the languages of a model, as in en-de=runs/demo
@@ -43,7 +43,7 @@ class Model(NamedTuple):
     @property
     def max_translations(self) -> int:
         """Largest number of translations of a sentence: the beam size."""
-        return self.pipeline.model.generation_config.num_beams or DEFAULTS["num_beams"]
+        return self.pipeline.model.generation_config.num_beams or DEFAULT_SEARCH["num_beams"]
 
     def split(self, text: str, source: str) -> list[str]:
         """Split a text into sentences. A sentence ends at the latest with its line.
