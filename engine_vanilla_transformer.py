@@ -17,7 +17,7 @@ import math
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -84,8 +84,10 @@ class PackedAttention:
         if not is_cross:
             projections += [attention.k_proj, attention.v_proj]
         self.project = linear_class(projections)
-        self.out = linear_class([attention.out_proj])
-        self.widths = [self.num_heads * width for width in (self.d_k, self.d_k, self.d_v)]
+        self.project_output = linear_class([attention.out_proj])
+        self.projection_widths = [
+            self.num_heads * width for width in (self.d_k, self.d_k, self.d_v)
+        ]
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
         """Compute equation (1) for all queries of each sentence together.
@@ -103,24 +105,27 @@ class PackedAttention:
         Returns:
             Weighted values, [B * R, h * d_v].
         """
-        sentences, heads, _, slots = keys.shape
-        query = query.view(sentences, -1, heads, self.d_k).transpose(1, 2)  # [B, h, R, d_k]
-        query = query.reshape(sentences * heads, -1, self.d_k)
+        num_sentences, num_heads, _, num_slots = keys.shape
+        query = query.view(num_sentences, -1, num_heads, self.d_k).transpose(1, 2)  # [B, h, R, d_k]
+        query = query.reshape(num_sentences * num_heads, -1, self.d_k)
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         # in long texts, the scores of all queries together may not fit into memory
-        rows = max(1, MOST_SCORES // (sentences * heads * slots))
-        parts = []
-        for start in range(0, query.shape[1], rows):
-            part = query[:, start : start + rows]
+        queries_per_part = max(1, MOST_SCORES // (num_sentences * num_heads * num_slots))
+        contexts = []
+        for start in range(0, query.shape[1], queries_per_part):
+            query_part = query[:, start : start + queries_per_part]
             if bias is None:
-                scores = torch.bmm(part, keys).mul_(self.scaling)  # [B * h, rows, W]
+                scores = torch.bmm(query_part, keys).mul_(self.scaling)  # [B * h, rows, W]
             else:
-                own = bias if bias.shape[1] == 1 else bias[:, start : start + rows]
-                scores = torch.baddbmm(own, part, keys, alpha=self.scaling)
-            parts.append(torch.bmm(scores.softmax(dim=-1), values))  # [B * h, rows, d_v]
-        context = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)  # [B * h, R, d_v]
-        context = context.view(sentences, heads, -1, self.d_v).transpose(1, 2)
-        return context.reshape(-1, heads * self.d_v)
+                bias_part = bias
+                if bias.shape[1] > 1:
+                    bias_part = bias[:, start : start + queries_per_part]
+                scores = torch.baddbmm(bias_part, query_part, keys, alpha=self.scaling)
+            contexts.append(torch.bmm(scores.softmax(dim=-1), values))  # [B * h, rows, d_v]
+        # [B * h, R, d_v]
+        context = contexts[0] if len(contexts) == 1 else torch.cat(contexts, dim=1)
+        context = context.view(num_sentences, num_heads, -1, self.d_v).transpose(1, 2)
+        return context.reshape(-1, num_heads * self.d_v)
 
 
 class PackedLayer:
@@ -191,9 +196,13 @@ class SearchEngine:
         self.encoder_layers = [PackedLayer(layer, linear_class, False) for layer in encoder.layers]
         self.decoder_layers = [PackedLayer(layer, linear_class, True) for layer in decoder.layers]
         self.stacks = {"encoder": _Stack(encoder), "decoder": _Stack(decoder)}
-        attentions = [layer.cross_attention for layer in decoder.layers]
+        cross_attentions = [layer.cross_attention for layer in decoder.layers]
         self.memory_projection = linear_class(
-            [linear for attention in attentions for linear in (attention.k_proj, attention.v_proj)]
+            [
+                linear
+                for attention in cross_attentions
+                for linear in (attention.k_proj, attention.v_proj)
+            ]
         )
         self.vocabulary = linear_class([model.lm_head])
         self.num_tokens = model.lm_head.out_features
@@ -208,29 +217,33 @@ class SearchEngine:
         Returns:
             Memory, 0 at padding, [B, S, d_model].
         """
-        sentences, length = input_ids.shape
-        tokens = _Tokens(attention_mask, sentences, length)
+        num_sentences, length = input_ids.shape
+        source_tokens = _Tokens(attention_mask, num_sentences, length)
         stack = self.stacks["encoder"]
-        ids = tokens.packed(input_ids.flatten())  # [N]
+        ids = source_tokens.remove_padding(input_ids.flatten())  # [N]
         positions = stack.positions(length)  # [S, d_model]
         x = stack.embed(ids)
         if positions is not None:
-            x += tokens.packed(positions.repeat(sentences, 1))
+            x += source_tokens.remove_padding(positions.repeat(num_sentences, 1))
         for layer in self.encoder_layers:
 
             def attend_to_source(x: Tensor, attention=layer.self_attention) -> Tensor:
-                projected = tokens.padded(attention.project(x))  # [B * S, h * (2 * d_k + d_v)]
-                query, *heads = projected.split(attention.widths, dim=-1)
+                # [B * S, h * (2 * d_k + d_v)]
+                projected = source_tokens.insert_padding(attention.project(x))
+                query, *keys_and_values = projected.split(attention.projection_widths, dim=-1)
                 keys, values = (
-                    part.reshape(sentences, length, attention.num_heads, -1) for part in heads
+                    part.reshape(num_sentences, length, attention.num_heads, -1)
+                    for part in keys_and_values
                 )
                 keys, values = keys.permute(0, 2, 3, 1), values.transpose(1, 2)
-                context = attention(query, keys, values, tokens.bias(attention.num_heads, x.dtype))
-                return attention.out(tokens.packed(context))
+                context = attention(
+                    query, keys, values, source_tokens.bias(attention.num_heads, x.dtype)
+                )
+                return attention.project_output(source_tokens.remove_padding(context))
 
             x = layer.add_and_norm(x, attend_to_source, layer.self_attention_norm)
             x = layer.add_and_norm(x, layer.feed_forward, layer.feed_forward_norm)
-        return tokens.padded(stack.norm(x)).view(sentences, length, -1)
+        return source_tokens.insert_padding(stack.norm(x)).view(num_sentences, length, -1)
 
     def begin(self, memory: Tensor, attention_mask: Tensor | None) -> "EngineDecoding":
         """Return the decoder for a batch, before its first step.
@@ -242,20 +255,25 @@ class SearchEngine:
         Returns:
             Decoder with an empty self-attention cache.
         """
-        sentences, length, width = memory.shape
-        tokens = _Tokens(attention_mask, sentences, length)
-        projected = self.memory_projection(tokens.packed(memory.reshape(-1, width)))
-        padded = tokens.padded(projected).view(sentences, length, -1)
+        num_sentences, length, width = memory.shape
+        source_tokens = _Tokens(attention_mask, num_sentences, length)
+        projected = self.memory_projection(source_tokens.remove_padding(memory.reshape(-1, width)))
+        padded_projections = source_tokens.insert_padding(projected).view(num_sentences, length, -1)
         widths = [
-            width for layer in self.decoder_layers for width in layer.cross_attention.widths[1:]
+            width
+            for layer in self.decoder_layers
+            for width in layer.cross_attention.projection_widths[1:]
         ]
-        heads = self.decoder_layers[0].cross_attention.num_heads
-        parts = [part.unflatten(-1, (heads, -1)) for part in padded.split(widths, dim=-1)]
-        keys = [part.permute(0, 2, 3, 1).contiguous() for part in parts[::2]]  # [B, h, d_k, S]
-        values = [part.transpose(1, 2).contiguous() for part in parts[1::2]]  # [B, h, S, d_v]
+        num_heads = self.decoder_layers[0].cross_attention.num_heads
+        layer_parts = [
+            part.unflatten(-1, (num_heads, -1)) for part in padded_projections.split(widths, dim=-1)
+        ]
+        # [B, h, d_k, S] and [B, h, S, d_v]
+        keys = [part.permute(0, 2, 3, 1).contiguous() for part in layer_parts[::2]]
+        values = [part.transpose(1, 2).contiguous() for part in layer_parts[1::2]]
         is_captured = memory.device.type in CAPTURING_DEVICES
-        decoding = CapturedDecoding if is_captured else EngineDecoding
-        return decoding(self, keys, values, tokens.bias(heads, memory.dtype))
+        decoding_class = CapturedDecoding if is_captured else EngineDecoding
+        return decoding_class(self, keys, values, source_tokens.bias(num_heads, memory.dtype))
 
 
 class EngineDecoding(Decoding):
@@ -287,16 +305,16 @@ class EngineDecoding(Decoding):
         self.memory_bias = memory_bias
         self.num_sentences = memory_keys[0].shape[0]
         self.num_heads = memory_keys[0].shape[1]
-        self.length = self.num_used = 0
+        self.length = self.num_used_slots = 0
         self.keys, self.values = [], []
-        for layer, memory in zip(self.layers, memory_keys, strict=True):
+        for layer, layer_memory_keys in zip(self.layers, memory_keys, strict=True):
             sizes = self.num_sentences, self.num_heads
             attention = layer.self_attention
-            self.keys.append(memory.new_zeros(*sizes, attention.d_k, self.first_slots))
-            self.values.append(memory.new_zeros(*sizes, self.first_slots, attention.d_v))
-        shape = self.num_sentences, 1, self.first_slots
+            self.keys.append(layer_memory_keys.new_zeros(*sizes, attention.d_k, self.first_slots))
+            self.values.append(layer_memory_keys.new_zeros(*sizes, self.first_slots, attention.d_v))
+        mask_shape = self.num_sentences, 1, self.first_slots
         # slots that each hypothesis may attend to, [B, R, W]
-        self.is_visible = torch.zeros(shape, dtype=torch.bool, device=memory_keys[0].device)
+        self.is_visible = torch.zeros(mask_shape, dtype=torch.bool, device=memory_keys[0].device)
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -309,40 +327,40 @@ class EngineDecoding(Decoding):
         """
         shared_cores.update()
         # in the first call all rows of a sentence are equal, so only one of them is read
-        rows = ids if self.length else ids[:, :1]
+        read_ids = ids if self.length else ids[:, :1]
         for position in range(self.length, ids.shape[2]):
-            states = self._read(rows[:, :, position])  # [B * R, d_model]
+            states = self._read_tokens(read_ids[:, :, position])  # [B * R, d_model]
         logits = self.engine.vocabulary(states).float()  # [B * R, V]
-        return logits.view(*rows.shape[:2], -1)
+        return logits.view(*read_ids.shape[:2], -1)
 
-    def _read(self, tokens: Tensor) -> Tensor:
+    def _read_tokens(self, tokens: Tensor) -> Tensor:
         """Read one token of each row, [B, R], and return the decoder's states, [B * R, d_model]."""
         num_rows = tokens.shape[1]
-        if self.num_used + num_rows > self.is_visible.shape[2]:
+        if self.num_used_slots + num_rows > self.is_visible.shape[2]:
             self._make_room(num_rows)
-        new = slice(self.num_used, self.num_used + num_rows)
-        self.is_visible[:, :, new] = self._own_slots(num_rows)
-        self.num_used = new.stop
+        new_slots = slice(self.num_used_slots, self.num_used_slots + num_rows)
+        self.is_visible[:, :, new_slots] = self._visible_new_slots(num_rows)
+        self.num_used_slots = new_slots.stop
         self.length += 1
         positions = self.engine.stacks["decoder"].positions(self.length)
-        return self._states(
+        return self._compute_states(
             tokens,
             None if positions is None else positions[-1],
-            new,
-            slice(self.num_used),
+            new_slots,
+            slice(self.num_used_slots),
             self._self_attention_bias(),
         )
 
-    def _own_slots(self, num_rows: int) -> Tensor:
+    def _visible_new_slots(self, num_rows: int) -> Tensor:
         """Return which of the new slots each row may attend to, [R, R]."""
         return torch.eye(num_rows, dtype=torch.bool, device=self.is_visible.device)
 
-    def _states(
+    def _compute_states(
         self,
         tokens: Tensor,
         position: Tensor | None,
-        new: slice | Tensor,
-        used: slice,
+        new_slots: slice | Tensor,
+        used_slots: slice,
         bias: Tensor | None,
     ) -> Tensor:
         """Compute the states of one token of each row.
@@ -350,8 +368,8 @@ class EngineDecoding(Decoding):
         Args:
             tokens: Tokens, [B, R].
             position: Positional encoding of the tokens, [d_model], or None.
-            new: Slots to write the keys and values to, [R].
-            used: The W slots that attention reads.
+            new_slots: Slots to write the keys and values to, [R].
+            used_slots: The W slots that attention reads.
             bias: 0 for a slot that a row may attend to, -inf otherwise, [B * h, R, W]; None if
                 every row may attend to all W slots.
 
@@ -365,75 +383,77 @@ class EngineDecoding(Decoding):
         for index, layer in enumerate(self.layers):
 
             def attend_to_target(x: Tensor, index=index, attention=layer.self_attention) -> Tensor:
-                query, key, value = attention.project(x).split(attention.widths, dim=-1)
+                query, key, value = attention.project(x).split(attention.projection_widths, dim=-1)
                 shape = self.num_sentences, num_rows, self.num_heads, -1
-                self.keys[index][..., new] = key.view(shape).permute(0, 2, 3, 1)
-                self.values[index][:, :, new] = value.view(shape).transpose(1, 2)
-                keys, values = self.keys[index][..., used], self.values[index][:, :, used]
-                return attention.out(attention(query, keys, values, bias))
+                self.keys[index][..., new_slots] = key.view(shape).permute(0, 2, 3, 1)
+                self.values[index][:, :, new_slots] = value.view(shape).transpose(1, 2)
+                keys = self.keys[index][..., used_slots]
+                values = self.values[index][:, :, used_slots]
+                return attention.project_output(attention(query, keys, values, bias))
 
             def attend_to_memory(x: Tensor, index=index, attention=layer.cross_attention) -> Tensor:
                 keys, values = self.memory_keys[index], self.memory_values[index]
                 query = attention.project(x)
-                return attention.out(attention(query, keys, values, self.memory_bias))
+                return attention.project_output(attention(query, keys, values, self.memory_bias))
 
             x = layer.add_and_norm(x, attend_to_target, layer.self_attention_norm)
             x = layer.add_and_norm(x, attend_to_memory, layer.cross_attention_norm)
             x = layer.add_and_norm(x, layer.feed_forward, layer.feed_forward_norm)
         return stack.norm(x)
 
-    def reorder(self, parents: Tensor, kept: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
-        if kept is not None:
-            self.num_sentences = len(kept)
+        if kept_sentences is not None:
+            self.num_sentences = len(kept_sentences)
             for tensors in (self.keys, self.values, self.memory_keys, self.memory_values):
-                tensors[:] = [tensor.index_select(0, kept) for tensor in tensors]
+                tensors[:] = [tensor.index_select(0, kept_sentences) for tensor in tensors]
             if self.memory_bias is not None:
                 bias = self.memory_bias.unflatten(0, (-1, self.num_heads))
-                self.memory_bias = bias.index_select(0, kept).flatten(0, 1)
-            self.is_visible = self.is_visible.index_select(0, kept)
+                self.memory_bias = bias.index_select(0, kept_sentences).flatten(0, 1)
+            self.is_visible = self.is_visible.index_select(0, kept_sentences)
         # a hypothesis with a score of -inf may have a parent that does not exist, because the first
         # step has one row per sentence
         parents = parents.clamp(max=self.is_visible.shape[1] - 1)
-        wide = parents[:, :, None].expand(-1, -1, self.is_visible.shape[2])
-        self.is_visible = self.is_visible.gather(1, wide)
+        parent_rows = parents[:, :, None].expand(-1, -1, self.is_visible.shape[2])
+        self.is_visible = self.is_visible.gather(1, parent_rows)
 
     def _self_attention_bias(self) -> Tensor | None:
         # each hypothesis attends to `length` slots, so without further slots nothing is masked
-        if self.num_used == self.length:
+        if self.num_used_slots == self.length:
             return None
-        return self._bias_of(self.is_visible[:, :, : self.num_used])
+        return self._attention_bias(self.is_visible[:, :, : self.num_used_slots])
 
-    def _bias_of(self, is_visible: Tensor) -> Tensor:
+    def _attention_bias(self, is_visible: Tensor) -> Tensor:
         bias = is_visible.new_zeros(is_visible.shape, dtype=self.keys[0].dtype)
         bias.masked_fill_(~is_visible, -torch.inf)
         return bias[:, None].expand(-1, self.num_heads, -1, -1).flatten(0, 1)  # [B * h, R, W]
 
     def _make_room(self, num_rows: int):
-        is_alive = self.is_visible[:, :, : self.num_used].any(dim=1)  # [B, W]
-        num_alive = int(is_alive.sum(dim=1).max())
+        is_used = self.is_visible[:, :, : self.num_used_slots].any(dim=1)  # [B, W]
+        num_kept_slots = int(is_used.sum(dim=1).max())
         # slots in use come first, in their order
-        order = is_alive.to(torch.int8).argsort(dim=1, descending=True, stable=True)[:, :num_alive]
-        num_slots = max(self.first_slots, 2 * (num_alive + num_rows))
+        slot_order = is_used.to(torch.int8).argsort(dim=1, descending=True, stable=True)
+        slot_order = slot_order[:, :num_kept_slots]
+        num_slots = max(self.first_slots, 2 * (num_kept_slots + num_rows))
         for index, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
             sizes = keys.shape[:3]
             self.keys[index] = keys.new_zeros(*sizes, num_slots)
-            kept = keys.gather(3, order[:, None, None].expand(*sizes, -1))
-            self.keys[index][..., :num_alive] = kept
+            kept_keys = keys.gather(3, slot_order[:, None, None].expand(*sizes, -1))
+            self.keys[index][..., :num_kept_slots] = kept_keys
             sizes, width = values.shape[:2], values.shape[3]
             self.values[index] = values.new_zeros(*sizes, num_slots, width)
-            kept = values.gather(2, order[:, None, :, None].expand(*sizes, -1, width))
-            self.values[index][:, :, :num_alive] = kept
+            kept_values = values.gather(2, slot_order[:, None, :, None].expand(*sizes, -1, width))
+            self.values[index][:, :, :num_kept_slots] = kept_values
         is_visible = self.is_visible.new_zeros(*self.is_visible.shape[:2], num_slots)
-        wide = order[:, None].expand(-1, is_visible.shape[1], -1)
-        is_visible[:, :, :num_alive] = self.is_visible.gather(2, wide)
-        self.is_visible, self.num_used = is_visible, num_alive
+        visible_order = slot_order[:, None].expand(-1, is_visible.shape[1], -1)
+        is_visible[:, :, :num_kept_slots] = self.is_visible.gather(2, visible_order)
+        self.is_visible, self.num_used_slots = is_visible, num_kept_slots
 
 
 class CapturedDecoding(EngineDecoding):
@@ -470,15 +490,15 @@ class CapturedDecoding(EngineDecoding):
         if not self.length:
             return super().step(ids)
         num_rows = ids.shape[1]
-        if self.num_used + num_rows > self.is_visible.shape[2]:
+        if self.num_used_slots + num_rows > self.is_visible.shape[2]:
             self._make_room(num_rows)
             self._replay = None
         replay = self._replay
         if replay is None:
             self._make_buffers(num_rows)
         self.tokens.copy_(ids[:, :, -1])
-        torch.add(self.rows, self.num_used, out=self.new)
-        self.num_used += num_rows
+        torch.add(self.row_indices, self.num_used_slots, out=self.new_slots)
+        self.num_used_slots += num_rows
         self.length += 1
         positions = self.engine.stacks["decoder"].positions(self.length)
         if positions is not None:
@@ -492,33 +512,35 @@ class CapturedDecoding(EngineDecoding):
 
     def _make_buffers(self, num_rows: int):
         device = self.is_visible.device
-        self.rows = torch.arange(num_rows, device=device)
-        self.new = torch.empty_like(self.rows)
-        self.own_slots = self._own_slots(num_rows)
-        self.tokens = self.rows.new_empty(self.num_sentences, num_rows)
-        width = self.engine.stacks["decoder"].embedding.embedding_dim
-        self.position = self.keys[0].new_zeros(width)
-        size = self.num_sentences * num_rows, self.engine.num_tokens
-        self.logits = torch.empty(size, dtype=torch.float32, device=device)
+        self.row_indices = torch.arange(num_rows, device=device)
+        self.new_slots = torch.empty_like(self.row_indices)
+        self.visible_new_slots = self._visible_new_slots(num_rows)
+        self.tokens = self.row_indices.new_empty(self.num_sentences, num_rows)
+        d_model = self.engine.stacks["decoder"].embedding.embedding_dim
+        self.position = self.keys[0].new_zeros(d_model)
+        logits_shape = self.num_sentences * num_rows, self.engine.num_tokens
+        self.logits = torch.empty(logits_shape, dtype=torch.float32, device=device)
 
     def _read_into_buffers(self):
-        self.is_visible.index_copy_(2, self.new, self.own_slots.expand(self.num_sentences, -1, -1))
-        bias = self._bias_of(self.is_visible)
-        states = self._states(self.tokens, self.position, self.new, slice(None), bias)
+        self.is_visible.index_copy_(
+            2, self.new_slots, self.visible_new_slots.expand(self.num_sentences, -1, -1)
+        )
+        bias = self._attention_bias(self.is_visible)
+        states = self._compute_states(self.tokens, self.position, self.new_slots, slice(None), bias)
         self.logits.copy_(self.engine.vocabulary(states))
 
-    def reorder(self, parents: Tensor, kept: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
-        buffer = self.is_visible
-        super().reorder(parents, kept)
-        if kept is None and buffer.shape == self.is_visible.shape:
-            self.is_visible = buffer.copy_(self.is_visible)
+        mask_buffer = self.is_visible
+        super().reorder(parents, kept_sentences)
+        if kept_sentences is None and mask_buffer.shape == self.is_visible.shape:
+            self.is_visible = mask_buffer.copy_(self.is_visible)
         else:
             self._replay = None
 
@@ -528,34 +550,34 @@ class _Stack:
 
     def __init__(self, stack: PreTrainedModel):
         self.embedding = stack.embed_tokens
-        self.encoding = stack.positions
+        self.position_module = stack.positions
         self.norm = stack.norm
-        self.scale = math.sqrt(stack.config.d_model)
-        self.table: Tensor | None = None
+        self.embedding_scale = math.sqrt(stack.config.d_model)
+        self.position_table: Tensor | None = None
 
     def embed(self, ids: Tensor) -> Tensor:
-        return self.embedding(ids).mul_(self.scale)  # [rows, d_model]
+        return self.embedding(ids).mul_(self.embedding_scale)  # [rows, d_model]
 
     def positions(self, length: int) -> Tensor | None:
         """Return the encodings of the first positions, [length, d_model]."""
-        config = self.encoding.config
+        config = self.position_module.config
         if config.position_encoding == "none":
             return None
         if config.position_encoding == "learned":
-            return self.encoding.table.weight[config.position_offset :][:length]
+            return self.position_module.table.weight[config.position_offset :][:length]
         # read `self.table` once, because another thread may replace it meanwhile
-        table = self.table
-        if table is None or len(table) < length:
-            nothing = self.embedding.weight.new_zeros(1, 2 * length, config.d_model)
-            table = self.table = self.encoding(nothing)[0]
-        return table[:length]
+        position_table = self.position_table
+        if position_table is None or len(position_table) < length:
+            placeholder = self.embedding.weight.new_zeros(1, 2 * length, config.d_model)
+            position_table = self.position_table = self.position_module(placeholder)[0]
+        return position_table[:length]
 
 
 class _Tokens:
     """Indices of the non-padding tokens in a padded batch."""
 
-    def __init__(self, attention_mask: Tensor | None, sentences: int, length: int):
-        self.num_positions = sentences * length
+    def __init__(self, attention_mask: Tensor | None, num_sentences: int, length: int):
+        self.num_positions = num_sentences * length
         self.is_token = self.index = None
         if attention_mask is not None and not bool(attention_mask.all()):
             self.is_token = attention_mask.bool()
@@ -569,11 +591,11 @@ class _Tokens:
         bias.masked_fill_(~self.is_token, -torch.inf)
         return bias.repeat_interleave(num_heads, dim=0)[:, None]
 
-    def packed(self, positions: Tensor) -> Tensor:
+    def remove_padding(self, positions: Tensor) -> Tensor:
         """Remove the padding, from [B * S, ...] to [N, ...]."""
         return positions if self.index is None else positions.index_select(0, self.index)
 
-    def padded(self, tokens: Tensor) -> Tensor:
+    def insert_padding(self, tokens: Tensor) -> Tensor:
         """Insert zeros in place of the padding, from [N, ...] to [B * S, ...]."""
         if self.index is None:
             return tokens
@@ -609,7 +631,9 @@ def _reason_against_engine(
         ):
             return f"{name} has a weight of another shape than its features"
         # all other modules compute the same in training mode and in evaluation mode
-        if module.training and (name == "" or isinstance(module, nn.Dropout) or _is_ours(module)):
+        if module.training and (
+            name == "" or isinstance(module, nn.Dropout) or _is_outside_libraries(module)
+        ):
             return f"{name or 'the model'} is in training mode"
     for stack in ("encoder", "decoder"):
         layers = getattr(model.model, stack).layers
@@ -618,7 +642,7 @@ def _reason_against_engine(
             attentions += [layer.cross_attention for layer in layers]
             if (reason := reason_against_cache(layers)) is not None:
                 return reason
-        if len({it.q_proj.out_features // it.d_k for it in attentions}) > 1:
+        if len({attention.q_proj.out_features // attention.d_k for attention in attentions}) > 1:
             return f"the layers of the {stack} have different numbers of heads"
     device = model.device
     if torch.is_autocast_enabled(device.type) or torch.compiler.is_compiling():
@@ -633,11 +657,14 @@ def _reason_against_engine(
                     f"the configuration has {config.max_position_embeddings} positions, the table "
                     f"{stack.positions.table.num_embeddings}"
                 )
-    dtype, dtypes = model.dtype, CPU_DTYPES if device.type == "cpu" else DTYPES
-    if dtype not in dtypes:
-        names = " or ".join(str(kind).removeprefix("torch.") for kind in dtypes)
-        return f"weights on {device.type} must be {names}, got {str(dtype).removeprefix('torch.')}"
-    for name, weight in _weights(modules):
+    dtype, allowed_dtypes = model.dtype, CPU_DTYPES if device.type == "cpu" else DTYPES
+    if dtype not in allowed_dtypes:
+        dtype_names = " or ".join(
+            str(allowed_dtype).removeprefix("torch.") for allowed_dtype in allowed_dtypes
+        )
+        dtype_name = str(dtype).removeprefix("torch.")
+        return f"weights on {device.type} must be {dtype_names}, got {dtype_name}"
+    for name, weight in _named_parameters(modules):
         if type(weight) is not nn.Parameter or not weight.numel() or weight.is_meta:
             return f"{name} is not a parameter in memory"
         if weight.device != device or weight.dtype != dtype:
@@ -654,28 +681,44 @@ def reason_against_cache(layers: Iterable[nn.Module]) -> str | None:
     Returns:
         A clause that names the cache indices, or None if each layer has its own index.
     """
-    for kind in ("self_attention", "cross_attention"):
-        indices = [getattr(getattr(it, kind, None), "layer_idx", None) for it in layers]
+    for attention_name in ("self_attention", "cross_attention"):
+        indices = [
+            getattr(getattr(layer, attention_name, None), "layer_idx", None) for layer in layers
+        ]
         if None not in indices and indices != list(range(len(indices))):
-            return f"the layers of the decoder have the cache indices {indices} in {kind}"
+            return f"the layers of the decoder have the cache indices {indices} in {attention_name}"
     return None
 
 
-def _is_ours(module: nn.Module) -> bool:
+def _is_outside_libraries(module: nn.Module) -> bool:
     return not type(module).__module__.startswith(("torch.", "transformers."))
 
 
-def _weights(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Tensor]]:
+def _named_parameters(modules: list[tuple[str, Any, Any]]) -> Iterator[tuple[str, Tensor]]:
     for name, module, _ in modules:
-        for part, weight in vars(module)["_parameters"].items():
+        for parameter_name, weight in vars(module)["_parameters"].items():
             if weight is not None:
-                yield f"{name}.{part}", weight
+                yield f"{name}.{parameter_name}", weight
 
 
-# for each model: the state that its engine was built from, the engine or None, and the reason if it
-# is None
-Known = tuple[tuple[Any, ...], SearchEngine | None, str | None]
-_engines: weakref.WeakKeyDictionary[nn.Module, Known] = weakref.WeakKeyDictionary()
+class _ModelState(NamedTuple):
+    """All that an engine depends on."""
+
+    int8: bool
+    objects: list[Any]
+    weight_states: list[Any]
+    checksums: Tensor
+
+
+class _EngineOfModel(NamedTuple):
+    """Engine of a model, or the reason why it has none, and the state that this was found for."""
+
+    state: _ModelState
+    engine: SearchEngine | None
+    reason: str | None
+
+
+_engines: weakref.WeakKeyDictionary[nn.Module, _EngineOfModel] = weakref.WeakKeyDictionary()
 # several threads may ask for an engine, and packing changes a global setting of torch: the kernel
 # library of int8 products
 _engines_lock = threading.Lock()
@@ -701,17 +744,18 @@ def engine_for(
         # otherwise the packed weights of a model that was moved or changed would stay in memory
         forget_engine(model)
         return None, reason
-    state = (int8, *_state(modules, int8))
+    state = _state_of(modules, int8)
     with _engines_lock:
-        known = _engines.get(model)
-        if known is None or not _is_equal(known[0], state):
+        stored = _engines.get(model)
+        if stored is None or not _is_equal(stored.state, state):
             # free the memory of the old engine first
-            known = None
+            stored = None
             _engines.pop(model, None)
             engine = SearchEngine(model, Int8Linear if int8 else PackedLinear)
             reason = probe(engine, model, int8)
-            known = _engines[model] = state, None if reason else engine, reason
-    return known[1:]
+            stored = _EngineOfModel(state, None if reason else engine, reason)
+            _engines[model] = stored
+    return stored.engine, stored.reason
 
 
 def forget_engine(model: nn.Module):
@@ -761,29 +805,32 @@ def probe(engine: SearchEngine, model: PreTrainedModel, int8: bool = False) -> s
     if int8:
         plain = SearchEngine(model, PlainLinear)
         comparisons = [(plain, *comparisons[0][1:]), (engine, " in int8", INT8_TOLERANCE, False)]
-    for one, name, tolerance, is_exact in comparisons:
-        difference = _difference(_logits_of_engine(one, *batch), expected, is_exact)
+    for compared_engine, engine_suffix, tolerance, is_exact in comparisons:
+        difference = _logit_difference(
+            _logits_of_engine(compared_engine, *batch), expected, is_exact
+        )
         if not difference <= tolerance:
             return (
-                f"the logits of the engine{name} differ from those of the model's modules by "
-                f"{difference:.2g} standard deviations (allowed: {tolerance:g})"
+                f"the logits of the engine{engine_suffix} differ from those of the model's modules "
+                f"by {difference:.2g} standard deviations (allowed: {tolerance:g})"
             )
     return None
 
 
-def _difference(found: Tensor, expected: Tensor, is_exact: bool) -> float:
+def _logit_difference(engine_logits: Tensor, module_logits: Tensor, is_exact: bool) -> float:
     """Return the largest deviation if `is_exact`, else the root mean square of the deviations."""
-    is_finite = expected.isfinite()
-    if not is_finite.any() or not torch.equal(is_finite, found.isfinite()):
+    is_finite = module_logits.isfinite()
+    if not is_finite.any() or not torch.equal(is_finite, engine_logits.isfinite()):
         return math.inf
-    apart = deviations(found, expected, expected, is_exact=is_exact)[is_finite]
-    return float(apart.max() if is_exact else apart.square().mean().sqrt())
+    differences = deviations(engine_logits, module_logits, module_logits, is_exact=is_exact)
+    differences = differences[is_finite]
+    return float(differences.max() if is_exact else differences.square().mean().sqrt())
 
 
 def deviations(
-    found: Tensor,
+    actual: Tensor,
     expected: Tensor,
-    logits: Tensor,
+    unit_logits: Tensor,
     tokens: Tensor | None = None,
     is_exact: bool = True,
 ) -> Tensor:
@@ -797,30 +844,30 @@ def deviations(
     tokens together. In both cases, the unit is at least 1/1000 of the expected number.
 
     Args:
-        found: Logits or log-probabilities of the model to check, [..., V].
+        actual: Logits or log-probabilities of the model to check, [..., V].
         expected: Logits or log-probabilities of the model to compare with, [..., V].
-        logits: Logits of the model to compare with, [..., V].
+        unit_logits: Logits of the model to compare with, [..., V].
         tokens: Token of each number; None if the last dimension is the whole vocabulary.
         is_exact: Whether only rounding in float32 may separate the two models; false for products
             in lower precision and for quantized weights.
 
     Returns:
-        Deviations, in the shape of `found`.
+        Deviations, in the shape of `actual`.
     """
-    rows = logits.flatten(0, -2)
-    spread, size = rows.std(dim=0), rows.abs().mean(dim=0)
+    logit_rows = unit_logits.flatten(0, -2)
+    spread, size = logit_rows.std(dim=0), logit_rows.abs().mean(dim=0)
     is_ordinary = spread > 1e-5 * size
     if not is_ordinary.any():
-        units = rows[rows.isfinite()].std().expand_as(spread)
+        units = logit_rows[logit_rows.isfinite()].std().expand_as(spread)
     elif is_exact:
         unit = torch.maximum(spread[is_ordinary].median(), size[is_ordinary].median() / 300)
         # the standard deviation of logits that are -inf is NaN
         units = torch.maximum(unit, spread.nan_to_num(0.0))
     else:
-        units = rows[:, is_ordinary].std().expand_as(spread)
+        units = logit_rows[:, is_ordinary].std().expand_as(spread)
     units = units.clamp(min=torch.finfo(torch.float32).tiny)
     units = units if tokens is None else units[tokens]
-    return (found - expected).abs() / torch.maximum(units, expected.abs() / 1000)
+    return (actual - expected).abs() / torch.maximum(units, expected.abs() / 1000)
 
 
 def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -831,12 +878,13 @@ def _logits_of_engine(engine: SearchEngine, source: Tensor, mask: Tensor, target
     # a copy, because the next step may overwrite the logits
     second = decoding.step(target[:, :, :2]).clone()  # [B, 2, V]
     # swap the beams, continue each with the tokens of the other, and remove the last sentence
-    kept = torch.arange(len(target) - 1, device=target.device)
-    decoding.reorder(torch.tensor([1, 0], device=target.device).expand(len(kept), -1), kept)
-    changed = _changed(target)[:-1]
-    third = decoding.step(changed[:, :, :3]).clone()  # [B - 1, 2, V]
-    decoding.reorder(torch.tensor([0, 1], device=target.device).expand(len(kept), -1))
-    fourth = decoding.step(changed)  # [B - 1, 2, V]
+    kept_sentences = torch.arange(len(target) - 1, device=target.device)
+    swapped_beams = torch.tensor([1, 0], device=target.device).expand(len(kept_sentences), -1)
+    decoding.reorder(swapped_beams, kept_sentences)
+    swapped_target = _swap_beams(target)[:-1]
+    third = decoding.step(swapped_target[:, :, :3]).clone()  # [B - 1, 2, V]
+    decoding.reorder(torch.tensor([0, 1], device=target.device).expand(len(kept_sentences), -1))
+    fourth = decoding.step(swapped_target)  # [B - 1, 2, V]
     return torch.cat([part.flatten(0, 1) for part in (first, second, third, fourth)])
 
 
@@ -845,25 +893,26 @@ def _logits_of_modules(
 ) -> Tensor:
     """Score the same tokens with two forward passes of the model's modules; [rows, V]."""
     memory = model.get_encoder()(source, mask).last_hidden_state.repeat_interleave(2, dim=0)
-    steps = []
-    for ids in (target[:, :, :2], _changed(target)):
+    step_logits = []
+    for ids in (target[:, :, :2], _swap_beams(target)):
         logits = model(
             encoder_outputs=(memory,),
             attention_mask=mask.repeat_interleave(2, dim=0),
             decoder_input_ids=ids.flatten(0, 1),
             use_cache=False,
         ).logits
-        steps.append(logits.unflatten(0, (len(target), 2)).float())  # [B, 2, T, V]
-    parts = steps[0][:, :1, 0], steps[0][:, :, 1], steps[1][:-1, :, 2], steps[1][:-1, :, 3]
+        step_logits.append(logits.unflatten(0, (len(target), 2)).float())  # [B, 2, T, V]
+    before, after = step_logits
+    parts = before[:, :1, 0], before[:, :, 1], after[:-1, :, 2], after[:-1, :, 3]
     return torch.cat([part.flatten(0, 1) for part in parts])
 
 
-def _changed(target: Tensor) -> Tensor:
+def _swap_beams(target: Tensor) -> Tensor:
     """Swap the beams of the probe after two tokens."""
     return torch.cat((target[:, :, :2].flip(1), target[:, :, 2:]), dim=2)
 
 
-def _state(modules: list[tuple[str, Any, Any]], int8: bool) -> tuple[list[Any], list[Any], Tensor]:
+def _state_of(modules: list[tuple[str, Any, Any]], int8: bool) -> _ModelState:
     """Return all that an engine depends on: modules, settings, and the state of the weights.
 
     The state of a weight is its address, its version and its checksum. Checksums detect writes
@@ -871,49 +920,55 @@ def _state(modules: list[tuple[str, Any, Any]], int8: bool) -> tuple[list[Any], 
     left out, and large weights have no checksum, because the engine reads them from the model.
     """
     objects: list[Any] = []
-    addresses: list[Any] = []
-    sums = []
+    weight_states: list[Any] = []
+    checksums = []
     for name, module, _ in modules:
-        own = vars(module)
+        attributes = vars(module)
         # without the model itself, whose name is "": a value of the weak dictionary would keep its
         # own key alive
         objects += [module] if name else []
-        objects += [own[setting] for setting in SETTINGS if setting in own]
+        objects += [attributes[setting] for setting in SETTINGS if setting in attributes]
         if type(module).__name__ == "PositionalEncoding":
-            config = own["config"]
+            config = attributes["config"]
             objects += [config.position_encoding, config.position_base, config.position_layout]
             objects += [config.position_offset, config.d_model, config._attn_implementation]
         is_linear = isinstance(module, nn.Linear)
         is_in_place = is_linear and not int8 and is_used_in_place(module.weight)
-        for weight in own["_parameters"].values() if is_linear else ():
+        for weight in attributes["_parameters"].values() if is_linear else ():
             if weight is None:
                 continue
             # tensors that were created in inference mode have no version
             version = None if weight.is_inference() else weight._version
-            addresses.append((weight.data_ptr(), weight.shape, weight.stride(), version))
-            addresses.append((weight.device, weight.dtype))
+            weight_states.append((weight.data_ptr(), weight.shape, weight.stride(), version))
+            weight_states.append((weight.device, weight.dtype))
             if is_in_place:
                 continue
             # a sum in half precision would round small changes away
-            numbers = weight.detach().flatten().float()
-            rest = len(numbers) % NUMBERS_PER_SUM
-            rows = numbers[rest:].view(-1, NUMBERS_PER_SUM)
-            sums += [numbers[:rest], torch.mv(rows, _random_vector(weight.device))]
+            flat_weight = weight.detach().flatten().float()
+            num_remaining = len(flat_weight) % NUMBERS_PER_SUM
+            weight_rows = flat_weight[num_remaining:].view(-1, NUMBERS_PER_SUM)
+            checksums += [
+                flat_weight[:num_remaining],
+                torch.mv(weight_rows, _checksum_weights(weight.device)),
+            ]
     # compared as bits, because NaN is not equal to itself
-    return objects, addresses, torch.cat(sums or [torch.empty(0)]).view(torch.int32)
+    bits = torch.cat(checksums or [torch.empty(0)]).view(torch.int32)
+    return _ModelState(int8, objects, weight_states, bits)
 
 
-def _is_equal(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
-    if before[0] != now[0] or len(before[1]) != len(now[1]) or before[2] != now[2]:
+def _is_equal(before: _ModelState, now: _ModelState) -> bool:
+    if before.int8 != now.int8 or before.weight_states != now.weight_states:
         return False
-    for old, new in zip(before[1], now[1], strict=True):
+    if len(before.objects) != len(now.objects):
+        return False
+    for old, new in zip(before.objects, now.objects, strict=True):
         if old is not new and (isinstance(old, nn.Module) or old != new):
             return False
-    return torch.equal(before[3], now[3])
+    return torch.equal(before.checksums, now.checksums)
 
 
 @functools.cache
-def _random_vector(device: torch.device) -> Tensor:
+def _checksum_weights(device: torch.device) -> Tensor:
     generator = torch.Generator().manual_seed(0)
     vector = torch.rand(NUMBERS_PER_SUM, generator=generator, dtype=torch.float32, device="cpu")
     return (vector + 0.5).to(device)

@@ -74,16 +74,16 @@ class EnsembleDecoding(Decoding):
         """
         return mean_log_probs([member.step(ids).log_softmax(dim=-1) for member in self.members])
 
-    def reorder(self, parents: Tensor, kept: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         for member in self.members:
-            member.reorder(parents, kept)
+            member.reorder(parents, kept_sentences)
 
 
 def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:

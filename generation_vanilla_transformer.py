@@ -156,7 +156,7 @@ class SearchMixin(_Base):
                 "generation_config must be a GenerationConfig, got "
                 f"{type(generation_config).__name__}."
             )
-        call = functools.partial(
+        library_generate = functools.partial(
             super().generate,
             logits_processor=logits_processor,
             prefix_allowed_tokens_fn=prefix_allowed_tokens_fn,
@@ -165,7 +165,9 @@ class SearchMixin(_Base):
             streamer=streamer,
         )
         if kwargs.get("custom_generate") is not None:
-            return call(inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs)
+            return library_generate(
+                inputs, generation_config, stopping_criteria=stopping_criteria, **kwargs
+            )
         ensemble = kwargs.pop("ensemble", None) or ()
         if ensemble and kwargs.get("encoder_outputs") is not None:
             raise ValueError("encoder_outputs must not be given with ensemble: each model encodes.")
@@ -187,9 +189,9 @@ class SearchMixin(_Base):
         check_source_length(self.config, source_shape(model_inputs)[0])
         for name in SEARCH_FIELDS:
             kwargs.pop(name, None)
-        reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
-        if config.use_cache is not False and reason is not None:
-            warn_of_cache(type(self).__name__, reason)
+        cache_reason = reason_against_cache(getattr(self.get_decoder(), "layers", ()))
+        if config.use_cache is not False and cache_reason is not None:
+            warn_of_cache(type(self).__name__, cache_reason)
             config.use_cache = kwargs["use_cache"] = False
         source_length, num_sentences = source_shape(model_inputs)
         terms = None
@@ -203,31 +205,33 @@ class SearchMixin(_Base):
             raise ValueError(
                 f"assisted decoding takes one sentence at a time, got a batch of {num_sentences}."
             )
-        criteria = StoppingCriteriaList(stopping_criteria or ())
+        all_criteria = StoppingCriteriaList(stopping_criteria or ())
         if source_length:
-            prompt_length = self._prompt_length(config, model_inputs)
-            is_bounded = self._is_bounded(generation_config, kwargs)
-            longest = self._default_max_length(config, source_length, prompt_length, is_bounded)
-            if longest is not None:
+            prompt_length = self._count_prompt_tokens(config, model_inputs)
+            has_max_length = self._has_max_length(generation_config, kwargs)
+            max_length = self._default_max_length(
+                config, source_length, prompt_length, has_max_length
+            )
+            if max_length is not None:
                 if generation_config is None:
-                    kwargs["max_length"] = longest
+                    kwargs["max_length"] = max_length
                 else:
                     generation_config = copy.deepcopy(generation_config)
-                    generation_config.max_length = longest
+                    generation_config.max_length = max_length
             if config.max_extra_tokens is not None:
-                limits = source_lengths(model_inputs) + config.max_extra_tokens
-                criteria.append(SentenceLengthCriteria(limits, prompt_length))
+                sentence_limits = source_lengths(model_inputs) + config.max_extra_tokens
+                all_criteria.append(SentenceLengthCriteria(sentence_limits, prompt_length))
         modules_reason = reason_for_modules(config, mode, model_inputs)
         if synced_gpus:
             modules_reason = modules_reason or "synced_gpus is set"
-        engine: Any = self._engine(config, modules_reason, bool(ensemble))
+        engine: Any = self._choose_engine(config, modules_reason, bool(ensemble))
         if ensemble:
             engine = ensemble_engine(self, engine, ensemble, bool(config.int8))
-        criteria.append(ChosenSearch(config.length_penalty_alpha, engine, terms))
+        all_criteria.append(ChosenSearch(config.length_penalty_alpha, engine, terms))
         if engine is not None and kwargs.get("encoder_outputs") is None:
             memory = engine.encode(kwargs["input_ids"], kwargs.get("attention_mask"))
             kwargs["encoder_outputs"] = BaseModelOutput(last_hidden_state=memory)
-        output = call(None, generation_config, stopping_criteria=criteria, **kwargs)
+        output = library_generate(None, generation_config, stopping_criteria=all_criteria, **kwargs)
         if engine is not None and config.return_dict_in_generate:
             output[CACHE_NAME] = None
         return output
@@ -240,64 +244,76 @@ class SearchMixin(_Base):
             kwargs[CACHE_NAME] = cache
 
     def _resolve_settings(
-        self, given: GenerationConfig | None, kwargs: dict[str, Any]
+        self, given_config: GenerationConfig | None, kwargs: dict[str, Any]
     ) -> tuple[GenerationConfig, dict[str, Any]]:
         """Separate the settings of the search from the inputs of the model, as the library does."""
-        config = GenerationConfig() if given is None else copy.deepcopy(given)
+        config = GenerationConfig() if given_config is None else copy.deepcopy(given_config)
         defaults = self.generation_config.to_dict()
         config.update(**defaults, defaults_only=True, allow_custom_entries=True)
         for name in SEARCH_FIELDS:
             setattr(config, name, getattr(config, name, None))
         return config, config.update(**kwargs)
 
-    def _is_bounded(self, given: GenerationConfig | None, kwargs: Mapping[str, Any]) -> bool:
+    def _has_max_length(
+        self, given_config: GenerationConfig | None, kwargs: Mapping[str, Any]
+    ) -> bool:
         """Return whether the user has set a maximum length."""
-        own = self.generation_config
-        limits = [kwargs.get("max_length"), kwargs.get("max_new_tokens"), own.max_new_tokens]
-        if given is not None:
-            limits += [given.max_length, given.max_new_tokens]
+        own_config = self.generation_config
+        max_lengths = [
+            kwargs.get("max_length"),
+            kwargs.get("max_new_tokens"),
+            own_config.max_new_tokens,
+        ]
+        if given_config is not None:
+            max_lengths += [given_config.max_length, given_config.max_new_tokens]
         # Seq2SeqTrainer writes the library's default into the model's own configuration, so the
         # default does not count as a maximum that the user has set
-        default = own._get_default_generation_params()["max_length"]
-        return any(it is not None for it in limits) or own.max_length not in (None, default)
+        library_default = own_config._get_default_generation_params()["max_length"]
+        if own_config.max_length not in (None, library_default):
+            return True
+        return any(max_length is not None for max_length in max_lengths)
 
-    def _prompt_length(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> int:
+    def _count_prompt_tokens(self, config: GenerationConfig, inputs: Mapping[str, Any]) -> int:
         """Return the number of tokens in the decoder's prompt, including its start token."""
         prompt = inputs.get("decoder_input_ids")
         if prompt is None:
             return 1
-        start = config.decoder_start_token_id
-        start = torch.tensor(config.bos_token_id if start is None else start).to(prompt)
+        start_id = config.decoder_start_token_id
+        start_id = torch.tensor(config.bos_token_id if start_id is None else start_id).to(prompt)
         # the library adds the start token if no sentence begins with it
-        return prompt.shape[1] + int((prompt[:, 0] != start).all())
+        return prompt.shape[1] + int((prompt[:, 0] != start_id).all())
 
     def _default_max_length(
-        self, config: GenerationConfig, source_length: int, prompt_length: int, is_bounded: bool
+        self, config: GenerationConfig, source_length: int, prompt_length: int, has_max_length: bool
     ) -> int | None:
         """Return the maximum length by the longest source, or None to keep the configured one."""
-        learned = self.config.position_encoding == "learned"
+        has_learned_positions = self.config.position_encoding == "learned"
         # the decoder never reads the last token of a target, so this token needs no position
-        most = self.config.max_position_embeddings + 1 if learned else math.inf
-        if config.max_extra_tokens is not None and not is_bounded:
-            return min(prompt_length + source_length + config.max_extra_tokens, most)
+        longest_target = math.inf
+        if has_learned_positions:
+            longest_target = self.config.max_position_embeddings + 1
+        if config.max_extra_tokens is not None and not has_max_length:
+            return min(prompt_length + source_length + config.max_extra_tokens, longest_target)
         length = config.max_length
         if config.max_new_tokens is not None:
             length = prompt_length + config.max_new_tokens
-        if length is not None and length > most:
-            given = "" if config.max_new_tokens is None else ", the prompt plus max_new_tokens"
+        if length is not None and length > longest_target:
+            explanation = ", the prompt plus max_new_tokens"
+            if config.max_new_tokens is None:
+                explanation = ""
             raise ValueError(
-                f"max_length must be at most {most}, one more than the number of learned "
-                f"positions, got {length}{given}."
+                f"max_length must be at most {longest_target}, one more than the number of learned "
+                f"positions, got {length}{explanation}."
             )
         return None
 
-    def _engine(
+    def _choose_engine(
         self, config: GenerationConfig, modules_reason: str | None, is_ensemble: bool
     ) -> SearchEngine | None:
         """Return the engine that runs this search, or None if the model's modules run it."""
-        needed = {"ensemble": is_ensemble, "int8": config.int8}
+        engine_settings = {"ensemble": is_ensemble, "int8": config.int8}
         if config.engine == "off":
-            for name, is_set in needed.items():
+            for name, is_set in engine_settings.items():
                 if is_set:
                     raise ValueError(f"{name} needs the inference engine, got engine='off'.")
             return None
@@ -308,8 +324,8 @@ class SearchMixin(_Base):
             engine, reason = engine_for(self, bool(config.int8))
         if engine is not None:
             return engine
-        needed["engine='required'"] = config.engine == "required"
-        for name, is_set in needed.items():
+        engine_settings["engine='required'"] = config.engine == "required"
+        for name, is_set in engine_settings.items():
             if is_set:
                 raise ValueError(
                     f"{name} needs the inference engine, which cannot be used: {reason}."
@@ -319,46 +335,54 @@ class SearchMixin(_Base):
         return None
 
     def _sample(self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs):
-        chosen, criteria = chosen_search(stopping_criteria, generation_config)
+        choice, other_criteria = separate_choice(stopping_criteria, generation_config)
         config = generation_config
-        is_plain = not (config.do_sample or config.return_dict_in_generate)
-        is_plain = is_plain and kwargs.get("streamer") is None
-        if chosen.engine is not None and is_plain:
-            decoding = begin(chosen.engine, kwargs, 1)
-            return greedy_search(decoding, input_ids, logits_processor, criteria, generation_config)
-        search = super()._sample
-        if chosen.engine is not None:
-            model = EngineModel(self, chosen.engine, kwargs, config, logits_processor)
-            search = partial(GenerationMixin._sample, model)
-        return search(
-            input_ids, logits_processor, criteria, generation_config=generation_config, **kwargs
+        is_plain_greedy = not (config.do_sample or config.return_dict_in_generate)
+        is_plain_greedy = is_plain_greedy and kwargs.get("streamer") is None
+        if choice.engine is not None and is_plain_greedy:
+            decoding = begin_decoding(choice.engine, kwargs, 1)
+            return greedy_search(
+                decoding, input_ids, logits_processor, other_criteria, generation_config
+            )
+        library_search = super()._sample
+        if choice.engine is not None:
+            model = EngineModel(self, choice.engine, kwargs, config, logits_processor)
+            library_search = partial(GenerationMixin._sample, model)
+        return library_search(
+            input_ids,
+            logits_processor,
+            other_criteria,
+            generation_config=generation_config,
+            **kwargs,
         )
 
     def _beam_search(
         self, input_ids, logits_processor, stopping_criteria, generation_config, **kwargs
     ):
         config = generation_config
-        chosen, criteria = chosen_search(stopping_criteria, config)
-        alpha, terms = chosen.length_penalty_alpha, chosen.terms
+        choice, other_criteria = separate_choice(stopping_criteria, config)
+        alpha, terms = choice.length_penalty_alpha, choice.terms
         if terms is None and (alpha is None or config.do_sample):
-            search = super()._beam_search
-            if chosen.engine is not None:
-                model = EngineModel(self, chosen.engine, kwargs, config, logits_processor)
+            library_search = super()._beam_search
+            if choice.engine is not None:
+                model = EngineModel(self, choice.engine, kwargs, config, logits_processor)
                 logits_processor = model.process
-                search = partial(GenerationMixin._beam_search, model)
-            return search(input_ids, logits_processor, criteria, generation_config=config, **kwargs)
+                library_search = partial(GenerationMixin._beam_search, model)
+            return library_search(
+                input_ids, logits_processor, other_criteria, generation_config=config, **kwargs
+            )
         synced_gpus = kwargs.pop("synced_gpus", False)
         decoding: Decoding
-        if chosen.engine is None:
+        if choice.engine is None:
             decoding = ModuleDecoding(self, config, kwargs, synced_gpus)
         else:
-            decoding = begin(chosen.engine, kwargs, config.num_beams)
+            decoding = begin_decoding(choice.engine, kwargs, config.num_beams)
             # the output contains the scores of all sentences in every step, so none may leave
             decoding.is_fixed = bool(config.return_dict_in_generate)
-        given = (decoding, input_ids, logits_processor, criteria, config, alpha)
+        search_arguments = (decoding, input_ids, logits_processor, other_criteria, config, alpha)
         if terms is not None:
-            return TermBeamSearch(*given, terms=terms).run()
-        return PaperBeamSearch(*given).run()
+            return TermBeamSearch(*search_arguments, terms=terms).run()
+        return PaperBeamSearch(*search_arguments).run()
 
     def save_pretrained(self, *args: Any, **kwargs: Any):
         """Save the model as transformers does, with the search settings of this package.
@@ -440,8 +464,8 @@ def decoder_cache(
         return cache
     # a given cache of another class contains the target's keys and values only, so those of the
     # memory are computed again
-    own = DynamicCache(config=decoder.config) if cache is None else cache
-    return EncoderDecoderCache(own, DynamicCache(config=decoder.config))
+    self_attention_cache = DynamicCache(config=decoder.config) if cache is None else cache
+    return EncoderDecoderCache(self_attention_cache, DynamicCache(config=decoder.config))
 
 
 class ChosenSearch(StoppingCriteria):
@@ -480,7 +504,7 @@ class ChosenSearch(StoppingCriteria):
         return torch.zeros(input_ids.shape[0], dtype=torch.bool, device=input_ids.device)
 
 
-def chosen_search(
+def separate_choice(
     stopping_criteria: StoppingCriteriaList, config: GenerationConfig
 ) -> tuple[ChosenSearch, StoppingCriteriaList]:
     """Separate the choice of `SearchMixin.generate` from the other stopping criteria.
@@ -494,15 +518,17 @@ def chosen_search(
         model's modules with the `length_penalty_alpha` of the configuration.
     """
     criteria = list(stopping_criteria)
-    chosen = ChosenSearch(getattr(config, "length_penalty_alpha", None), None)
+    choice = ChosenSearch(getattr(config, "length_penalty_alpha", None), None)
     for criterion in criteria:
         if isinstance(criterion, ChosenSearch):
-            chosen = criterion
-    rest = [criterion for criterion in criteria if not isinstance(criterion, ChosenSearch)]
-    return chosen, StoppingCriteriaList(rest)
+            choice = criterion
+    other_criteria = [
+        criterion for criterion in criteria if not isinstance(criterion, ChosenSearch)
+    ]
+    return choice, StoppingCriteriaList(other_criteria)
 
 
-def begin(
+def begin_decoding(
     engine: SearchEngine | EnsembleEngine, model_kwargs: Mapping[str, Any], num_beams: int
 ) -> Decoding:
     """Return the decoder of an engine for the memory of a batch, before its first step.
@@ -545,18 +571,18 @@ class EngineModel:
         processors: LogitsProcessorList,
     ):
         self._model, self._num_beams = model, config.num_beams
-        self._decoding = begin(engine, model_kwargs, self._num_beams)
+        self._decoding = begin_decoding(engine, model_kwargs, self._num_beams)
         self._processors = processors
         self._rules = None
         if self._num_beams > 1 and not (
             config.do_sample or config.output_scores or config.output_logits
         ):
             self._rules = TokenRules.of(processors)
-            num_ends = config._eos_token_tensor.shape[0]
-            self._num_candidates = max(2, 1 + num_ends) * self._num_beams
+            num_end_tokens = config._eos_token_tensor.shape[0]
+            self._num_candidates = max(2, 1 + num_end_tokens) * self._num_beams
         # log-probabilities and tokens of the candidates in this step, [B * K, C] each; None if the
         # search receives all tokens
-        self._candidates: tuple[Tensor, Tensor] | None = None
+        self._step_candidates: tuple[Tensor, Tensor] | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
@@ -574,16 +600,16 @@ class EngineModel:
         """
         length = input_ids.shape[1]
         logits = self._decoding.step(input_ids.view(-1, self._num_beams, length))  # [B, 1 or K, V]
-        times = self._num_beams // logits.shape[1]
+        num_repeats = self._num_beams // logits.shape[1]
         logits = logits.flatten(0, 1)
-        found = None
+        candidates = None
         if self._rules is not None:
-            found = self._rules.likeliest(logits, self._num_candidates, length)
-        if found is None:
-            self._candidates = None
-            return Seq2SeqLMOutput(logits=logits.repeat_interleave(times, dim=0)[:, None])
-        scores, tokens = (it.repeat_interleave(times, dim=0) for it in found)
-        self._candidates = scores, tokens
+            candidates = self._rules.likeliest(logits, self._num_candidates, length)
+        if candidates is None:
+            self._step_candidates = None
+            return Seq2SeqLMOutput(logits=logits.repeat_interleave(num_repeats, dim=0)[:, None])
+        scores, tokens = (it.repeat_interleave(num_repeats, dim=0) for it in candidates)
+        self._step_candidates = scores, tokens
         return Seq2SeqLMOutput(logits=scores[:, None])
 
     def process(self, input_ids: Tensor, log_probs: Tensor) -> Tensor:
@@ -591,17 +617,17 @@ class EngineModel:
 
         `TokenRules` has already applied the processors to the log-probabilities of candidates.
         """
-        if self._candidates is None:
+        if self._step_candidates is None:
             return self._processors(input_ids, log_probs)
-        return self._candidates[0]
+        return self._step_candidates[0]
 
     def _get_top_k_continuations(self, **kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         scores, sequences, origins = self._model._get_top_k_continuations(**kwargs)
-        if self._candidates is not None:
-            place = kwargs["cur_len"]
-            rows = origins[:, :, place - kwargs["decoder_prompt_len"]].long()
+        if self._step_candidates is not None:
+            position = kwargs["cur_len"]
+            rows = origins[:, :, position - kwargs["decoder_prompt_len"]].long()
             # the library stored the index of each candidate as a token: replace it by the token
-            sequences[:, :, place] = self._candidates[1][rows, sequences[:, :, place]]
+            sequences[:, :, position] = self._step_candidates[1][rows, sequences[:, :, position]]
         return scores, sequences, origins
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, **kwargs: Any) -> dict[str, Tensor]:
@@ -676,8 +702,8 @@ class ModuleDecoding(Decoding):
         self.config = config
         self.model_kwargs = model_kwargs
         self.synced_gpus = synced_gpus
-        self.is_first = True
-        self.inputs: dict[str, Any] = {}
+        self.is_first_step = True
+        self.step_inputs: dict[str, Any] = {}
         self.step_outputs: list[Any] = []
         cache = model_kwargs.get(CACHE_NAME)
         # all rows must stay for a cache of fixed size, for outputs that contain every step, and for
@@ -687,9 +713,9 @@ class ModuleDecoding(Decoding):
             or bool(config.return_dict_in_generate)
             or synced_gpus
         )
-        self.forward = model
+        self.call_model = model
         if model._valid_auto_compile_criteria(model_kwargs, config):
-            self.forward = model.get_compiled_call(config.compile_config)
+            self.call_model = model.get_compiled_call(config.compile_config)
 
     def step(self, ids: Tensor) -> Tensor:
         """Read the tokens that were added since the last call, and score the next token.
@@ -705,16 +731,16 @@ class ModuleDecoding(Decoding):
         # tell the other processes that this one has not finished
         self.model._has_unfinished_sequences(False, self.synced_gpus, device=ids.device)
         cache = self.model_kwargs.get(CACHE_NAME)
-        unseen = None if cache is None else 1
-        if cache is not None and self.is_first:
-            unseen = length - int(cache.get_seq_length())
-        self.inputs = self.model.prepare_inputs_for_generation(
+        num_unseen_tokens = None if cache is None else 1
+        if cache is not None and self.is_first_step:
+            num_unseen_tokens = length - int(cache.get_seq_length())
+        self.step_inputs = self.model.prepare_inputs_for_generation(
             ids.flatten(0, 1),
-            next_sequence_length=unseen,
-            is_first_iteration=self.is_first,
+            next_sequence_length=num_unseen_tokens,
+            is_first_iteration=self.is_first_step,
             **self.model_kwargs,
         )
-        outputs = self._forward()
+        outputs = self._run_step()
         self.model_kwargs = self.model._update_model_kwargs_for_generation(
             outputs, self.model_kwargs, is_encoder_decoder=True
         )
@@ -723,25 +749,25 @@ class ModuleDecoding(Decoding):
         logits = outputs.logits[:, -1].to(ids.device, torch.float32)  # [B * K, V]
         return logits.view(*ids.shape[:2], -1)
 
-    def _forward(self) -> Any:
+    def _run_step(self) -> Any:
         # the first step reads the whole prompt: its shape would need a compilation of its own
-        forward = self.model if self.is_first else self.forward
-        self.is_first = False
-        return forward(**self.inputs, return_dict=True)
+        call_model = self.model if self.is_first_step else self.call_model
+        self.is_first_step = False
+        return call_model(**self.step_inputs, return_dict=True)
 
-    def reorder(self, parents: Tensor, kept: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', K].
-            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
-        everything = torch.arange(self.num_sentences, device=parents.device)
-        sentences = everything if kept is None else kept
+        all_sentences = torch.arange(self.num_sentences, device=parents.device)
+        sentences = all_sentences if kept_sentences is None else kept_sentences
         rows = (sentences[:, None] * self.num_beams + parents).flatten()
         cache = self.model_kwargs.get(CACHE_NAME)
-        if kept is not None:
+        if kept_sentences is not None:
             num_rows = self.num_sentences * self.num_beams
             self.model_kwargs = {
                 name: select_rows(value, rows, num_rows)
@@ -760,22 +786,22 @@ class ModuleDecoding(Decoding):
             return
         device = self.model.device
         while self.model._has_unfinished_sequences(True, self.synced_gpus, device=device):
-            self._forward()
+            self._run_step()
 
     def outputs(self) -> dict[str, Any]:
         """Return the model's part of an output object: attentions, hidden states and KV cache."""
         encoder_outputs = self.model_kwargs["encoder_outputs"]
-        found = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
-        kinds = {
+        outputs = {CACHE_NAME: self.model_kwargs.get(CACHE_NAME)}
+        output_names = {
             "output_attentions": ("attentions", ("decoder_attentions", "cross_attentions")),
             "output_hidden_states": ("hidden_states", ("decoder_hidden_states",)),
         }
-        for setting, (encoder_name, decoder_names) in kinds.items():
+        for setting, (encoder_name, decoder_names) in output_names.items():
             if getattr(self.config, setting):
-                found[f"encoder_{encoder_name}"] = encoder_outputs.get(encoder_name)
+                outputs[f"encoder_{encoder_name}"] = encoder_outputs.get(encoder_name)
                 for name in decoder_names:
-                    found[name] = tuple(getattr(step, name) for step in self.step_outputs) or None
-        return found
+                    outputs[name] = tuple(getattr(step, name) for step in self.step_outputs) or None
+        return outputs
 
 
 def reason_for_modules(
@@ -878,8 +904,8 @@ def select_rows(value: Any, rows: Tensor, num_rows: int) -> Any:
     if isinstance(value, Tensor):
         return value[rows] if value.shape[:1] == (num_rows,) else value
     if isinstance(value, dict):
-        kept = {name: select_rows(part, rows, num_rows) for name, part in value.items()}
-        return type(value)(**kept)
+        selected = {name: select_rows(entry, rows, num_rows) for name, entry in value.items()}
+        return type(value)(**selected)
     return value
 
 

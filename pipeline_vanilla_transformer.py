@@ -529,8 +529,8 @@ class TranslationPipeline(Pipeline):
         for text, text_ids in zip(texts, token_ids, strict=True):
             if max_tokens is not None and len(text_ids) > max_tokens:
                 raise ValueError(
-                    f"{text_noun} must have at most {max_tokens} tokens, the number of positions of "
-                    f"the model, got {len(text_ids)}: {_short_repr(text)}."
+                    f"{text_noun} must have at most {max_tokens} tokens, the number of positions "
+                    f"of the model, got {len(text_ids)}: {_short_repr(text)}."
                 )
             if text_ids and max(text_ids) >= vocab_size:
                 raise ValueError(

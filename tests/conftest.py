@@ -79,13 +79,13 @@ def seeded():
 def searched(monkeypatch):
     """The engine of each search, in order."""
     engines = []
-    begin = generation.begin
+    begin = generation.begin_decoding
 
     def recording(engine, *args):
         engines.append(engine)
         return begin(engine, *args)
 
-    monkeypatch.setattr(generation, "begin", recording)
+    monkeypatch.setattr(generation, "begin_decoding", recording)
     return engines
 
 

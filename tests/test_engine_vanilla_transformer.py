@@ -157,13 +157,13 @@ def test_finished_sentences_leave_the_engine(lively_model, source, monkeypatch, 
     model = lively_model()
     # build and probe the engine before the count
     model.generate(**source, **search)
-    read = engine.EngineDecoding._read
+    read = engine.EngineDecoding._read_tokens
 
     def counting(self, tokens):
         rows.append(tokens.numel())
         return read(self, tokens)
 
-    monkeypatch.setattr(engine.EngineDecoding, "_read", counting)
+    monkeypatch.setattr(engine.EngineDecoding, "_read_tokens", counting)
     model.generate(**source, **search)
     # the beams of a sentence are equal at first
     assert rows[0] == 4

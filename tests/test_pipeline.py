@@ -191,13 +191,13 @@ def test_a_setting_of_the_call_wins_over_one_of_the_pipeline(model, tokenizer, t
 
 def test_int8_is_a_setting_of_the_search(translate, model, tokenizer, monkeypatch):
     kinds = []
-    begin = generation.begin
+    begin = generation.begin_decoding
 
     def recording(engine, *args):
         kinds.append(type(engine.vocabulary))
         return begin(engine, *args)
 
-    monkeypatch.setattr(generation, "begin", recording)
+    monkeypatch.setattr(generation, "begin_decoding", recording)
     translate(TEXTS[0], int8=True)
     TranslationPipeline(model, tokenizer, device="cpu", int8=True)(TEXTS[0])
     translate(TEXTS[0])

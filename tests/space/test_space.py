@@ -131,7 +131,7 @@ def test_a_sentence_that_is_too_long_or_none_is_refused_before_the_search(
 def test_a_search_that_takes_too_long_ends_and_says_so(loaded, monkeypatch):
     model, tokenizer = loaded
     steps = []
-    begin = generation.begin
+    begin = generation.begin_decoding
 
     def slow(*given):
         decoding = begin(*given)
@@ -144,7 +144,7 @@ def test_a_search_that_takes_too_long_ends_and_says_so(loaded, monkeypatch):
         decoding.step = next_step
         return decoding
 
-    monkeypatch.setattr(generation, "begin", slow)
+    monkeypatch.setattr(generation, "begin_decoding", slow)
     monkeypatch.setattr(app, "MAX_SECONDS", 0.15)
     for beams in (1, 4):
         steps.clear()

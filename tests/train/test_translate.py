@@ -46,13 +46,13 @@ def test_lines_come_back_in_order_whatever_their_lengths(run):
 @pytest.mark.parametrize("flags", [[], ["--int8"], ["--int8", "--num_beams", "1"]])
 def test_int8_is_a_flag(run, tmp_path, monkeypatch, flags):
     kinds = []
-    begin = generation.begin
+    begin = generation.begin_decoding
 
     def recording(engine, *args):
         kinds.append(type(engine.vocabulary))
         return begin(engine, *args)
 
-    monkeypatch.setattr(generation, "begin", recording)
+    monkeypatch.setattr(generation, "begin_decoding", recording)
     (tmp_path / "lines.txt").write_text("ant bee cat\n")
     lines = list(translate.run([str(run), str(tmp_path / "lines.txt"), *flags], "translate"))
     assert len(lines) == 1
