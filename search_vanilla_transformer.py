@@ -61,13 +61,13 @@ class Decoding:
         """
         raise NotImplementedError
 
-    def reorder(self, parents: Tensor, kept: Tensor | None = None):
+    def reorder(self, parents: Tensor, kept_sentences: Tensor | None = None):
         """Reorder the hypotheses after a step, and remove finished sentences.
 
         Args:
             parents: Index of the hypothesis that each new hypothesis continues, within its
                 sentence, [B', R'].
-            kept: Indices of the sentences that stay in the batch, [B']; None if all do.
+            kept_sentences: Indices of the sentences that stay in the batch, [B']; None if all do.
         """
         raise NotImplementedError
 
@@ -134,8 +134,8 @@ class SentenceLengthCriteria(StoppingCriteria):
             True where a row has to stop, [rows].
         """
         rows_per_sentence = input_ids.shape[0] // self.max_new_tokens.shape[0]
-        limits = self.max_new_tokens.repeat_interleave(rows_per_sentence).to(input_ids.device)
-        return input_ids.shape[1] - self.prompt_length >= limits
+        row_limits = self.max_new_tokens.repeat_interleave(rows_per_sentence).to(input_ids.device)
+        return input_ids.shape[1] - self.prompt_length >= row_limits
 
 
 @dataclass
@@ -162,10 +162,10 @@ class Hypotheses:
         Returns:
             The chosen hypotheses, [B, C', ...].
         """
-        wide = index[:, :, None]
+        wide_index = index[:, :, None]
         return Hypotheses(
-            self.ids.gather(1, wide.expand(-1, -1, self.ids.shape[2])),
-            self.origins.gather(1, wide.expand(-1, -1, self.origins.shape[2])),
+            self.ids.gather(1, wide_index.expand(-1, -1, self.ids.shape[2])),
+            self.origins.gather(1, wide_index.expand(-1, -1, self.origins.shape[2])),
             self.scores.gather(1, index),
         )
 
@@ -243,17 +243,23 @@ class PaperBeamSearch:
         if not (config.output_scores or config.output_logits):
             self.rules = TokenRules.of(logits_processor)
         # `limits` and `end_tokens` below replace these criteria, so that no step calls them
-        own = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
+        replaced_criteria = (MaxLengthCriteria, EosTokenCriteria, SentenceLengthCriteria)
         self.stopping_criteria = StoppingCriteriaList(
-            criterion for criterion in stopping_criteria if not isinstance(criterion, own)
+            criterion
+            for criterion in stopping_criteria
+            if not isinstance(criterion, replaced_criteria)
         )
         self.num_beams = config.num_beams
         self.num_returned = config.num_return_sequences
         self.alpha = alpha
-        ends = [c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)]
-        self.end_tokens = torch.cat(ends) if ends else config._eos_token_tensor
-        pad = config._pad_token_tensor
-        self.padding_id = int(self.end_tokens[0] if pad is None else pad)
+        end_token_tensors = [
+            c.eos_token_id for c in stopping_criteria if isinstance(c, EosTokenCriteria)
+        ]
+        self.end_tokens = (
+            torch.cat(end_token_tensors) if end_token_tensors else config._eos_token_tensor
+        )
+        padding_tensor = config._pad_token_tensor
+        self.padding_id = int(self.end_tokens[0] if padding_tensor is None else padding_tensor)
         # each beam may end with any of the end tokens, and K hypotheses must still stay open
         self.num_candidates = max(2, 1 + len(self.end_tokens)) * self.num_beams
         self.num_sentences = input_ids.shape[0] // self.num_beams
@@ -261,7 +267,7 @@ class PaperBeamSearch:
         self.limits = new_token_limits(stopping_criteria, config, input_ids, self.num_sentences)
         self.first_limit = int(self.limits.min())
         # for each sentence that is still searched, its index in the original batch
-        self.sentences = torch.arange(self.num_sentences, device=input_ids.device)
+        self.sentence_indices = torch.arange(self.num_sentences, device=input_ids.device)
         self.has_result = [False] * self.num_sentences
 
         length = self.prompt_length + int(self.limits.max())
@@ -270,12 +276,12 @@ class PaperBeamSearch:
         ids[:, :, : self.prompt_length] = input_ids.view(*shape, -1)
         origins = input_ids.new_full((*shape, length - self.prompt_length), -1)
         scores = torch.zeros(shape, dtype=torch.float32, device=input_ids.device)
-        nothing = torch.full_like(scores, -torch.inf)
+        no_scores = torch.full_like(scores, -torch.inf)
         # at first all beams of a sentence are equal, so only one of them may be continued
         scores[:, 1:] = -torch.inf
         self.open = Hypotheses(ids, origins, scores)
-        self.complete = Hypotheses(ids, origins, nothing)
-        self.results = Hypotheses(ids.clone(), origins.clone(), nothing.clone())
+        self.complete = Hypotheses(ids, origins, no_scores)
+        self.results = Hypotheses(ids.clone(), origins.clone(), no_scores.clone())
         self.record: dict[str, list[Tensor]] = {"scores": [], "logits": []}
 
     def run(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
@@ -288,13 +294,13 @@ class PaperBeamSearch:
         Raises:
             ValueError: If a sentence has fewer allowed hypotheses than are to be returned.
         """
-        step, is_finished = 0, False
-        while not is_finished:
+        step, is_search_finished = 0, False
+        while not is_search_finished:
             step += 1
             # `tolist` makes the CPU wait for the device, once in each step
-            done = self._advance(*self._next_scores(step), step).tolist()
-            is_finished = all(done)
-            self._leave(done, is_finished)
+            finished_flags = self._advance(*self._next_scores(step), step).tolist()
+            is_search_finished = all(finished_flags)
+            self._remove_finished(finished_flags, is_search_finished)
         self.decoding.finish()
         return self._output()
 
@@ -306,58 +312,58 @@ class PaperBeamSearch:
         length = self.prompt_length + step - 1
         ids = self.open.ids[:, :, :length]
         logits = self.decoding.step(ids)  # [B, R, V]
-        rows, vocab_size = logits.shape[1:]
+        num_rows, vocab_size = logits.shape[1:]
         logits = logits.flatten(0, 1)  # [B * R, V]
         if self.rules is not None:
-            found = self.rules.likeliest(logits, self.num_candidates, length)
-            if found is not None:
-                scores, tokens = (it.view(-1, rows, self.num_candidates) for it in found)
+            candidates = self.rules.likeliest(logits, self.num_candidates, length)
+            if candidates is not None:
+                scores, tokens = (it.view(-1, num_rows, self.num_candidates) for it in candidates)
                 return scores, tokens
         if self.config.return_dict_in_generate and self.config.output_logits:
             # a copy, because the next step may overwrite the logits; the first step may return one
             # row for all beams of a sentence
-            times = self.num_beams // rows
-            self.record["logits"].append(logits.repeat_interleave(times, dim=0))
+            num_repeats = self.num_beams // num_rows
+            self.record["logits"].append(logits.repeat_interleave(num_repeats, dim=0))
         log_probs = logits.log_softmax(dim=-1)
-        if rows < self.num_beams:
+        if num_rows < self.num_beams:
             log_probs = log_probs.repeat_interleave(self.num_beams, dim=0)
-        log_probs = self._processed(ids.flatten(0, 1), log_probs)
+        log_probs = self._process(ids.flatten(0, 1), log_probs)
         if self.config.return_dict_in_generate and self.config.output_scores:
             self.record["scores"].append(log_probs)
         return log_probs.view(-1, self.num_beams, vocab_size), None
 
-    def _processed(self, ids: Tensor, log_probs: Tensor) -> Tensor:
+    def _process(self, ids: Tensor, log_probs: Tensor) -> Tensor:
         if not self.logits_processor:
             return log_probs
-        if len(self.sentences) == self.num_sentences:
+        if len(self.sentence_indices) == self.num_sentences:
             return self.logits_processor(ids, log_probs)
         # a processor may identify each row by its index in the original batch, so all rows of this
         # batch are restored
         beams = torch.arange(self.num_beams, device=ids.device)
-        rows = (self.sentences[:, None] * self.num_beams + beams).flatten()
-        all_rows = self.num_sentences * self.num_beams
+        remaining_rows = (self.sentence_indices[:, None] * self.num_beams + beams).flatten()
+        num_rows = self.num_sentences * self.num_beams
         # the rows of finished sentences contain their results
         all_ids = self.results.ids[:, :, : ids.shape[1]].flatten(0, 1).clone()
-        all_log_probs = log_probs.new_zeros(all_rows, log_probs.shape[1])
-        all_ids[rows] = ids
-        all_log_probs[rows] = log_probs
-        return self.logits_processor(all_ids, all_log_probs)[rows]
+        all_log_probs = log_probs.new_zeros(num_rows, log_probs.shape[1])
+        all_ids[remaining_rows] = ids
+        all_log_probs[remaining_rows] = log_probs
+        return self.logits_processor(all_ids, all_log_probs)[remaining_rows]
 
     def _advance(self, log_probs: Tensor, tokens: Tensor | None, step: int) -> Tensor:
         """Take one step, and return which sentences are finished, [B]."""
-        candidates, beams = self._candidates(log_probs, tokens, step)
-        ends = self._ends(candidates, step)  # [B, C]
+        candidates, beams = self._choose_candidates(log_probs, tokens, step)
+        is_ended = self._find_ends(candidates, step)  # [B, C]
 
         scores = candidates.scores / self._penalty(step)
-        scores = scores.masked_fill(~ends, -torch.inf)
-        ended = Hypotheses(candidates.ids, candidates.origins, scores)
-        self.complete = self.complete.joined(ended).best(self.num_beams)
+        scores = scores.masked_fill(~is_ended, -torch.inf)
+        ended_candidates = Hypotheses(candidates.ids, candidates.origins, scores)
+        self.complete = self.complete.joined(ended_candidates).best(self.num_beams)
 
-        candidates.scores = candidates.scores.masked_fill(ends, -torch.inf)
-        scores, chosen = self._choose(candidates, step)  # [B, K] each
-        self.open = candidates.pick(chosen)
+        candidates.scores = candidates.scores.masked_fill(is_ended, -torch.inf)
+        scores, chosen_index = self._choose_open(candidates, step)  # [B, K] each
+        self.open = candidates.pick(chosen_index)
         self.open.scores = scores
-        self.chosen_beams = beams.gather(1, chosen)
+        self.chosen_beams = beams.gather(1, chosen_index)
 
         at_limit = step >= self.limits
         if step >= self.first_limit:
@@ -373,12 +379,12 @@ class PaperBeamSearch:
         worst_returned = self.complete.scores[:, self.num_returned - 1]
         return at_limit | (worst_returned >= attainable)
 
-    def _candidates(
+    def _choose_candidates(
         self, log_probs: Tensor, tokens: Tensor | None, step: int
     ) -> tuple[Hypotheses, Tensor]:
         """Return the most probable continuations of each sentence and their beams, [B, C] each."""
-        rows, num_tokens = log_probs.shape[1:]
-        totals = (log_probs + self.open.scores[:, :rows, None]).flatten(1)  # [B, R * V]
+        num_rows, num_tokens = log_probs.shape[1:]
+        totals = (log_probs + self.open.scores[:, :num_rows, None]).flatten(1)  # [B, R * V]
         scores, index = totals.topk(min(self.num_candidates, totals.shape[1]), dim=1)
         beams = index // num_tokens
         tokens = index % num_tokens if tokens is None else tokens.flatten(1).gather(1, index)
@@ -389,9 +395,9 @@ class PaperBeamSearch:
 
     def _append(self, candidates: Hypotheses, tokens: Tensor, beams: Tensor, step: int):
         candidates.ids[:, :, self.prompt_length + step - 1] = tokens
-        candidates.origins[:, :, step - 1] = self.sentences[:, None] * self.num_beams + beams
+        candidates.origins[:, :, step - 1] = self.sentence_indices[:, None] * self.num_beams + beams
 
-    def _choose(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
+    def _choose_open(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
         """Return scores and indices of the candidates that stay open, best first, [B, K] each."""
         scores, index = candidates.scores.topk(self.num_beams, dim=1)
         return scores, index
@@ -399,54 +405,57 @@ class PaperBeamSearch:
     def _penalty(self, length: int | Tensor) -> float | Tensor:
         return length_penalty(length, self.alpha, self.config.length_penalty)
 
-    def _ends(self, candidates: Hypotheses, step: int) -> Tensor:
+    def _find_ends(self, candidates: Hypotheses, step: int) -> Tensor:
         length = self.prompt_length + step
-        ends = torch.isin(candidates.ids[:, :, length - 1], self.end_tokens)
+        is_ended = torch.isin(candidates.ids[:, :, length - 1], self.end_tokens)
         if self.stopping_criteria:
             ids = candidates.ids[:, :, :length].flatten(0, 1)
             scores = tuple(self.record["scores"]) or None
-            ends = ends | self.stopping_criteria(ids, scores).view_as(ends)
-        return ends
+            is_ended = is_ended | self.stopping_criteria(ids, scores).view_as(is_ended)
+        return is_ended
 
     def _fill_with_truncated(self, at_limit: Tensor, truncated: Hypotheses):
         """Fill missing complete hypotheses of sentences at their limit with truncated ones."""
-        missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
-        truncated = truncated.pick((missing.cumsum(dim=1) - 1).clamp(min=0))
-        wide = missing[:, :, None]
+        is_missing = at_limit[:, None] & (self.complete.scores == -torch.inf)  # [B, K]
+        truncated = truncated.pick((is_missing.cumsum(dim=1) - 1).clamp(min=0))
+        wide_missing = is_missing[:, :, None]
         self.complete = Hypotheses(
-            torch.where(wide, truncated.ids, self.complete.ids),
-            torch.where(wide, truncated.origins, self.complete.origins),
-            torch.where(missing, truncated.scores, self.complete.scores),
+            torch.where(wide_missing, truncated.ids, self.complete.ids),
+            torch.where(wide_missing, truncated.origins, self.complete.origins),
+            torch.where(is_missing, truncated.scores, self.complete.scores),
         )
 
-    def _leave(self, done: list[bool], is_finished: bool):
+    def _remove_finished(self, finished_flags: list[bool], is_search_finished: bool):
         """Store results of finished sentences, shrink the batch if worthwhile, reorder beams."""
-        newly_done = [
-            row for row, is_done in enumerate(done) if is_done and not self.has_result[row]
+        new_rows = [
+            row
+            for row, is_finished in enumerate(finished_flags)
+            if is_finished and not self.has_result[row]
         ]
-        if newly_done:
-            rows = self.sentences.new_tensor(newly_done)
-            sentences = self.sentences[rows]
-            self.results.ids[sentences] = self.complete.ids[rows]
-            self.results.origins[sentences] = self.complete.origins[rows]
-            self.results.scores[sentences] = self.complete.scores[rows]
-            for row in newly_done:
+        if new_rows:
+            row_tensor = self.sentence_indices.new_tensor(new_rows)
+            sentences = self.sentence_indices[row_tensor]
+            self.results.ids[sentences] = self.complete.ids[row_tensor]
+            self.results.origins[sentences] = self.complete.origins[row_tensor]
+            self.results.scores[sentences] = self.complete.scores[row_tensor]
+            for row in new_rows:
                 self.has_result[row] = True
-        if is_finished:
+        if is_search_finished:
             return
-        kept = None
-        if is_worth_shrinking(self.decoding, done):
-            kept_rows = [row for row, is_done in enumerate(done) if not is_done]
-            kept = self.sentences.new_tensor(kept_rows)
-            self.open = self.open.of_sentences(kept)
-            self.complete = self.complete.of_sentences(kept)
-            self.chosen_beams = self.chosen_beams[kept]
-            self.limits, self.sentences = self.limits[kept], self.sentences[kept]
+        kept_sentences = None
+        if is_worth_shrinking(self.decoding, finished_flags):
+            kept_rows = [row for row, is_finished in enumerate(finished_flags) if not is_finished]
+            kept_sentences = self.sentence_indices.new_tensor(kept_rows)
+            self.open = self.open.of_sentences(kept_sentences)
+            self.complete = self.complete.of_sentences(kept_sentences)
+            self.chosen_beams = self.chosen_beams[kept_sentences]
+            self.limits = self.limits[kept_sentences]
+            self.sentence_indices = self.sentence_indices[kept_sentences]
             self.first_limit = int(self.limits.min())
             self.has_result = [self.has_result[row] for row in kept_rows]
-        self.decoding.reorder(self.chosen_beams, kept)
+        self.decoding.reorder(self.chosen_beams, kept_sentences)
 
-    def _refuse_forbidden(self):
+    def _refuse_missing_results(self):
         """Refuse to return a hypothesis with a token that a processor has forbidden."""
         is_allowed = self.results.scores[:, : self.num_returned] != -torch.inf
         counts = is_allowed.sum(dim=1).tolist()
@@ -462,18 +471,18 @@ class PaperBeamSearch:
             )
 
     def _output(self) -> GenerateBeamEncoderDecoderOutput | Tensor:
-        self._refuse_forbidden()
+        self._refuse_missing_results()
         ids = self.results.ids[:, : self.num_returned].flatten(0, 1)
         origins = self.results.origins[:, : self.num_returned].flatten(0, 1)
-        longest = int((origins >= 0).sum(dim=1).max())
-        ids = ids[:, : self.prompt_length + longest]
+        max_new_tokens = int((origins >= 0).sum(dim=1).max())
+        ids = ids[:, : self.prompt_length + max_new_tokens]
         if not self.config.return_dict_in_generate:
             return ids
         scores = self.results.scores[:, : self.num_returned].flatten()
         return GenerateBeamEncoderDecoderOutput(
             sequences=ids,
             sequences_scores=scores if self.config.output_scores else None,
-            beam_indices=origins[:, :longest],
+            beam_indices=origins[:, :max_new_tokens],
             **{name: tuple(steps) or None for name, steps in self.record.items()},
             **self.decoding.outputs(),
         )
@@ -499,47 +508,53 @@ def greedy_search(
         Prompts and translations, [B, T].
     """
     num_sentences, length = input_ids.shape
-    pad = int(config._pad_token_tensor)
-    ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), pad)
+    padding_id = int(config._pad_token_tensor)
+    ids = input_ids.new_full((num_sentences, longest_target(stopping_criteria, config)), padding_id)
     ids[:, :length] = input_ids
     # for each sentence that is still searched, its index in the original batch
-    sentences = torch.arange(num_sentences, device=ids.device)
-    is_done = torch.zeros_like(sentences, dtype=torch.bool)
+    sentence_indices = torch.arange(num_sentences, device=ids.device)
+    is_done = torch.zeros_like(sentence_indices, dtype=torch.bool)
     rules = TokenRules.of(logits_processor)
     # for each sentence in the batch, whether it is finished; in CPU memory
-    done = [False] * num_sentences
-    while not all(done):
-        logits = decoding.step(ids[sentences, None, :length])[:, 0]  # [B, V]
+    finished_flags = [False] * num_sentences
+    while not all(finished_flags):
+        logits = decoding.step(ids[sentence_indices, None, :length])[:, 0]  # [B, V]
         suppressed = None if rules is None else rules.suppressed(length, logits.shape[1])
         if suppressed is None:
             # a processor may identify each row by its index in the original batch, so all rows of
             # this batch are restored
-            whole = logits.new_zeros(num_sentences, logits.shape[1])
-            whole.index_copy_(0, sentences, logits)
-            logits = logits_processor(ids[:, :length], whole)[sentences]
+            all_logits = logits.new_zeros(num_sentences, logits.shape[1])
+            all_logits.index_copy_(0, sentence_indices, logits)
+            logits = logits_processor(ids[:, :length], all_logits)[sentence_indices]
         elif suppressed:
             logits[:, torch.tensor(suppressed, device=logits.device)] = -torch.inf
-        ids[sentences, length] = logits.argmax(dim=-1).masked_fill_(is_done[sentences], pad)
+        ids[sentence_indices, length] = logits.argmax(dim=-1).masked_fill_(
+            is_done[sentence_indices], padding_id
+        )
         length += 1
         is_done |= stopping_criteria(ids[:, :length], None)
-        done = is_done[sentences].tolist()
-        kept = None
-        if not all(done) and is_worth_shrinking(decoding, done):
-            kept = sentences.new_tensor([row for row, it in enumerate(done) if not it])
-            sentences, done = sentences[kept], [False] * len(kept)
-        decoding.reorder(torch.zeros_like(sentences)[:, None], kept)
+        finished_flags = is_done[sentence_indices].tolist()
+        kept_sentences = None
+        if not all(finished_flags) and is_worth_shrinking(decoding, finished_flags):
+            kept_sentences = sentence_indices.new_tensor(
+                [row for row, is_finished in enumerate(finished_flags) if not is_finished]
+            )
+            sentence_indices = sentence_indices[kept_sentences]
+            finished_flags = [False] * len(kept_sentences)
+        decoding.reorder(torch.zeros_like(sentence_indices)[:, None], kept_sentences)
     decoding.finish()
     return ids[:, :length]
 
 
-def is_worth_shrinking(decoding: Decoding, done: Sequence[bool]) -> bool:
+def is_worth_shrinking(decoding: Decoding, finished_flags: Sequence[bool]) -> bool:
     """Return whether enough sentences are finished to remove them from the batch.
 
     Args:
         decoding: Decoder of the batch.
-        done: Whether each sentence of the batch is finished.
+        finished_flags: Whether each sentence of the batch is finished.
     """
-    return not decoding.is_fixed and sum(done) >= max(1, decoding.min_finished_share * len(done))
+    min_finished = max(1, decoding.min_finished_share * len(finished_flags))
+    return not decoding.is_fixed and sum(finished_flags) >= min_finished
 
 
 class TokenRules:
@@ -584,14 +599,14 @@ class TokenRules:
             if renormalizes:
                 # a processor after the renormalization would change the sum again
                 return None
-            end = math.inf
+            end_length = math.inf
             if type(processor) is SuppressTokensLogitsProcessor:
                 tokens = processor.suppress_tokens.tolist()
             elif type(processor) is MinLengthLogitsProcessor:
-                tokens, end = processor.eos_token_id.tolist(), processor.min_length
+                tokens, end_length = processor.eos_token_id.tolist(), processor.min_length
             elif type(processor) is MinNewTokensLengthLogitsProcessor:
                 tokens = processor.eos_token_id.tolist()
-                end = processor.prompt_length_to_skip + processor.min_new_tokens
+                end_length = processor.prompt_length_to_skip + processor.min_new_tokens
             elif type(processor) is NoBadWordsLogitsProcessor:
                 if any(len(ids) > 1 for ids in processor.sequence_bias):
                     return None
@@ -607,7 +622,7 @@ class TokenRules:
                 tokens, renormalizes = [], True
             else:
                 return None
-            forbidden.append((end, set(tokens)))
+            forbidden.append((end_length, set(tokens)))
         return cls(forbidden, forced_lengths, renormalizes, highest_bad_word)
 
     def likeliest(self, logits: Tensor, count: int, length: int) -> tuple[Tensor, Tensor] | None:
@@ -643,8 +658,10 @@ class TokenRules:
         """
         if length in self.forced_lengths or self.highest_bad_word >= vocab_size:
             return None
-        tokens = set().union(*(tokens for end, tokens in self.forbidden if length < end))
-        return sorted(token for token in tokens if 0 <= token < vocab_size)
+        forbidden_tokens = set().union(
+            *(tokens for end_length, tokens in self.forbidden if length < end_length)
+        )
+        return sorted(token for token in forbidden_tokens if 0 <= token < vocab_size)
 
 
 def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationConfig) -> int:
@@ -658,7 +675,11 @@ def longest_target(stopping_criteria: StoppingCriteriaList, config: GenerationCo
         The smallest maximum length among the criteria; without one, `max_length` of the
         configuration.
     """
-    lengths = [c.max_length for c in stopping_criteria if isinstance(c, MaxLengthCriteria)]
+    lengths = [
+        criterion.max_length
+        for criterion in stopping_criteria
+        if isinstance(criterion, MaxLengthCriteria)
+    ]
     return min(lengths, default=config.max_length)
 
 
@@ -679,8 +700,8 @@ def new_token_limits(
     Returns:
         Maximum of each sentence, at least 1, [B].
     """
-    longest = longest_target(stopping_criteria, config) - input_ids.shape[1]
-    limits = input_ids.new_full((num_sentences,), longest)
+    max_new_tokens = longest_target(stopping_criteria, config) - input_ids.shape[1]
+    limits = input_ids.new_full((num_sentences,), max_new_tokens)
     for criterion in stopping_criteria:
         if isinstance(criterion, SentenceLengthCriteria):
             limits = torch.minimum(limits, criterion.max_new_tokens.to(limits))

@@ -47,53 +47,61 @@ class TermBeamSearch(PaperBeamSearch):
         self.bank_size = self.num_beams // self.num_banks
         self.terms = padded_terms(terms).to(self.open.ids.device)  # [B, M, P]
 
-    def _candidates(
+    def _choose_candidates(
         self, log_probs: Tensor, tokens: Tensor | None, step: int
     ) -> tuple[Hypotheses, Tensor]:
         totals = log_probs + self.open.scores[:, :, None]  # [B, R, V]
         num_sentences, num_rows, vocab_size = totals.shape
-        terms = self.terms[self.sentences]  # [B, M, P]
-        is_met, begun = term_matches(self.open.ids[:, :, : self.prompt_length + step - 1], terms)
+        terms = self.terms[self.sentence_indices]  # [B, M, P]
+        is_met, num_begun = term_matches(
+            self.open.ids[:, :, : self.prompt_length + step - 1], terms
+        )
         is_open = ~is_met.all(dim=2)[:, :, None]  # [B, R, 1]
-        ends = totals[:, :, self.end_tokens].masked_fill(is_open, -torch.inf)
-        totals[:, :, self.end_tokens] = ends
+        end_totals = totals[:, :, self.end_tokens].masked_fill(is_open, -torch.inf)
+        totals[:, :, self.end_tokens] = end_totals
         # the next token of each term that a hypothesis does not contain yet
-        wide = terms[:, None].expand(-1, num_rows, -1, -1)
-        following = wide.gather(3, begun[..., None])[..., 0].clamp(min=0)  # [B, R, M]
-        forced = []
+        wide_terms = terms[:, None].expand(-1, num_rows, -1, -1)
+        next_term_ids = wide_terms.gather(3, num_begun[..., None])[..., 0].clamp(min=0)  # [B, R, M]
+        term_scores = []
         for term in range(terms.shape[1]):
-            index = following[:, :, term, None]
-            scores, is_taken = totals.gather(2, index), ~is_met[:, :, term, None]
-            forced.append(scores.masked_fill(~is_taken, -torch.inf))
+            term_ids = next_term_ids[:, :, term, None]
+            scores, is_taken = totals.gather(2, term_ids), ~is_met[:, :, term, None]
+            term_scores.append(scores.masked_fill(~is_taken, -torch.inf))
             # this token is a candidate for its term, so it must not be a second candidate
-            totals.scatter_(2, index, scores.masked_fill(is_taken, -torch.inf))
-        scores, place = totals.view(num_sentences, self.num_banks, -1).topk(
+            totals.scatter_(2, term_ids, scores.masked_fill(is_taken, -torch.inf))
+        scores, flat_index = totals.view(num_sentences, self.num_banks, -1).topk(
             min(self.num_candidates // self.num_banks, self.bank_size * vocab_size), dim=2
         )
-        banks = torch.arange(self.num_banks, device=place.device)[:, None]
-        rows = torch.arange(num_rows, device=place.device)[:, None].expand_as(following)
-        free_beams = banks * self.bank_size + place // vocab_size
+        banks = torch.arange(self.num_banks, device=flat_index.device)[:, None]
+        rows = torch.arange(num_rows, device=flat_index.device)[:, None].expand_as(next_term_ids)
+        free_beams = banks * self.bank_size + flat_index // vocab_size
         beams = torch.cat((free_beams.flatten(1), rows.flatten(1)), dim=1)  # [B, C]
-        chosen = torch.cat(((place % vocab_size).flatten(1), following.flatten(1)), dim=1)
+        next_ids = torch.cat(
+            ((flat_index % vocab_size).flatten(1), next_term_ids.flatten(1)), dim=1
+        )
         candidates = self.open.pick(beams)
-        candidates.scores = torch.cat((scores.flatten(1), torch.cat(forced, 2).flatten(1)), dim=1)
-        self._append(candidates, chosen, beams, step)
+        candidates.scores = torch.cat(
+            (scores.flatten(1), torch.cat(term_scores, 2).flatten(1)), dim=1
+        )
+        self._append(candidates, next_ids, beams, step)
         return candidates, beams
 
-    def _choose(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
-        terms = self.terms[self.sentences]
-        is_met, begun = term_matches(candidates.ids[:, :, : self.prompt_length + step], terms)
+    def _choose_open(self, candidates: Hypotheses, step: int) -> tuple[Tensor, Tensor]:
+        terms = self.terms[self.sentence_indices]
+        is_met, num_begun = term_matches(candidates.ids[:, :, : self.prompt_length + step], terms)
         lengths = (terms >= 0).sum(dim=2)[:, None]  # [B, 1, M]
-        tokens_met = (lengths * is_met).sum(dim=2) + (begun * ~is_met).amax(dim=2)  # [B, C]
-        found = [
+        tokens_met = (lengths * is_met).sum(dim=2) + (num_begun * ~is_met).amax(dim=2)  # [B, C]
+        bank_candidates = [
             candidates.scores.masked_fill(tokens_met != count, -torch.inf).topk(self.bank_size, 1)
             for count in reversed(range(self.num_banks))
         ]
-        scores, index = (torch.cat(parts, dim=1) for parts in zip(*found, strict=True))
+        scores, index = (
+            torch.cat(bank_parts, dim=1) for bank_parts in zip(*bank_candidates, strict=True)
+        )
         return scores, index
 
     def _fill_with_truncated(self, at_limit: Tensor, truncated: Hypotheses):
-        is_met, _ = term_matches(truncated.ids, self.terms[self.sentences])
+        is_met, _ = term_matches(truncated.ids, self.terms[self.sentence_indices])
         truncated.scores = truncated.scores.masked_fill(~is_met.all(dim=2), -torch.inf)
         super()._fill_with_truncated(at_limit, truncated.best(self.num_beams))
 
@@ -104,7 +112,7 @@ def num_banks(terms: Sequence[Sequence[Sequence[int]]]) -> int:
     Args:
         terms: For each sentence, its terms as lists of token ids.
     """
-    return 1 + max((sum(map(len, of_sentence)) for of_sentence in terms), default=0)
+    return 1 + max((sum(map(len, sentence_terms)) for sentence_terms in terms), default=0)
 
 
 def padded_terms(terms: Sequence[Sequence[Sequence[int]]]) -> Tensor:
@@ -114,12 +122,12 @@ def padded_terms(terms: Sequence[Sequence[Sequence[int]]]) -> Tensor:
         terms: For each sentence, its terms as lists of token ids.
     """
     num_terms = max(map(len, terms))
-    longest = max(len(term) for of_sentence in terms for term in of_sentence)
-    padded = torch.full((len(terms), num_terms, longest), -1)
-    for row, of_sentence in enumerate(terms):
-        for column, term in enumerate(of_sentence):
-            padded[row, column, : len(term)] = torch.tensor(term)
-    return padded
+    longest_length = max(len(term) for sentence_terms in terms for term in sentence_terms)
+    term_ids = torch.full((len(terms), num_terms, longest_length), -1)
+    for sentence_index, sentence_terms in enumerate(terms):
+        for term_index, term in enumerate(sentence_terms):
+            term_ids[sentence_index, term_index, : len(term)] = torch.tensor(term)
+    return term_ids
 
 
 def term_matches(ids: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
@@ -134,17 +142,19 @@ def term_matches(ids: Tensor, terms: Tensor) -> tuple[Tensor, Tensor]:
         for a term without tokens. The second is the number of first tokens of an unfinished term
         that the hypothesis ends with, and 0 for a term that it contains.
     """
-    longest = terms.shape[2]
-    windows = torch.nn.functional.pad(ids, (0, longest - 1), value=-2).unfold(2, longest, 1)
-    wanted = terms[:, None, :, None]  # [B, 1, M, 1, P]
-    is_met = ((windows[:, :, None] == wanted) | (wanted < 0)).all(dim=4).any(dim=3)
-    begun = torch.zeros_like(is_met, dtype=torch.long)
+    longest_length = terms.shape[2]
+    windows = torch.nn.functional.pad(ids, (0, longest_length - 1), value=-2).unfold(
+        2, longest_length, 1
+    )
+    wanted_ids = terms[:, None, :, None]  # [B, 1, M, 1, P]
+    is_met = ((windows[:, :, None] == wanted_ids) | (wanted_ids < 0)).all(dim=4).any(dim=3)
+    num_begun = torch.zeros_like(is_met, dtype=torch.long)
     lengths = (terms >= 0).sum(dim=2)[:, None]  # [B, 1, M]
-    for count in range(1, min(longest, ids.shape[2] + 1)):
-        ending = ids[:, :, None, -count:]
-        is_begun = (ending == terms[:, None, :, :count]).all(dim=3) & (lengths > count)
-        begun = begun.masked_fill(is_begun, count)
-    return is_met, begun.masked_fill(is_met, 0)
+    for count in range(1, min(longest_length, ids.shape[2] + 1)):
+        last_ids = ids[:, :, None, -count:]
+        is_begun = (last_ids == terms[:, None, :, :count]).all(dim=3) & (lengths > count)
+        num_begun = num_begun.masked_fill(is_begun, count)
+    return is_met, num_begun.masked_fill(is_met, 0)
 
 
 class ForbiddenTerms(LogitsProcessor):
@@ -156,9 +166,9 @@ class ForbiddenTerms(LogitsProcessor):
     """
 
     def __init__(self, terms: Sequence[Sequence[str]], spelling: "Spelling"):
-        self.terms = [[term.encode() for term in of_sentence] for of_sentence in terms]
+        self.terms = [[term.encode() for term in sentence_terms] for sentence_terms in terms]
         self.spelling = spelling
-        self.longest = max(map(len, chain.from_iterable(self.terms)), default=0)
+        self.longest_length = max(map(len, chain.from_iterable(self.terms)), default=0)
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """Forbid tokens that would complete a term.
@@ -170,13 +180,16 @@ class ForbiddenTerms(LogitsProcessor):
         Returns:
             Scores, -inf for forbidden tokens, [rows, V].
         """
-        times = len(input_ids) // len(self.terms)
+        rows_per_sentence = len(input_ids) // len(self.terms)
         rows: list[int] = []
         columns: list[int] = []
         for row, ids in enumerate(input_ids.tolist()):
-            end = self._end(ids)
+            text_end = self._text_end(ids)
             tokens = set().union(
-                *(self.spelling.completing(term, end) for term in self.terms[row // times])
+                *(
+                    self.spelling.completing(term, text_end)
+                    for term in self.terms[row // rows_per_sentence]
+                )
             )
             rows += [row] * len(tokens)
             columns += tokens
@@ -184,17 +197,17 @@ class ForbiddenTerms(LogitsProcessor):
         is_forbidden[rows, columns] = True
         return scores.masked_fill(is_forbidden, -torch.inf)
 
-    def _end(self, ids: Sequence[int]) -> bytes:
+    def _text_end(self, ids: Sequence[int]) -> bytes:
         """Return the last bytes of a hypothesis, enough to contain the beginning of any term."""
-        end = b""
+        text_end = b""
         for token in reversed(ids):
-            if len(end) >= self.longest:
-                return end
+            if len(text_end) >= self.longest_length:
+                return text_end
             # the ids of M2M100's language tokens are above those of the vocabulary
-            parts = self.spelling.parts
-            end = (parts[token] if token < len(parts) else b"") + end
+            bytes_of_tokens = self.spelling.parts
+            text_end = (bytes_of_tokens[token] if token < len(bytes_of_tokens) else b"") + text_end
         # with a space before the first word too, so that a term with a leading space matches there
-        return b" " + end
+        return b" " + text_end
 
 
 class Spelling:
@@ -223,8 +236,10 @@ class Spelling:
             term: Bytes of the term.
             end: Last bytes of the text.
         """
-        begun = (place for place in range(1, len(term)) if end.endswith(term[:place]))
-        return self._containing(term).union(*(self._beginning(term[place:]) for place in begun))
+        prefix_lengths = (length for length in range(1, len(term)) if end.endswith(term[:length]))
+        return self._containing(term).union(
+            *(self._beginning(term[length:]) for length in prefix_lengths)
+        )
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
@@ -237,23 +252,28 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> list[bytes]:
         UTF-8 bytes by token id, with the space of a token that begins or ends a word; empty for
         special tokens.
     """
-    names = {token: name for name, token in tokenizer.get_vocab().items()}
-    ids = range(max(names) + 1)
-    special = set(tokenizer.all_special_ids)
-    if any(name.endswith("</w>") for name in names.values()):
-        ends = {token: name.replace("</w>", " ").encode() for token, name in names.items()}
-        return [b"" if token in special else ends.get(token, b"") for token in ids]
+    token_names = {token: name for name, token in tokenizer.get_vocab().items()}
+    ids = range(max(token_names) + 1)
+    special_ids = set(tokenizer.all_special_ids)
+    if any(name.endswith("</w>") for name in token_names.values()):
+        bytes_by_id = {
+            token: name.replace("</w>", " ").encode() for token, name in token_names.items()
+        }
+        return [b"" if token in special_ids else bytes_by_id.get(token, b"") for token in ids]
     # each token is decoded between two words, so that `decode` strips none of its spaces
-    word = tokenizer("a", add_special_tokens=False)["input_ids"]
-    given = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-    before = tokenizer.decode(word, **given)
-    after = tokenizer.decode([*word, *word], **given).removeprefix(before)
-    texts = tokenizer.batch_decode([[*word, token, *word] for token in ids], **given)
+    word_ids = tokenizer("a", add_special_tokens=False)["input_ids"]
+    decode_settings = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+    text_before = tokenizer.decode(word_ids, **decode_settings)
+    text_of_both = tokenizer.decode([*word_ids, *word_ids], **decode_settings)
+    text_after = text_of_both.removeprefix(text_before)
+    texts = tokenizer.batch_decode(
+        [[*word_ids, token, *word_ids] for token in ids], **decode_settings
+    )
     return [
-        _own_bytes(names.get(token, ""))
+        _own_bytes(token_names.get(token, ""))
         # a token that is only a part of a character has no text, so its bytes come from its name
         if "\ufffd" in text
-        else text.removeprefix(before).removesuffix(after).encode()
+        else text.removeprefix(text_before).removesuffix(text_after).encode()
         for token, text in zip(ids, texts, strict=True)
     ]
 
