@@ -36,15 +36,15 @@ def returning_weights(model: PreTrainedModel) -> Iterator[None]:
         model: Any model. A user's own attention function is not replaced, because it may compute
             something other than equation (1).
     """
-    before = model.config._attn_implementation
+    implementation = model.config._attn_implementation
     # None for "eager", which is not in the registry
-    function = ALL_ATTENTION_FUNCTIONS.get(before)
+    function = ALL_ATTENTION_FUNCTIONS.get(implementation)
     try:
         if function is not None and function.__module__.startswith(KNOWN_ATTENTION):
             model.set_attn_implementation("eager")
         yield
     finally:
-        model.set_attn_implementation(before)
+        model.set_attn_implementation(implementation)
 
 
 def weights_of(output: Any, model: PreTrainedModel) -> tuple[Tensor, ...]:
@@ -88,21 +88,32 @@ def head_weights(
         ValueError: If the model does not have one of the heads, or returns no weights.
     """
     ids = decoder_rows(model, targets)[:, :-1].to(inputs["input_ids"].device)
-    times = len(targets) // len(inputs["input_ids"])
-    read = {name: tensor.repeat_interleave(times, dim=0) for name, tensor in inputs.items()}
+    targets_per_source = len(targets) // len(inputs["input_ids"])
+    repeated_inputs = {
+        name: tensor.repeat_interleave(targets_per_source, dim=0) for name, tensor in inputs.items()
+    }
     with returning_weights(model):
-        output = model(**read, decoder_input_ids=ids, output_attentions=True, use_cache=False)
-        layers = weights_of(output, model)
+        output = model(
+            **repeated_inputs, decoder_input_ids=ids, output_attentions=True, use_cache=False
+        )
+        layer_weights = weights_of(output, model)
     if heads is None:
-        heads = [(layer, head) for layer, it in enumerate(layers) for head in range(it.shape[1])]
+        heads = [
+            (layer, head)
+            for layer, layer_weight in enumerate(layer_weights)
+            for head in range(layer_weight.shape[1])
+        ]
     for layer, head in heads:
-        if layer >= len(layers) or head >= layers[layer].shape[1]:
+        if layer >= len(layer_weights) or head >= layer_weights[layer].shape[1]:
             raise ValueError(
-                f"{HEADS_FIELD} must be pairs of a layer below {len(layers)} and a head below "
-                f"{layers[0].shape[1]}, got {[layer, head]}."
+                f"{HEADS_FIELD} must be pairs of a layer below {len(layer_weights)} and a head "
+                f"below {layer_weights[0].shape[1]}, got {[layer, head]}."
             )
-    found = torch.stack([layers[layer][:, head] for layer, head in heads], dim=1).float().cpu()
-    return [weights[:, : len(tokens)] for weights, tokens in zip(found, targets, strict=True)]
+    selected_weights = [layer_weights[layer][:, head] for layer, head in heads]
+    stacked_weights = torch.stack(selected_weights, dim=1).float().cpu()
+    return [
+        weights[:, : len(tokens)] for weights, tokens in zip(stacked_weights, targets, strict=True)
+    ]
 
 
 def default_heads(model: PreTrainedModel) -> list[list[int]]:
@@ -136,28 +147,34 @@ def word_indices(
         For each token, the index of a word between spaces, from 0; None for a special token.
     """
     # not by `all_special_ids`, which lacks the language tokens of some tokenizers
-    shown, written = (
+    texts_with_special, texts_without_special = (
         tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=skips)
         for skips in (False, True)
     )
-    special = {
+    special_ids = {
         token
-        for token, text, own in zip(ids, shown, written, strict=True)
+        for token, text, text_without_special in zip(
+            ids, texts_with_special, texts_without_special, strict=True
+        )
         if text.strip()
-        and not own.strip()
+        and not text_without_special.strip()
         and not (has_unknown and token == tokenizer.unk_token_id)
     }
-    ordinary = [token for token in ids if token not in special]
-    prefixes = tokenizer.batch_decode([ordinary[:end] for end in range(1, len(ordinary) + 1)])
+    ordinary_ids = [token for token in ids if token not in special_ids]
+    prefixes = tokenizer.batch_decode(
+        [ordinary_ids[:end] for end in range(1, len(ordinary_ids) + 1)]
+    )
     num_words = len(prefixes[-1].split()) if prefixes else 0
-    numbers: list[int | None] = []
+    ordinary_indices: list[int | None] = []
     for prefix in prefixes:
-        count = len(prefix.split())
+        num_prefix_words = len(prefix.split())
         # a space at the end of a prefix belongs to the next word, if there is one
-        number = count if not prefix or prefix[-1].isspace() else count - 1
-        numbers.append(min(number, num_words - 1) if num_words else None)
-    of_ordinary = iter(numbers)
-    return [None if token in special else next(of_ordinary) for token in ids]
+        word_index = (
+            num_prefix_words if not prefix or prefix[-1].isspace() else num_prefix_words - 1
+        )
+        ordinary_indices.append(min(word_index, num_words - 1) if num_words else None)
+    remaining_indices = iter(ordinary_indices)
+    return [None if token in special_ids else next(remaining_indices) for token in ids]
 
 
 def aligned_words(
@@ -174,18 +191,20 @@ def aligned_words(
     Returns:
         Pairs of source word index and target word index, in the order of the target words.
     """
-    columns = {place: it for place, it in enumerate(source) if it is not None and it >= 0}
-    rows = {place: it for place, it in enumerate(target) if it is not None}
-    if not columns or not rows:
+    word_of_column = {
+        position: word for position, word in enumerate(source) if word is not None and word >= 0
+    }
+    word_of_row = {position: word for position, word in enumerate(target) if word is not None}
+    if not word_of_column or not word_of_row:
         return []
-    source_words, target_words = list(columns.values()), list(rows.values())
-    between = weights[list(rows)][:, list(columns)]
-    by_target = torch.zeros(1 + max(target_words), len(columns))
-    by_target.index_add_(0, torch.tensor(target_words), between)
-    by_word = torch.zeros(len(by_target), 1 + max(source_words))
-    by_word.index_add_(1, torch.tensor(source_words), by_target)
-    best = by_word.argmax(dim=1).tolist()
-    return [(best[word], word) for word in sorted(set(target_words))]
+    source_words, target_words = list(word_of_column.values()), list(word_of_row.values())
+    word_weights = weights[list(word_of_row)][:, list(word_of_column)]
+    weights_by_target = torch.zeros(1 + max(target_words), len(word_of_column))
+    weights_by_target.index_add_(0, torch.tensor(target_words), word_weights)
+    weights_by_word = torch.zeros(len(weights_by_target), 1 + max(source_words))
+    weights_by_word.index_add_(1, torch.tensor(source_words), weights_by_target)
+    best_sources = weights_by_word.argmax(dim=1).tolist()
+    return [(best_sources[word], word) for word in sorted(set(target_words))]
 
 
 def choose_heads(
@@ -214,49 +233,61 @@ def choose_heads(
         ValueError: If no sentence pair has two source tokens and a target token that are not
             special, or the model returns no weights.
     """
-    special = set(tokenizer.all_special_ids)
-    weights, needed = [], []
+    special_ids = set(tokenizer.all_special_ids)
+    pair_weights, reference_columns = [], []
     for source, target in zip(sources, targets, strict=True):
-        columns = [place for place, token in enumerate(source) if token not in special]
-        rows = [place for place, token in enumerate(target) if token not in special]
+        columns = [position for position, token in enumerate(source) if token not in special_ids]
+        rows = [position for position, token in enumerate(target) if token not in special_ids]
         if len(columns) < 2 or not rows:
             continue
         ids = torch.tensor([source], device=model.device)
         inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-        (found,) = head_weights(model, inputs, [target])
-        weights.append(found[:, rows][:, :, columns].transpose(0, 1))  # [T, heads, S]
-        needed.append(_most_needed(model, inputs, target, columns)[rows])
-    if not weights:
+        (head_attention,) = head_weights(model, inputs, [target])
+        pair_weights.append(head_attention[:, rows][:, :, columns].transpose(0, 1))  # [T, heads, S]
+        reference_columns.append(_most_needed_columns(model, inputs, target, columns)[rows])
+    if not pair_weights:
         raise ValueError("a pair must have two source tokens and a target token, got none.")
-    expected = torch.cat(needed)
-    order = _agreement([it.argmax(dim=2) for it in weights], expected).argsort(descending=True)
+    expected_columns = torch.cat(reference_columns)
+    best_columns = [weights.argmax(dim=2) for weights in pair_weights]
+    head_order = _agreement(best_columns, expected_columns).argsort(descending=True)
     shares = [
-        float(_agreement([it[:, order[:count]].mean(dim=1).argmax(1) for it in weights], expected))
-        for count in range(1, min(MOST_HEADS, len(order)) + 1)
+        float(
+            _agreement(
+                [weights[:, head_order[:count]].mean(dim=1).argmax(1) for weights in pair_weights],
+                expected_columns,
+            )
+        )
+        for count in range(1, min(MOST_HEADS, len(head_order)) + 1)
     ]
     count = 1 + max(range(len(shares)), key=shares.__getitem__)
     num_heads = len(default_heads(model))
-    return [list(divmod(int(it), num_heads)) for it in order[:count]], shares[count - 1]
+    heads = [list(divmod(int(head_index), num_heads)) for head_index in head_order[:count]]
+    return heads, shares[count - 1]
 
 
-def _most_needed(
+def _most_needed_columns(
     model: PreTrainedModel,
     inputs: Mapping[str, Tensor],
     target: Sequence[int],
     columns: Sequence[int],
 ) -> Tensor:
     """Return, for each target token, the index in `columns` of its reference source token, [T]."""
-    count = len(columns)
-    mask = inputs["attention_mask"].repeat(count, 1)
-    mask[torch.arange(count), torch.tensor(columns)] = 0
-    without = {"input_ids": inputs["input_ids"].repeat(count, 1), "attention_mask": mask}
-    return torch.tensor(token_log_probabilities([model], without, [target] * count)).argmin(dim=0)
+    num_columns = len(columns)
+    mask = inputs["attention_mask"].repeat(num_columns, 1)
+    mask[torch.arange(num_columns), torch.tensor(columns)] = 0
+    inputs_without_token = {
+        "input_ids": inputs["input_ids"].repeat(num_columns, 1),
+        "attention_mask": mask,
+    }
+    log_probs = token_log_probabilities([model], inputs_without_token, [target] * num_columns)
+    return torch.tensor(log_probs).argmin(dim=0)
 
 
-def _agreement(found: Sequence[Tensor], expected: Tensor) -> Tensor:
-    """Return the share of tokens, [...], for which `found`, [T, ...], is as expected, [T]."""
-    tokens = torch.cat(tuple(found))
-    return (tokens == expected.view(-1, *[1] * (tokens.dim() - 1))).float().mean(dim=0)
+def _agreement(found_columns: Sequence[Tensor], expected_columns: Tensor) -> Tensor:
+    """Return the share of tokens, [...], whose columns, [T, ...], are the expected ones, [T]."""
+    columns = torch.cat(tuple(found_columns))
+    is_equal = columns == expected_columns.view(-1, *[1] * (columns.dim() - 1))
+    return is_equal.float().mean(dim=0)
 
 
 __all__ = [

@@ -79,22 +79,28 @@ class AttentionWeights:
         for word in self.target_words:
             tokens = [token + 1 for token in word.tokens if token + 1 < len(self.inputs)]
             inputs += [Word(word.text, tokens)] if tokens else []
-        sides = {"source": self.source_words, "target": self.target_words, "inputs": inputs}
-        indices = {name: [word.tokens for word in words] for name, words in sides.items()}
-        alone = {
+        words_of_sides = {
+            "source": self.source_words,
+            "target": self.target_words,
+            "inputs": inputs,
+        }
+        token_indices = {
+            name: [word.tokens for word in words] for name, words in words_of_sides.items()
+        }
+        joined_words = {
             name: [Word(word.text, [index]) for index, word in enumerate(words)]
-            for name, words in sides.items()
+            for name, words in words_of_sides.items()
         }
         return replace(
             self,
             source=[word.text for word in self.source_words],
             inputs=[word.text for word in inputs],
             target=[word.text for word in self.target_words],
-            source_words=alone["source"],
-            target_words=alone["target"],
-            encoder=_joined(self.encoder, indices["source"], indices["source"]),
-            decoder=_joined(self.decoder, indices["inputs"], indices["inputs"]),
-            cross=_joined(self.cross, indices["target"], indices["source"]),
+            source_words=joined_words["source"],
+            target_words=joined_words["target"],
+            encoder=_join_tokens(self.encoder, token_indices["source"], token_indices["source"]),
+            decoder=_join_tokens(self.decoder, token_indices["inputs"], token_indices["inputs"]),
+            cross=_join_tokens(self.cross, token_indices["target"], token_indices["source"]),
         )
 
 
@@ -127,34 +133,35 @@ def attention_weights(
         if isinstance(text, str) and not text.strip():
             raise ValueError(f"{name} must have a word, got {text!r}.")
     pipeline = TranslationPipeline(model, tokenizer, device=model.device)
-    read = pipeline.preprocess([source])["input_ids"]
-    source_ids = torch.tensor(read, device=model.device)  # [1, S]
+    token_ids = pipeline.preprocess([source])["input_ids"]
+    source_ids = torch.tensor(token_ids, device=model.device)  # [1, S]
     if target is None:
-        found = pipeline.forward({"input_ids": source_ids}, **search)["ids"][0, 1:]
+        search_ids = pipeline.forward({"input_ids": source_ids}, **search)["ids"][0, 1:]
         # tokens after the end token are padding up to the length of a longer translation
-        ends = (found == tokenizer.eos_token_id).nonzero()[:1, 0] + 1
-        target_ids = found[: int(ends) if len(ends) else None][None].to(model.device)  # [1, T]
+        first_end = (search_ids == tokenizer.eos_token_id).nonzero()[:1, 0]
+        target_length = int(first_end) + 1 if len(first_end) else None
+        target_ids = search_ids[:target_length][None].to(model.device)  # [1, T]
     elif isinstance(target, Tensor):
         target_ids = target[None].to(model.device)  # [1, T]
     else:
-        read = pipeline.preprocess([target])["input_ids"]
-        target_ids = torch.tensor(read, device=model.device)  # [1, T]
+        token_ids = pipeline.preprocess([target])["input_ids"]
+        target_ids = torch.tensor(token_ids, device=model.device)  # [1, T]
     inputs = model.prepare_decoder_input_ids_from_labels(target_ids)  # [1, T]
 
     with returning_weights(model), evaluating(model):
         outputs = model(source_ids, decoder_input_ids=inputs, output_attentions=True)
         cross = weights_of(outputs, model)
-    own_source, own_target = source_ids[0].tolist(), target_ids[0].tolist()
+    source_tokens, target_tokens = source_ids[0].tolist(), target_ids[0].tolist()
     return AttentionWeights(
-        source=token_texts(tokenizer, own_source),
+        source=token_texts(tokenizer, source_tokens),
         inputs=token_texts(tokenizer, inputs[0].tolist()),
-        target=token_texts(tokenizer, own_target),
-        source_words=words_of(tokenizer, own_source),
-        target_words=words_of(tokenizer, own_target),
-        translation=tokenizer.decode(own_target, skip_special_tokens=True),
-        encoder=_stacked(outputs.encoder_attentions),
-        decoder=_stacked(outputs.decoder_attentions),
-        cross=_stacked(cross),
+        target=token_texts(tokenizer, target_tokens),
+        source_words=words_of(tokenizer, source_tokens),
+        target_words=words_of(tokenizer, target_tokens),
+        translation=tokenizer.decode(target_tokens, skip_special_tokens=True),
+        encoder=_stack_layers(outputs.encoder_attentions),
+        decoder=_stack_layers(outputs.decoder_attentions),
+        cross=_stack_layers(cross),
     )
 
 
@@ -168,12 +175,12 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
     Returns:
         Texts, none of them empty.
     """
-    names = []
+    texts = []
     for token_id in ids:
         text = tokenizer.decode([token_id]).strip() or SPACE
         # a token that is only a part of a character has no text, so its name is shown
-        names.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
-    return names
+        texts.append(tokenizer.convert_ids_to_tokens(token_id) if "\ufffd" in text else text)
+    return texts
 
 
 def words_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Word]:
@@ -187,20 +194,20 @@ def words_of(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[Wor
         The words in order. Every token belongs to exactly one word; each special token is a word.
     """
     words = []
-    special = set(tokenizer.all_special_ids)
-    for is_special, group in groupby(enumerate(ids), key=lambda pair: pair[1] in special):
-        indexed = list(group)
+    special_ids = set(tokenizer.all_special_ids)
+    for is_special, group in groupby(enumerate(ids), key=lambda pair: pair[1] in special_ids):
+        indexed_tokens = list(group)
         if is_special:
-            words += [Word(tokenizer.decode([token]), [index]) for index, token in indexed]
+            words += [Word(tokenizer.decode([token]), [index]) for index, token in indexed_tokens]
         else:
-            words += _ordinary_words(tokenizer, indexed)
+            words += _ordinary_words(tokenizer, indexed_tokens)
     return words
 
 
 def _ordinary_words(
-    tokenizer: PreTrainedTokenizerBase, indexed: Sequence[tuple[int, int]]
+    tokenizer: PreTrainedTokenizerBase, indexed_tokens: Sequence[tuple[int, int]]
 ) -> list[Word]:
-    ids = [token for _, token in indexed]
+    ids = [token for _, token in indexed_tokens]
     prefixes = [
         tokenizer.decode(ids[:end], clean_up_tokenization_spaces=False)
         for end in range(len(ids) + 1)
@@ -208,25 +215,31 @@ def _ordinary_words(
     text = prefixes[-1]
     spans = list(_spans(text))
     if not spans:
-        return [Word(text.strip(), [index for index, _ in indexed])]
+        return [Word(text.strip(), [index for index, _ in indexed_tokens])]
     words = [Word(text[start:end], []) for start, end in spans]
-    for (index, _), prefix in zip(indexed, prefixes, strict=False):
+    for (index, _), prefix in zip(indexed_tokens, prefixes, strict=False):
         # a token that begins inside a character belongs to the word of this character
-        begin = len(prefix.rstrip("\ufffd"))
-        owner = next((i for i, (_, end) in enumerate(spans) if end > begin), len(spans) - 1)
-        words[owner].tokens.append(index)
+        token_start = len(prefix.rstrip("\ufffd"))
+        word_number = next(
+            (i for i, (_, end) in enumerate(spans) if end > token_start), len(spans) - 1
+        )
+        words[word_number].tokens.append(index)
     # a token that spans several words belongs to the first; words without tokens are left out
     return [word for word in words if word.tokens]
 
 
 def _spans(text: str) -> Iterable[tuple[int, int]]:
     for chunk in re.finditer(r"\S+", text):
-        inner = [i for i in range(*chunk.span()) if not _is_punctuation(text[i])]
-        if not inner:
+        inner_places = [i for i in range(*chunk.span()) if not _is_punctuation(text[i])]
+        if not inner_places:
             yield chunk.span()
             continue
-        first, last = inner[0], inner[-1] + 1
-        for start, end in ((chunk.start(), first), (first, last), (last, chunk.end())):
+        inner_start, inner_end = inner_places[0], inner_places[-1] + 1
+        for start, end in (
+            (chunk.start(), inner_start),
+            (inner_start, inner_end),
+            (inner_end, chunk.end()),
+        ):
             if start < end:
                 yield start, end
 
@@ -235,12 +248,12 @@ def _is_punctuation(character: str) -> bool:
     return unicodedata.category(character)[0] in "PS"
 
 
-def _joined(
+def _join_tokens(
     weights: Tensor, queries: Sequence[Sequence[int]], keys: Sequence[Sequence[int]]
 ) -> Tensor:
     rows = torch.stack([weights[:, :, tokens].mean(dim=2) for tokens in queries], dim=2)
     return torch.stack([rows[..., tokens].sum(dim=-1) for tokens in keys], dim=-1)
 
 
-def _stacked(layers: Sequence[Tensor]) -> Tensor:
+def _stack_layers(layers: Sequence[Tensor]) -> Tensor:
     return torch.stack([weights[0].float().cpu() for weights in layers])  # [N, h, Q, K]

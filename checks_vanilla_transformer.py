@@ -23,7 +23,7 @@ LIBRARY_ARGUMENTS = (
 )
 ENGINES = ("auto", "off", "required")
 # minimum of each integer setting in a generation configuration
-LEAST = {
+MINIMUM_OF_SETTING = {
     "num_beams": 1,
     "num_return_sequences": 1,
     "max_new_tokens": 1,
@@ -36,9 +36,15 @@ LEAST = {
     "top_k": 0,
 }
 # settings of a generation configuration that may be any finite number
-NUMBERS = ("length_penalty_alpha", "length_penalty", "temperature", "top_p", "repetition_penalty")
+NUMBER_SETTINGS = (
+    "length_penalty_alpha",
+    "length_penalty",
+    "temperature",
+    "top_p",
+    "repetition_penalty",
+)
 # settings for tokens that the decoder reads or that the search forces
-READ_TOKENS = (
+TOKEN_SETTINGS = (
     "decoder_start_token_id",
     "bos_token_id",
     "pad_token_id",
@@ -60,26 +66,26 @@ def check_arguments(
     Raises:
         TypeError: If an argument is unknown; the message names the closest known argument.
     """
-    given = [name for name, it in arguments.items() if it is not None]
-    unknown = [name for name in given if name not in LIBRARY_ARGUMENTS]
-    if not unknown:
+    given_names = [name for name, it in arguments.items() if it is not None]
+    unknown_names = [name for name in given_names if name not in LIBRARY_ARGUMENTS]
+    if not unknown_names:
         return
     attention = ALL_ATTENTION_FUNCTIONS.get_interface(
         model.config._attn_implementation, eager_attention
     )
     parameters = inspect.signature(attention).parameters
-    names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
+    accepted_names = [name for name, it in parameters.items() if it.kind != it.VAR_KEYWORD]
     # these two functions ignore further keyword arguments; other functions may read those that they
     # accept
     ignores_others = attention in (eager_attention, sdpa_attention_forward)
-    if len(names) < len(parameters) and not ignores_others:
+    if len(accepted_names) < len(parameters) and not ignores_others:
         return
-    known = [*inspect.signature(type(model).forward).parameters, *names]
-    for name in unknown:
-        if name not in names:
+    known_names = [*inspect.signature(type(model).forward).parameters, *accepted_names]
+    for name in unknown_names:
+        if name not in accepted_names:
             raise TypeError(
                 f"{type(model).__name__}.forward got the unknown argument {name!r}; its "
-                f"attention function does not accept it either.{closest_name(name, known)}"
+                f"attention function does not accept it either.{closest_name(name, known_names)}"
             )
 
 
@@ -126,14 +132,14 @@ def check_numbers(settings: Mapping[str, Any]):
     Raises:
         ValueError: If a setting is of another type or out of range.
     """
-    for name, least in LEAST.items():
+    for name, minimum in MINIMUM_OF_SETTING.items():
         value = settings.get(name)
-        if value is not None and (type(value) is not int or value < least):
-            raise ValueError(f"{name} must be an integer of at least {least}, got {value!r}.")
+        if value is not None and (type(value) is not int or value < minimum):
+            raise ValueError(f"{name} must be an integer of at least {minimum}, got {value!r}.")
         # the sum of two such numbers fits into int64
         if value is not None and value >= 2**62:
             raise ValueError(f"{name} must be below {2**62}, got {value}.")
-    for name in NUMBERS:
+    for name in NUMBER_SETTINGS:
         value = settings.get(name)
         if value is None:
             continue
@@ -153,15 +159,15 @@ def check_search_tokens(config: GenerationConfig, vocab_size: int):
         ValueError: If a token is not in the vocabulary. A negative `eos_token_id` is allowed: as in
             transformers, it ends no sequence.
     """
-    for name in (*READ_TOKENS, "eos_token_id"):
-        given = getattr(config, name, None)
-        least = None if name == "eos_token_id" else 0
-        ids = given.flatten().tolist() if isinstance(given, Tensor) else given
+    for name in (*TOKEN_SETTINGS, "eos_token_id"):
+        setting = getattr(config, name, None)
+        minimum = None if name == "eos_token_id" else 0
+        ids = setting.flatten().tolist() if isinstance(setting, Tensor) else setting
         for token_id in ids if isinstance(ids, list | tuple) else [ids]:
             if token_id is None:
                 continue
-            is_whole = type(token_id) is int and (least is None or token_id >= least)
-            if not is_whole or token_id >= vocab_size:
+            is_valid = type(token_id) is int and (minimum is None or token_id >= minimum)
+            if not is_valid or token_id >= vocab_size:
                 raise ValueError(
                     f"{name} must be at least 0 and below the vocabulary size {vocab_size}, got "
                     f"{token_id!r}."
@@ -214,9 +220,9 @@ def check_inputs(config: Any, inputs: Mapping[str, Any]):
         ValueError: If the batch is empty, an input is not of the shape [B, T], or an id is not in
             the vocabulary.
     """
-    encoded = inputs.get("encoder_outputs") is not None
+    has_encoder_outputs = inputs.get("encoder_outputs") is not None
     # with encoder outputs, `input_ids` are not read
-    names = ("decoder_input_ids",) if encoded else ("input_ids", "decoder_input_ids")
+    names = ("decoder_input_ids",) if has_encoder_outputs else ("input_ids", "decoder_input_ids")
     for name in names:
         if inputs.get(name) is not None:
             check_ids(name, inputs[name], config.vocab_size)

@@ -61,25 +61,28 @@ def batch_to_compare(
         The sentences and their logits.
     """
     config, model = model.config, in_float32(model)
-    limits = [] if most_tokens is None else [most_tokens]
-    limits += [config.max_position_embeddings] if config.position_encoding == "learned" else []
-    longest = min([max(source_lengths), *limits])
-    lengths = torch.tensor(source_lengths).clamp(max=longest)[:, None]
+    max_lengths = [] if most_tokens is None else [most_tokens]
+    if config.position_encoding == "learned":
+        max_lengths.append(config.max_position_embeddings)
+    source_length = min([max(source_lengths), *max_lengths])
+    lengths = torch.tensor(source_lengths).clamp(max=source_length)[:, None]
     generator = torch.Generator().manual_seed(0)
-    sizes = (len(lengths), longest), (len(lengths), min([TARGET_LENGTH, *limits]))
-    source, target = (torch.randint(config.vocab_size, it, generator=generator) for it in sizes)
-    mask = (torch.arange(longest) < lengths).long()
-    pad, ends = config.pad_token_id, config.eos_token_id
+    shapes = (len(lengths), source_length), (len(lengths), min([TARGET_LENGTH, *max_lengths]))
+    source, target = (
+        torch.randint(config.vocab_size, shape, generator=generator) for shape in shapes
+    )
+    mask = (torch.arange(source_length) < lengths).long()
+    padding_id, end_ids = config.pad_token_id, config.eos_token_id
     # no random token is padding or an end token: some models derive positions from padding tokens,
     # and in real text no token follows an end token
-    special = {pad, *(ends if isinstance(ends, list) else [ends])} - {None}
-    ordinary = next(index for index in range(len(special) + 1) if index not in special)
+    special_ids = {padding_id, *(end_ids if isinstance(end_ids, list) else [end_ids])} - {None}
+    ordinary_id = next(index for index in range(len(special_ids) + 1) if index not in special_ids)
     source, target = (
-        ids.masked_fill(torch.isin(ids, torch.tensor([*special])), ordinary)
+        ids.masked_fill(torch.isin(ids, torch.tensor([*special_ids])), ordinary_id)
         for ids in (source, target)
     )
-    if pad is not None:
-        source = source.masked_fill(mask == 0, pad)
+    if padding_id is not None:
+        source = source.masked_fill(mask == 0, padding_id)
     target[:, 0] = config.decoder_start_token_id
     batch = Batch(source, mask, target, torch.empty(0))
     with evaluating(model):
@@ -99,32 +102,33 @@ def in_float32(model: Module) -> Module:
 
 
 def refuse_difference(
-    found: Tensor,
+    actual: Tensor,
     expected: Tensor,
-    logits: Tensor,
-    what: str,
-    stored: str = "float32",
+    unit_logits: Tensor,
+    message_start: str,
+    stored_dtype: str = "float32",
     tokens: Tensor | None = None,
 ):
     """Refuse a converted or exported model whose outputs differ from those of its original.
 
     Args:
-        found: Logits or log-probabilities of the new model.
+        actual: Logits or log-probabilities of the new model.
         expected: Logits or log-probabilities of the original model.
-        logits: Logits whose standard deviation is the unit of the deviation.
-        what: Beginning of the error message.
-        stored: Dtype in which the new model's weights are stored, a key of `TOLERANCES`.
+        unit_logits: Logits whose standard deviation is the unit of the deviation.
+        message_start: Beginning of the error message.
+        stored_dtype: Dtype in which the new model's weights are stored, a key of `TOLERANCES`.
         tokens: Token of each number; None if the last dimension is the whole vocabulary.
 
     Raises:
         ValueError: If the largest deviation is above the tolerance of the dtype.
     """
-    is_exact = stored == "float32"
-    difference = float(deviations(found, expected, logits, tokens, is_exact).max())
-    if not difference <= TOLERANCES[stored]:
+    is_exact = stored_dtype == "float32"
+    difference = float(deviations(actual, expected, unit_logits, tokens, is_exact).max())
+    if not difference <= TOLERANCES[stored_dtype]:
         raise ValueError(
-            f"{what} by up to {difference:.2g} standard deviations of the logits (allowed for "
-            f"{stored} weights: {TOLERANCES[stored]:g}). The new model was discarded."
+            f"{message_start} by up to {difference:.2g} standard deviations of the logits (allowed "
+            f"for {stored_dtype} weights: {TOLERANCES[stored_dtype]:g}). The new model was "
+            "discarded."
         )
 
 

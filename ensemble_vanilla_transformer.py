@@ -94,14 +94,14 @@ def mean_log_probs(log_probs: Sequence[Tensor]) -> Tensor:
 
 
 def ensemble_engine(
-    model: PreTrainedModel, engine: SearchEngine, others: Sequence[Any], int8: bool
+    model: PreTrainedModel, engine: SearchEngine, other_models: Sequence[Any], int8: bool
 ) -> EnsembleEngine:
     """Return the engine of an ensemble.
 
     Args:
         model: Model whose `generate` is called.
         engine: Engine of this model.
-        others: The other models of the ensemble.
+        other_models: The other models of the ensemble.
         int8: Quantize the linear layers to int8.
 
     Returns:
@@ -112,28 +112,31 @@ def ensemble_engine(
             device or dtype, has fewer positions, or cannot run on the inference engine.
     """
     engines = [engine]
-    for place, other in enumerate(others, start=2):
-        name = f"model {place} of the ensemble"
-        if type(other) is not type(model):
+    for model_number, other_model in enumerate(other_models, start=2):
+        name = f"model {model_number} of the ensemble"
+        if type(other_model) is not type(model):
             raise ValueError(
-                f"{name} must be a {type(model).__name__}, got a {type(other).__name__}."
+                f"{name} must be a {type(model).__name__}, got a {type(other_model).__name__}."
             )
-        for field, expected, found in (
-            ("vocab_size", model.config.vocab_size, other.config.vocab_size),
-            ("eos_token_id", model.config.eos_token_id, other.config.eos_token_id),
-            ("device", model.device, other.device),
-            ("dtype", model.dtype, other.dtype),
+        for field, expected, other_value in (
+            ("vocab_size", model.config.vocab_size, other_model.config.vocab_size),
+            ("eos_token_id", model.config.eos_token_id, other_model.config.eos_token_id),
+            ("device", model.device, other_model.device),
+            ("dtype", model.dtype, other_model.dtype),
         ):
-            if expected != found:
-                raise ValueError(f"{name} must have the {field} {expected}, got {found}.")
-        most = [_num_positions(it.config) for it in (model, other)]
-        if most[1] < most[0]:
-            raise ValueError(f"{name} must have at least {most[0]} positions, got {most[1]}.")
-        found, reason = engine_for(other, int8)
-        if found is None:
+            if expected != other_value:
+                raise ValueError(f"{name} must have the {field} {expected}, got {other_value}.")
+        expected = _num_positions(model.config)
+        num_positions = _num_positions(other_model.config)
+        if num_positions < expected:
+            raise ValueError(
+                f"{name} must have at least {expected} positions, got {num_positions}."
+            )
+        other_engine, reason = engine_for(other_model, int8)
+        if other_engine is None:
             raise ValueError(f"{name} cannot run on the inference engine: {reason}.")
-        engines.append(found)
-    return EnsembleEngine(engines, [it.config.d_model for it in (model, *others)])
+        engines.append(other_engine)
+    return EnsembleEngine(engines, [member.config.d_model for member in (model, *other_models)])
 
 
 def _num_positions(config: Any) -> float:

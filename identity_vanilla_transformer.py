@@ -36,7 +36,7 @@ from transformers.utils import cached_file
 logger = logging.getLogger(__name__)
 
 # methods that only initialize weights: an edit of them does not change what a loaded model computes
-NOT_COMPUTING = ("_init_weights",)
+INITIALIZING_METHODS = ("_init_weights",)
 # attributes that transformers adds to a class while it is created
 ADDED_BY_LIBRARY = {"config_class", "_auto_class", "forward"}
 # wrappers that decorators of transformers and torch put around a released `forward`; they do not
@@ -138,29 +138,31 @@ def computing_modules(model: nn.Module) -> list[tuple[str, Any, Any]]:
         For each module, its name, the module itself or None if it is missing, and its allowed
         classes: classes of torch, names of released classes, or `ACTIVATION`.
     """
-    found: list[tuple[str, Any, Any]] = []
-    _collect("", model, HEAD, found)
-    return found
+    modules: list[tuple[str, Any, Any]] = []
+    _collect_modules("", model, HEAD, modules)
+    return modules
 
 
-def _collect(name: str, module: Any, kinds: Any, found: list[tuple[str, Any, Any]]):
-    found.append((name, module, kinds))
-    kind = type(module).__name__
-    parts = SUBMODULES.get(kind)
-    if parts is None:
+def _collect_modules(
+    name: str, module: Any, allowed_classes: Any, modules: list[tuple[str, Any, Any]]
+):
+    modules.append((name, module, allowed_classes))
+    class_name = type(module).__name__
+    submodules = SUBMODULES.get(class_name)
+    if submodules is None:
         return
     children = vars(module)["_modules"]
-    for part, kinds in parts.items():
-        path = f"{name}.{part}" if name else part
-        child = children.get(part)
-        if child is None and (kind, part) in OPTIONAL_SUBMODULES:
+    for child_name, allowed_classes in submodules.items():
+        child_path = f"{name}.{child_name}" if name else child_name
+        child = children.get(child_name)
+        if child is None and (class_name, child_name) in OPTIONAL_SUBMODULES:
             continue
-        if type(kinds) is not list:
-            _collect(path, child, kinds, found)
+        if type(allowed_classes) is not list:
+            _collect_modules(child_path, child, allowed_classes, modules)
             continue
-        found.append((path, child, MODULE_LIST))
+        modules.append((child_path, child, MODULE_LIST))
         for index, layer in enumerate(child if type(child) is nn.ModuleList else ()):
-            _collect(f"{path}.{index}", layer, tuple(kinds), found)
+            _collect_modules(f"{child_path}.{index}", layer, tuple(allowed_classes), modules)
 
 
 def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
@@ -175,14 +177,14 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
     if (difference := _torch_difference()) is not None:
         return difference
     # a model has many modules of few classes from few files, so each is compared only once
-    classes: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
-    files: dict[CodeComparison, str | None] = {}
+    class_results: dict[tuple[type, int], tuple[str | None, frozenset[str]]] = {}
+    file_differences: dict[CodeComparison, str | None] = {}
     model = modules[0][1]
-    for name, module, kinds in modules:
-        key = type(module), id(kinds)
-        if key not in classes:
-            classes[key] = _class_difference(type(module), kinds, files)
-        difference, methods = classes[key]
+    for name, module, allowed_classes in modules:
+        key = type(module), id(allowed_classes)
+        if key not in class_results:
+            class_results[key] = _class_difference(type(module), allowed_classes, file_differences)
+        difference, methods = class_results[key]
         if difference is None:
             difference = _instance_difference(vars(module), methods)
         if difference is None:
@@ -193,38 +195,39 @@ def first_difference(modules: list[tuple[str, Any, Any]]) -> str | None:
 
 
 def _replaced_method(model: nn.Module) -> str | None:
-    replaced = [
+    replaced_names = [
         name
         for name, value in vars(model).items()
         if callable(value) and callable(getattr(type(model), name, None))
     ]
-    return f"{type(model).__name__} has its own {replaced[0]}" if replaced else None
+    return f"{type(model).__name__} has its own {replaced_names[0]}" if replaced_names else None
 
 
 def _torch_difference() -> str | None:
     hooks = nn.modules.module
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return "torch has a global forward hook"
-    replaced = _replaced_function()
-    return None if replaced is None else f"torch.nn.functional.{replaced} was replaced"
+    replaced_name = _replaced_torch_function()
+    return None if replaced_name is None else f"torch.nn.functional.{replaced_name} was replaced"
 
 
 def _settings_difference(name: str, module: nn.Module, model: nn.Module) -> str | None:
     """Return the first setting of a module that the configuration of the model does not imply."""
-    own = vars(module)
-    if own.get("max_norm") is not None:
+    attributes = vars(module)
+    if attributes.get("max_norm") is not None:
         return "has max_norm, which changes its weights as they are read"
     # the engine's probe does not find a wrong is_causal: attention kernels read it only without
     # padding, and the probe has padding
-    if (is_causal := own.get("is_causal")) is not None and is_causal != _is_causal(name):
+    is_causal = attributes.get("is_causal")
+    if is_causal is not None and is_causal != _must_be_causal(name):
         return f"has is_causal {is_causal}"
-    config = own.get("config", model.config)
+    config = attributes.get("config", model.config)
     if config is not model.config and config != model.config:
         return "has another configuration than the model"
     return None
 
 
-def _is_causal(name: str) -> bool:
+def _must_be_causal(name: str) -> bool:
     """Return whether an attention of a released model, or of Marian, is causal. Section 3.2.3."""
     return re.search(r"decoder\.layers\.\d+\.self_att[a-z]*$", name) is not None
 
@@ -238,16 +241,16 @@ def library_difference(model: nn.Module) -> str | None:
     Returns:
         A clause that names the module and its difference, or None if there is none.
     """
-    files: dict[CodeComparison, str | None] = {}
+    file_differences: dict[CodeComparison, str | None] = {}
     for name, module in model.named_modules():
-        kind = type(module)
-        kinds: tuple[type | str, ...] = ACTIVATION
-        if kind.__module__ != "transformers.activations":
-            kinds = (*LIBRARY_CLASSES, *ACTIVATION, kind.__name__)
-        difference, methods = _class_difference(kind, kinds, files)
+        module_class = type(module)
+        allowed_classes: tuple[type | str, ...] = ACTIVATION
+        if module_class.__module__ != "transformers.activations":
+            allowed_classes = (*LIBRARY_CLASSES, *ACTIVATION, module_class.__name__)
+        difference, methods = _class_difference(module_class, allowed_classes, file_differences)
         difference = difference or _instance_difference(vars(module), methods)
         is_causal = getattr(module, "is_causal", None)
-        if difference is None and is_causal is not None and is_causal != _is_causal(name):
+        if difference is None and is_causal is not None and is_causal != _must_be_causal(name):
             difference = f"has is_causal {is_causal}"
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
@@ -255,51 +258,57 @@ def library_difference(model: nn.Module) -> str | None:
 
 
 def _class_difference(
-    kind: type[Any], kinds: Any, files: dict["CodeComparison", str | None]
+    module_class: type[Any],
+    allowed_classes: Any,
+    file_differences: dict["CodeComparison", str | None],
 ) -> tuple[str | None, frozenset[str]]:
     """Return the difference of a class, and the methods that its instances must not override."""
-    where = f"is of the class {kind.__module__}.{kind.__name__}"
-    is_activation = kinds is ACTIVATION
-    if kind is type(None):
+    class_clause = f"is of the class {module_class.__module__}.{module_class.__name__}"
+    is_activation = allowed_classes is ACTIVATION
+    if module_class is type(None):
         return "is missing", frozenset()
-    if issubclass(kind, nn.Module):
-        for caller in ("__call__", "_call_impl"):
-            if not is_of_library(getattr(kind, caller)):
-                return f"{where}, whose {caller} was replaced", frozenset()
-    if kind.__module__.startswith("torch.") or (
-        is_activation and kind.__module__ == "transformers.activations"
+    if issubclass(module_class, nn.Module):
+        for method_name in ("__call__", "_call_impl"):
+            if not is_of_library(getattr(module_class, method_name)):
+                return f"{class_clause}, whose {method_name} was replaced", frozenset()
+    if module_class.__module__.startswith("torch.") or (
+        is_activation and module_class.__module__ == "transformers.activations"
     ):
-        is_known = kind in kinds or (is_activation and not kind.__module__.startswith("torch."))
-        if not is_known:
-            return f"{where}, which the released model does not use here", frozenset()
-        if not is_of_library(kind.forward):
-            return f"{where}, whose forward was replaced", frozenset()
+        is_allowed = module_class in allowed_classes or (
+            is_activation and not module_class.__module__.startswith("torch.")
+        )
+        if not is_allowed:
+            return f"{class_clause}, which the released model does not use here", frozenset()
+        if not is_of_library(module_class.forward):
+            return f"{class_clause}, whose forward was replaced", frozenset()
         return None, frozenset(("forward",))
-    code = comparison_for_class(kind)
-    if code is None or kind.__name__ not in kinds:
-        return f"{where}, which is not one of this release", frozenset()
-    if code not in files:
-        files[code] = code.difference()
-    if files[code] is not None:
-        return f"{where}; in its file, {files[code]}", frozenset()
-    return None, frozenset().union(*(code.methods.get(base, ()) for base in kind.__mro__))
+    comparison = comparison_for_class(module_class)
+    if comparison is None or module_class.__name__ not in allowed_classes:
+        return f"{class_clause}, which is not one of this release", frozenset()
+    if comparison not in file_differences:
+        file_differences[comparison] = comparison.difference()
+    if file_differences[comparison] is not None:
+        return f"{class_clause}; in its file, {file_differences[comparison]}", frozenset()
+    return None, frozenset().union(
+        *(comparison.methods.get(base, ()) for base in module_class.__mro__)
+    )
 
 
-def _instance_difference(own: Mapping[str, Any], methods: frozenset[str]) -> str | None:
+def _instance_difference(attributes: Mapping[str, Any], method_names: frozenset[str]) -> str | None:
     """Return the first attribute of a module that overrides or extends the code of its class."""
-    if not methods.isdisjoint(own):
-        return f"has its own {min(methods & own.keys())}"
-    if "_call_impl" in own:
+    if not method_names.isdisjoint(attributes):
+        return f"has its own {min(method_names & attributes.keys())}"
+    if "_call_impl" in attributes:
         return "has its own _call_impl"
-    if own["_forward_pre_hooks"]:
+    if attributes["_forward_pre_hooks"]:
         return "has a forward pre-hook"
-    for hook in own["_forward_hooks"].values():
+    for hook in attributes["_forward_hooks"].values():
         if getattr(hook, "__module__", None) not in HARMLESS_HOOKS:
             return "has a forward hook"
     for name in ("weight", "bias"):
-        if name in own or name in own["_buffers"]:
+        if name in attributes or name in attributes["_buffers"]:
             return f"has a {name} that is not a parameter"
-    return None if own.get("_compiled_call_impl") is None else "was compiled"
+    return None if attributes.get("_compiled_call_impl") is None else "was compiled"
 
 
 def difference_outside_layers(model: PreTrainedModel) -> str | None:
@@ -316,40 +325,41 @@ def difference_outside_layers(model: PreTrainedModel) -> str | None:
     """
     if (difference := _torch_difference()) is not None:
         return difference
-    files: dict[CodeComparison, str | None] = {}
-    weights = []
-    for name, module, kinds in computing_modules(model):
+    file_differences: dict[CodeComparison, str | None] = {}
+    vocabulary_weights = []
+    for name, module, allowed_classes in computing_modules(model):
         if ".layers" in name or name.endswith("dropout"):
             continue
-        difference, methods = _class_difference(type(module), kinds, files)
+        difference, methods = _class_difference(type(module), allowed_classes, file_differences)
         if difference is None:
-            own = dict(vars(module))
+            attributes = dict(vars(module))
             # accelerate replaces the forward of a model that it prepares, and keeps the original
-            original = own.pop("_original_forward", None)
-            if getattr(original, "__func__", None) is type(module).forward:
-                own.pop("forward", None)
-            difference = _instance_difference(own, methods) or _gradient_difference(own)
+            original_forward = attributes.pop("_original_forward", None)
+            if getattr(original_forward, "__func__", None) is type(module).forward:
+                attributes.pop("forward", None)
+            difference = _instance_difference(attributes, methods)
+            difference = difference or _gradient_difference(attributes)
             difference = difference or _settings_difference(name, module, model)
         if difference is not None:
             return f"{name or type(model).__name__} {difference}"
         if name == "lm_head" or name.endswith("embed_tokens"):
-            weights.append(module.weight)
-    is_tied = weights[0] is weights[1] is weights[2]
+            vocabulary_weights.append(module.weight)
+    is_tied = vocabulary_weights[0] is vocabulary_weights[1] is vocabulary_weights[2]
     if is_tied != model.config.tie_word_embeddings:
-        found = "tied" if is_tied else "not tied"
-        set_to = model.config.tie_word_embeddings
-        return f"tie_word_embeddings is {set_to}, but the embeddings are {found}"
+        state = "tied" if is_tied else "not tied"
+        setting = model.config.tie_word_embeddings
+        return f"tie_word_embeddings is {setting}, but the embeddings are {state}"
     return None
 
 
-def _gradient_difference(own: Mapping[str, Any]) -> str | None:
+def _gradient_difference(attributes: Mapping[str, Any]) -> str | None:
     """Return the first hook or setting of a module that changes its gradients."""
-    if own["_backward_hooks"] or own["_backward_pre_hooks"]:
+    if attributes["_backward_hooks"] or attributes["_backward_pre_hooks"]:
         return "has a backward hook"
     for name in ("padding_idx", "scale_grad_by_freq", "sparse"):
-        if own.get(name) not in (None, False):
+        if attributes.get(name) not in (None, False):
             return f"has {name}"
-    for name, weight in own["_parameters"].items():
+    for name, weight in attributes["_parameters"].items():
         if weight is not None and weight._backward_hooks:
             return f"has a hook on {name}"
     return None
@@ -388,10 +398,14 @@ def attention_difference(model: PreTrainedModel) -> str | None:
 def _is_released_function(function: Any) -> bool:
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", ""))
-    code = None if module is None else _comparison_of(module)
-    if code is None or name not in code.known or vars(module).get(name) is not function:
+    comparison = None if module is None else _comparison_for_module(module)
+    if (
+        comparison is None
+        or name not in comparison.released_digests
+        or vars(module).get(name) is not function
+    ):
         return False
-    return code.difference() is None
+    return comparison.difference() is None
 
 
 def is_of_library(function: Any) -> bool:
@@ -404,15 +418,17 @@ def is_of_library(function: Any) -> bool:
     return bool(codes) and all(code.co_filename.startswith(LIBRARY_FOLDERS) for code in codes)
 
 
-def _replaced_function() -> str | None:
+def _replaced_torch_function() -> str | None:
     """Return the first public function of torch.nn.functional that is not torch's, or None."""
     functions = list(vars(nn.functional).values())
-    if len(_functions) == len(functions) and all(map(_is_same, _functions, functions)):
+    if len(_accepted_functions) == len(functions) and all(
+        map(_is_same_object, _accepted_functions, functions)
+    ):
         return None
     for name, function in vars(nn.functional).items():
         if not name.startswith("_") and not _may_be_of_library(function):
             return name
-    _functions[:] = functions
+    _accepted_functions[:] = functions
     return None
 
 
@@ -422,26 +438,28 @@ def _may_be_of_library(value: Any) -> bool:
         return is_of_library(value)
     if isinstance(value, type | ModuleType) or not callable(value):
         return True
-    home = type(value) if value.__class__ is not BuiltinFunctionType else value
-    return (home.__module__ or "").startswith(("torch", "transformers", "typing"))
+    definition = type(value) if value.__class__ is not BuiltinFunctionType else value
+    return (definition.__module__ or "").startswith(("torch", "transformers", "typing"))
 
 
 # values in torch.nn.functional and GenerationMixin at the last comparison that found no difference
-_functions: list[Any] = []
-_methods: list[Any] = []
+_accepted_functions: list[Any] = []
+_accepted_methods: list[Any] = []
 
 
 def generation_difference() -> str | None:
     """Return a clause that names the first replaced method of `GenerationMixin`, or None."""
     methods = list(vars(GenerationMixin).values())
-    if len(_methods) == len(methods) and all(map(_is_same, _methods, methods)):
+    if len(_accepted_methods) == len(methods) and all(
+        map(_is_same_object, _accepted_methods, methods)
+    ):
         return None
     for name, method in vars(GenerationMixin).items():
         # one method is a context manager, whose wrapper is defined in contextlib
-        files = (*LIBRARY_FOLDERS, contextlib.__file__)
-        if not all(code.co_filename.startswith(files) for code in code_objects_of(method)):
+        allowed_files = (*LIBRARY_FOLDERS, contextlib.__file__)
+        if not all(code.co_filename.startswith(allowed_files) for code in code_objects_of(method)):
             return f"transformers.GenerationMixin.{name} was replaced"
-    _methods[:] = methods
+    _accepted_methods[:] = methods
     return None
 
 
@@ -468,12 +486,12 @@ class CodeComparison:
         known: Digests of the released definitions, by name.
     """
 
-    def __init__(self, module: ModuleType, known: Mapping[str, str]):
+    def __init__(self, module: ModuleType, released_digests: Mapping[str, str]):
         self.module = module
-        self.known = known
+        self.released_digests = released_digests
         # for each released class, the names of the methods that its instances must not override
         self.methods: dict[type, frozenset[str]] = {}
-        self._compared: tuple[list[Any], str | None] | None = None
+        self._last_comparison: tuple[list[Any], str | None] | None = None
 
     def difference(self) -> str | None:
         """Return the first definition that differs from the released one.
@@ -485,106 +503,117 @@ class CodeComparison:
             A clause, or None if there is no difference.
         """
         objects = self._objects()
-        if self._compared is not None:
-            before, result = self._compared
-            if len(before) == len(objects) and all(map(_is_same, before, objects)):
+        if self._last_comparison is not None:
+            objects_before, result = self._last_comparison
+            if len(objects_before) == len(objects) and all(
+                map(_is_same_object, objects_before, objects)
+            ):
                 return result
         result = self._compare()
-        self._compared = self._objects(), result
+        self._last_comparison = self._objects(), result
         return result
 
     def _objects(self) -> list[Any]:
         """Return all objects that the code consists of, as they are now."""
         objects = []
-        for name in self.known:
+        for name in self.released_digests:
             value = vars(self.module).get(name)
             objects.append(value)
             if getattr(value, "__module__", None) != self.module.__name__:
                 # only the identity of an imported object is compared, not its parts
                 continue
-            for part in vars(value).values() if isinstance(value, type) else (value,):
-                objects.append(part)
-                if isinstance(part, FunctionType | staticmethod | classmethod | property):
-                    objects.extend(code_objects_of(part))
+            for attribute in vars(value).values() if isinstance(value, type) else (value,):
+                objects.append(attribute)
+                if isinstance(attribute, FunctionType | staticmethod | classmethod | property):
+                    objects.extend(code_objects_of(attribute))
         return objects
 
     def _compare(self) -> str | None:
-        name = self.module.__name__
+        module_name = self.module.__name__
         try:
             source = inspect.getsource(self.module)
         except (OSError, TypeError):
-            return f"the source of {name} cannot be read"
-        found, tree = digests_of(source), ast.parse(source)
-        for definition, digest in self.known.items():
-            if found.get(definition, digest) != digest:
+            return f"the source of {module_name} cannot be read"
+        digests, tree = digests_of(source), ast.parse(source)
+        for definition, digest in self.released_digests.items():
+            if digests.get(definition, digest) != digest:
                 return f"{definition} differs from the released code"
-        for definition in self.known:
-            if definition not in found:
-                return f"{definition} is missing in {name}"
-        compiled = compile(source, self.module.__file__ or name, "exec", dont_inherit=True)
-        codes = {code.co_qualname: code for code in _nested(compiled)}
+        for definition in self.released_digests:
+            if definition not in digests:
+                return f"{definition} is missing in {module_name}"
+        compiled = compile(source, self.module.__file__ or module_name, "exec", dont_inherit=True)
+        codes_by_name = {code.co_qualname: code for code in _nested_code_objects(compiled)}
         self.methods = {}
         for node in tree.body:
             for definition in _bound_names(node):
-                if definition in self.known and not self._is_as_compiled(definition, node, codes):
-                    return f"{definition} was changed after {name} was imported"
+                if definition not in self.released_digests:
+                    continue
+                if not self._matches_compiled(definition, node, codes_by_name):
+                    return f"{definition} was changed after {module_name} was imported"
         return None
 
-    def _is_as_compiled(self, name: str, node: ast.stmt, codes: Mapping[str, CodeType]) -> bool:
+    def _matches_compiled(
+        self, name: str, node: ast.stmt, codes_by_name: Mapping[str, CodeType]
+    ) -> bool:
         value = vars(self.module).get(name)
         if isinstance(node, ast.Import | ast.ImportFrom):
             origin = (
                 (node.module or "") if isinstance(node, ast.ImportFrom) and not node.level else ""
             )
-            is_known = not origin.startswith(("torch", "transformers")) or _may_be_of_library(value)
-            return is_known and value is _imported(self.module, node, name)
-        if isinstance(node, ast.FunctionDef):
-            return _has_code(value, codes[name])
-        if isinstance(node, ast.ClassDef):
-            own = {bound for part in node.body for bound in _bound_names(part)}
-            if not isinstance(value, type) or _added_methods(value, own):
+            if origin.startswith(("torch", "transformers")) and not _may_be_of_library(value):
                 return False
-            functions = [part.name for part in node.body if isinstance(part, ast.FunctionDef)]
-            self.methods[value] = frozenset(functions)
+            return value is _imported_object(self.module, node, name)
+        if isinstance(node, ast.FunctionDef):
+            return _has_code(value, codes_by_name[name])
+        if isinstance(node, ast.ClassDef):
+            own_names = {
+                bound_name for statement in node.body for bound_name in _bound_names(statement)
+            }
+            if not isinstance(value, type) or _added_methods(value, own_names):
+                return False
+            method_names = [
+                statement.name for statement in node.body if isinstance(statement, ast.FunctionDef)
+            ]
+            self.methods[value] = frozenset(method_names)
             return all(
-                _has_code(vars(value)[function], codes[f"{name}.{function}"])
-                for function in functions
-                if function not in NOT_COMPUTING
+                _has_code(vars(value)[method_name], codes_by_name[f"{name}.{method_name}"])
+                for method_name in method_names
+                if method_name not in INITIALIZING_METHODS
             )
         return True
 
 
-def _is_same(before: Any, now: Any) -> bool:
+def _is_same_object(before: Any, now: Any) -> bool:
     return before is now
 
 
 _comparisons: dict[str, CodeComparison] = {}
 
 
-def comparison_for_class(kind: type) -> CodeComparison | None:
+def comparison_for_class(module_class: type) -> CodeComparison | None:
     """Return the comparison for the module that defines a class.
 
     Args:
-        kind: Any class.
+        module_class: Any class.
 
     Returns:
         The comparison, or None if this release has no such class.
     """
-    module = sys.modules.get(kind.__module__)
-    code = None if module is None else _comparison_of(module)
-    if code is None or vars(module).get(kind.__name__) is not kind:
+    module = sys.modules.get(module_class.__module__)
+    comparison = None if module is None else _comparison_for_module(module)
+    if comparison is None or vars(module).get(module_class.__name__) is not module_class:
         return None
-    return code if kind.__name__ in code.known else None
+    return comparison if module_class.__name__ in comparison.released_digests else None
 
 
-def _comparison_of(module: ModuleType) -> CodeComparison | None:
-    code = _comparisons.get(module.__name__)
-    if code is None or code.module is not module:
-        known = RELEASED.get(module.__name__.rsplit(".", 1)[-1])
-        if known is None:
+def _comparison_for_module(module: ModuleType) -> CodeComparison | None:
+    comparison = _comparisons.get(module.__name__)
+    if comparison is None or comparison.module is not module:
+        released_digests = RELEASED.get(module.__name__.rsplit(".", 1)[-1])
+        if released_digests is None:
             return None
-        code = _comparisons[module.__name__] = CodeComparison(module, known)
-    return code
+        comparison = _comparisons[module.__name__] = CodeComparison(module, released_digests)
+    return comparison
 
 
 def file_difference(path: str | Path) -> str | None:
@@ -597,13 +626,13 @@ def file_difference(path: str | Path) -> str | None:
         A clause, or None if both have the same code.
     """
     module = sys.modules[f"{__package__}.{Path(path).stem}"]
-    running = digests_of(inspect.getsource(module))
+    running_digests = digests_of(inspect.getsource(module))
     try:
-        found = digests_of(Path(path).read_text(encoding="utf-8"))
+        file_digests = digests_of(Path(path).read_text(encoding="utf-8"))
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return "it cannot be parsed"
-    for name in sorted({*running, *found}):
-        if found.get(name) != running.get(name):
+    for name in sorted({*running_digests, *file_digests}):
+        if file_digests.get(name) != running_digests.get(name):
             return f"{name} differs"
     return None
 
@@ -616,12 +645,12 @@ def warn_of_other_code(source: str | PathLike, config: PreTrainedConfig, name: s
         config: Configuration of the model.
         name: Name of the module that defines the model's class.
     """
-    own = name.rpartition(".")[2]
+    module_name = name.rpartition(".")[2]
     address = (getattr(config, "auto_map", None) or {}).get("AutoModelForSeq2SeqLM", "")
     # an address of code in another repository begins with the name of the repository and "--"
-    if address.rpartition("--")[2].partition(".")[0] != own:
+    if address.rpartition("--")[2].partition(".")[0] != module_name:
         return
-    file = cached_file(source, f"{own}.py", _raise_exceptions_for_missing_entries=False)
+    file = cached_file(source, f"{module_name}.py", _raise_exceptions_for_missing_entries=False)
     if file is not None and (difference := file_difference(file)) is not None:
         logger.warning(
             "%s holds other model code than %s: %s. This process runs the installed code. To run "
@@ -634,49 +663,49 @@ def warn_of_other_code(source: str | PathLike, config: PreTrainedConfig, name: s
 
 
 def _has_code(function: Any, compiled: CodeType) -> bool:
-    codes = list(code_objects_of(function))
-    if not codes or not _is_same_code(codes[-1], compiled):
+    function_codes = list(code_objects_of(function))
+    if not function_codes or not _is_same_code(function_codes[-1], compiled):
         return False
     return all(
         code.co_qualname in LIBRARY_WRAPPERS and code.co_filename.startswith(LIBRARY_FOLDERS)
-        for code in codes[:-1]
+        for code in function_codes[:-1]
     )
 
 
-def _is_same_code(one: CodeType, other: CodeType) -> bool:
-    if (one.co_code, one.co_names, one.co_varnames) != (
-        other.co_code,
-        other.co_names,
-        other.co_varnames,
+def _is_same_code(first_code: CodeType, second_code: CodeType) -> bool:
+    if (first_code.co_code, first_code.co_names, first_code.co_varnames) != (
+        second_code.co_code,
+        second_code.co_names,
+        second_code.co_varnames,
     ):
         return False
-    constants = list(zip(one.co_consts, other.co_consts, strict=False))
-    return len(one.co_consts) == len(other.co_consts) and all(
-        _is_same_code(first, second)
-        if isinstance(first, CodeType) and isinstance(second, CodeType)
-        else type(first) is type(second) and first == second
-        for first, second in constants
+    constants = list(zip(first_code.co_consts, second_code.co_consts, strict=False))
+    return len(first_code.co_consts) == len(second_code.co_consts) and all(
+        _is_same_code(first_constant, second_constant)
+        if isinstance(first_constant, CodeType) and isinstance(second_constant, CodeType)
+        else type(first_constant) is type(second_constant) and first_constant == second_constant
+        for first_constant, second_constant in constants
     )
 
 
-def _added_methods(kind: type, own: set[str]) -> set[str]:
+def _added_methods(module_class: type, own_names: set[str]) -> set[str]:
     """Return the methods and other descriptors of a class that its source does not define."""
     return {
         name
-        for name, value in vars(kind).items()
+        for name, value in vars(module_class).items()
         if callable(value) or hasattr(type(value), "__get__")
-        if name not in own | ADDED_BY_LIBRARY and not name.startswith("__annot")
+        if name not in own_names | ADDED_BY_LIBRARY and not name.startswith("__annot")
     }
 
 
-def _nested(code: CodeType) -> Iterator[CodeType]:
+def _nested_code_objects(code: CodeType) -> Iterator[CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield constant
-            yield from _nested(constant)
+            yield from _nested_code_objects(constant)
 
 
-def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> Any:
+def _imported_object(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) -> Any:
     """Return the object that an import statement would bind to a name now."""
     for alias in node.names:
         if (alias.asname or alias.name) != name:
@@ -694,7 +723,8 @@ def _imported(module: ModuleType, node: ast.Import | ast.ImportFrom, name: str) 
 def digests_of(source: str) -> dict[str, str]:
     """Return a digest of each definition of a module, and of each import that its code uses.
 
-    Comments, docstrings, annotations and the methods of `NOT_COMPUTING` do not change a digest.
+    Comments, docstrings, annotations and the methods of `INITIALIZING_METHODS` do not change a
+    digest.
 
     Args:
         source: Text of the module.
@@ -702,18 +732,25 @@ def digests_of(source: str) -> dict[str, str]:
     Returns:
         Digests of classes, functions, constants and imports, by name.
     """
-    texts, imports = {}, {}
-    used: set[str] = set()
+    canonical_texts, import_texts = {}, {}
+    used_names: set[str] = set()
     for node in ast.parse(source).body:
         for name in _bound_names(node):
             if isinstance(node, ast.Import | ast.ImportFrom):
-                alias = next(it for it in node.names if (it.asname or it.name) == name)
+                alias = next(
+                    imported
+                    for imported in node.names
+                    if (imported.asname or imported.name) == name
+                )
                 origin = "" if isinstance(node, ast.Import) else f"{node.level} {node.module}."
-                imports[name] = f"import {origin}{alias.name}"
+                import_texts[name] = f"import {origin}{alias.name}"
             elif not name.startswith("__"):
-                texts[name] = _canonical(node, used)
-    texts |= {name: text for name, text in imports.items() if name in used}
-    return {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in texts.items()}
+                canonical_texts[name] = _canonical_text(node, used_names)
+    canonical_texts |= {name: text for name, text in import_texts.items() if name in used_names}
+    return {
+        name: hashlib.sha256(text.encode()).hexdigest()[:16]
+        for name, text in canonical_texts.items()
+    }
 
 
 def _bound_names(node: ast.stmt) -> list[str]:
@@ -725,33 +762,36 @@ def _bound_names(node: ast.stmt) -> list[str]:
     return [target.id for target in targets if isinstance(target, ast.Name)]
 
 
-def _canonical(node: Any, used: set[str]) -> str:
+def _canonical_text(node: Any, used_names: set[str]) -> str:
     """Return a syntax tree as text that is the same in every version of Python.
 
-    Names that the code uses are added to `used`.
+    Names that the code uses are added to `used_names`.
     """
     if isinstance(node, list):
-        return f"[{','.join(_canonical(part, used) for part in node)}]"
+        return f"[{','.join(_canonical_text(item, used_names) for item in node)}]"
     if not isinstance(node, ast.AST):
         return repr(node)
     if isinstance(node, ast.Name):
-        used.add(node.id)
+        used_names.add(node.id)
     fields = dict(ast.iter_fields(node))
-    for unused in ("annotation", "returns", "ctx", "kind", "type_comment", "simple"):
-        fields.pop(unused, None)
+    for field_name in ("annotation", "returns", "ctx", "kind", "type_comment", "simple"):
+        fields.pop(field_name, None)
     body = fields.get("body")
     if isinstance(node, ast.FunctionDef | ast.ClassDef) and body:
-        is_text = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
-        kept = body[1:] if is_text and isinstance(body[0].value.value, str) else body
+        is_constant = isinstance(body[0], ast.Expr) and isinstance(body[0].value, ast.Constant)
+        has_docstring = is_constant and isinstance(body[0].value.value, str)
+        statements = body[1:] if has_docstring else body
         fields["body"] = [
-            part
-            for part in kept
-            if not (isinstance(part, ast.FunctionDef) and part.name in NOT_COMPUTING)
+            item
+            for item in statements
+            if not (isinstance(item, ast.FunctionDef) and item.name in INITIALIZING_METHODS)
         ]
     # empty fields are left out: later versions of Python add fields that are empty in code for
     # earlier versions
     parts = [
-        f"{name}={_canonical(value, used)}" for name, value in fields.items() if value or value == 0
+        f"{name}={_canonical_text(value, used_names)}"
+        for name, value in fields.items()
+        if value or value == 0
     ]
     return f"{type(node).__name__}({','.join(parts)})"
 

@@ -22,7 +22,7 @@ TESTED_ROWS = (1, 4, 7, 60, 300)
 ROW_MULTIPLE = 8
 # weights with more elements, and weights with this many inputs and outputs, are not packed: the
 # packed copy would take much memory and would hardly be faster
-LARGEST_PACKED, WIDEST_PACKED = 2**25, 2**10
+MAX_PACKED_ELEMENTS, MAX_PACKED_WIDTH = 2**25, 2**10
 # up to this number of rows, oneDNN is faster if weights that are not packed are the left factor
 FEW_ROWS = 64
 # number of scores in a group; top-k searches only the groups with the largest maxima
@@ -54,11 +54,11 @@ class PackedLinear:
 
     def __init__(self, layers: Sequence[nn.Linear], then_relu: bool = False):
         self.then_relu = then_relu
-        self.in_place = [side_by_side([layer]) for layer in layers]
-        if any(is_used_in_place(weight) for weight, _ in self.in_place):
-            self.library = "onednn" if _multiplies("onednn") else None
+        self.weights_in_place = [side_by_side([layer]) for layer in layers]
+        if any(is_used_in_place(weight) for weight, _ in self.weights_in_place):
+            self.library = "onednn" if _is_available_and_correct("onednn") else None
             return
-        self.in_place = []
+        self.weights_in_place = []
         weight, self.bias = side_by_side(layers)
         is_on_cpu = weight.device.type == "cpu"
         self.library = packing_library() if is_on_cpu else None
@@ -74,7 +74,7 @@ class PackedLinear:
         self.weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
         # the product reads only the shape of the original weight, so a concatenated weight frees
         # its memory
-        self.shape_of_weight = weight
+        self.original_weight = weight
         if len(layers) > 1:
             weight.untyped_storage().resize_(0)
 
@@ -87,13 +87,15 @@ class PackedLinear:
         Returns:
             Outputs of all layers, [rows, outputs].
         """
-        if self.in_place:
-            parts = [self._product_in_place(x, weight, bias) for weight, bias in self.in_place]
+        if self.weights_in_place:
+            parts = [
+                self._product_in_place(x, weight, bias) for weight, bias in self.weights_in_place
+            ]
             return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         if self.library == "onednn":
             return onednn_product(x, self.weight, self.bias, self.then_relu)
         if self.library == "mkl":
-            product = mkl_product(x, self.weight, self.shape_of_weight, self.bias)
+            product = mkl_product(x, self.weight, self.original_weight, self.bias)
         elif self.bias is None:
             product = x @ self.weight
         else:
@@ -149,21 +151,22 @@ class Int8Linear:
         with warnings.catch_warnings():
             # the kernels accept only quantized tensors, which torch has deprecated
             warnings.filterwarnings("ignore", ".*quantize_per_channel", UserWarning)
-            levels = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
+            quantized_weight = torch.quantize_per_channel(weight, scales, zeros, 0, torch.qint8)
         self.num_outputs = len(weight)
         # a CPU without VNNI adds pairs of products in 16 bits, which would overflow with inputs of
         # 8 bits
-        self.in_seven_bits = not torch.cpu._is_vnni_supported()
-        before = torch.backends.quantized.engine
-        known = torch.backends.quantized.supported_engines
-        usable = [name for name in INT8_KERNELS if name in known] or [before]
+        self.uses_seven_bits = not torch.cpu._is_vnni_supported()
+        engine_before = torch.backends.quantized.engine
+        supported_kernels = torch.backends.quantized.supported_engines
+        usable_kernels = [name for name in INT8_KERNELS if name in supported_kernels]
+        usable_kernels = usable_kernels or [engine_before]
         self.weights = []
         try:
-            for name in usable[:1] if self.in_seven_bits else usable:
+            for name in usable_kernels[:1] if self.uses_seven_bits else usable_kernels:
                 torch.backends.quantized.engine = name
-                self.weights.append(torch.ops.quantized.linear_prepack(levels, bias))
+                self.weights.append(torch.ops.quantized.linear_prepack(quantized_weight, bias))
         finally:
-            torch.backends.quantized.engine = before
+            torch.backends.quantized.engine = engine_before
         kernels = torch.ops.quantized
         kernel = kernels.linear_relu_dynamic if then_relu else kernels.linear_dynamic
         self.multiply = kernel.default
@@ -177,9 +180,9 @@ class Int8Linear:
         Returns:
             Outputs of all layers, [rows, outputs].
         """
-        few, many = self.weights[0], self.weights[-1]
-        weight = few if len(x) * self.num_outputs <= FEW_OUTPUTS else many
-        return self.multiply(x, weight, self.in_seven_bits)
+        weight_for_few, weight_for_many = self.weights[0], self.weights[-1]
+        weight = weight_for_few if len(x) * self.num_outputs <= FEW_OUTPUTS else weight_for_many
+        return self.multiply(x, weight, self.uses_seven_bits)
 
 
 def is_used_in_place(weight: Tensor) -> bool:
@@ -188,7 +191,7 @@ def is_used_in_place(weight: Tensor) -> bool:
     Args:
         weight: Weight of a linear layer.
     """
-    is_large = weight.numel() > LARGEST_PACKED or min(weight.shape) >= WIDEST_PACKED
+    is_large = weight.numel() > MAX_PACKED_ELEMENTS or min(weight.shape) >= MAX_PACKED_WIDTH
     return weight.device.type == "cpu" and is_large
 
 
@@ -243,9 +246,9 @@ def onednn_product(x: Tensor, weight: Tensor, bias: Tensor | None, then_relu: bo
     Returns:
         Outputs, [rows, outputs].
     """
-    then = "relu" if then_relu else "none"
+    activation_name = "relu" if then_relu else "none"
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    return multiply(_with_more_rows(x), weight, bias, then, [], "")[: len(x)]
+    return multiply(_pad_rows(x), weight, bias, activation_name, [], "")[: len(x)]
 
 
 def product_of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -260,16 +263,16 @@ def product_of_few_rows(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
         Outputs, [rows, outputs].
     """
     multiply = torch.ops.mkldnn._linear_pointwise.default
-    product = multiply(weight, _with_more_rows(x), None, "none", [], "").t()[: len(x)].contiguous()
+    product = multiply(weight, _pad_rows(x), None, "none", [], "").t()[: len(x)].contiguous()
     return product if bias is None else product.add_(bias)
 
 
-def _with_more_rows(x: Tensor) -> Tensor:
+def _pad_rows(x: Tensor) -> Tensor:
     # oneDNN builds a kernel for each number of rows, so rounding up limits the number of kernels
-    rows = len(x)
-    if rows <= ROW_MULTIPLE or rows % ROW_MULTIPLE == 0:
+    num_rows = len(x)
+    if num_rows <= ROW_MULTIPLE or num_rows % ROW_MULTIPLE == 0:
         return x
-    return nn.functional.pad(x, (0, 0, 0, -rows % ROW_MULTIPLE))
+    return nn.functional.pad(x, (0, 0, 0, -num_rows % ROW_MULTIPLE))
 
 
 @functools.cache
@@ -283,7 +286,8 @@ def packing_library() -> str | None:
     Returns:
         "mkl", "onednn", or None if neither is available and correct for all numbers of rows.
     """
-    return next(filter(_multiplies, ("mkl",) if is_intel() else ("onednn", "mkl")), None)
+    libraries = ("mkl",) if is_intel() else ("onednn", "mkl")
+    return next(filter(_is_available_and_correct, libraries), None)
 
 
 def is_intel() -> bool:
@@ -296,28 +300,30 @@ def is_intel() -> bool:
 
 
 @functools.cache
-def _multiplies(library: str) -> bool:
+def _is_available_and_correct(library: str) -> bool:
     if not getattr(torch.backends, "mkl" if library == "mkl" else "mkldnn").is_available():
         return False
     generator = torch.Generator().manual_seed(0)
     weight = torch.randn(150, 70, generator=generator, dtype=torch.float32)
-    multiply: list[Callable[[Tensor], Tensor]]
+    products: list[Callable[[Tensor], Tensor]]
     try:
         if library == "mkl":
-            packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
-            multiply = [
-                functools.partial(mkl_product, packed_weight=packed, weight=weight, bias=None)
+            packed_weight = torch.ops.mkl._mkl_reorder_linear_weight(weight, PACKED_ROWS)
+            products = [
+                functools.partial(
+                    mkl_product, packed_weight=packed_weight, weight=weight, bias=None
+                )
             ]
         else:
-            packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-            multiply = [
-                functools.partial(onednn_product, weight=either, bias=None, then_relu=False)
-                for either in (packed, weight)
+            packed_weight = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
+            products = [
+                functools.partial(onednn_product, weight=some_weight, bias=None, then_relu=False)
+                for some_weight in (packed_weight, weight)
             ]
-            multiply.append(functools.partial(product_of_few_rows, weight=weight, bias=None))
+            products.append(functools.partial(product_of_few_rows, weight=weight, bias=None))
         for num_rows in TESTED_ROWS:
             x = torch.randn(num_rows, weight.shape[1], generator=generator, dtype=torch.float32)
-            for product in multiply:
+            for product in products:
                 if not torch.allclose(product(x), x @ weight.T, rtol=1e-4, atol=1e-4):
                     return False
     except (AttributeError, RuntimeError):
@@ -339,15 +345,15 @@ def likeliest(logits: Tensor, count: int, suppressed: Sequence[int] = ()) -> tup
         Log-probabilities and tokens, most probable first, [rows, C] each.
     """
     if not suppressed:
-        best, tokens = largest(logits, count)
-        return best - log_sum_exp_(logits, best[:, :1]), tokens
-    index = torch.tensor(suppressed, device=logits.device)
-    kept = logits[:, index]
-    logits[:, index] = -torch.inf
-    best, tokens = largest(logits, count)
-    logits[:, index] = kept
-    highest = torch.cat((best[:, :1], kept), dim=1).amax(dim=1, keepdim=True)
-    return best - log_sum_exp_(logits, highest), tokens
+        best_logits, tokens = largest(logits, count)
+        return best_logits - log_sum_exp_(logits, best_logits[:, :1]), tokens
+    suppressed_index = torch.tensor(suppressed, device=logits.device)
+    suppressed_logits = logits[:, suppressed_index]
+    logits[:, suppressed_index] = -torch.inf
+    best_logits, tokens = largest(logits, count)
+    logits[:, suppressed_index] = suppressed_logits
+    highest = torch.cat((best_logits[:, :1], suppressed_logits), dim=1).amax(dim=1, keepdim=True)
+    return best_logits - log_sum_exp_(logits, highest), tokens
 
 
 def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -363,22 +369,24 @@ def largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Returns:
         Scores and their indices, largest first, [rows, C] each.
     """
-    rows, size = scores.shape
-    num_groups = size // TOKENS_PER_GROUP
-    if size < SMALLEST_GROUPED_VOCABULARY or 4 * count > num_groups:
+    num_rows, vocab_size = scores.shape
+    num_groups = vocab_size // TOKENS_PER_GROUP
+    if vocab_size < SMALLEST_GROUPED_VOCABULARY or 4 * count > num_groups:
         best = scores.topk(count, dim=1)
         return best.values, best.indices
-    rest = num_groups * TOKENS_PER_GROUP
+    num_grouped = num_groups * TOKENS_PER_GROUP
     # a group is a column of this matrix
-    grouped = scores[:, :rest].unflatten(1, (TOKENS_PER_GROUP, num_groups))
-    groups = grouped.amax(dim=1).topk(count, dim=1).indices  # [rows, C]
-    wide = groups[:, None].expand(-1, TOKENS_PER_GROUP, -1)
-    found = torch.cat((grouped.gather(2, wide).flatten(1), scores[:, rest:]), dim=1)
-    best = found.topk(count, dim=1)
-    steps = torch.arange(0, rest, num_groups, device=scores.device)[:, None]
-    indices = (groups[:, None] + steps).flatten(1)  # [rows, C * group]
-    last = torch.arange(rest, size, device=scores.device).expand(rows, -1)
-    return best.values, torch.cat((indices, last), dim=1).gather(1, best.indices)
+    grouped_scores = scores[:, :num_grouped].unflatten(1, (TOKENS_PER_GROUP, num_groups))
+    best_groups = grouped_scores.amax(dim=1).topk(count, dim=1).indices  # [rows, C]
+    wide_groups = best_groups[:, None].expand(-1, TOKENS_PER_GROUP, -1)
+    searched_scores = torch.cat(
+        (grouped_scores.gather(2, wide_groups).flatten(1), scores[:, num_grouped:]), dim=1
+    )
+    best = searched_scores.topk(count, dim=1)
+    group_offsets = torch.arange(0, num_grouped, num_groups, device=scores.device)[:, None]
+    indices = (best_groups[:, None] + group_offsets).flatten(1)  # [rows, C * group]
+    rest_indices = torch.arange(num_grouped, vocab_size, device=scores.device).expand(num_rows, -1)
+    return best.values, torch.cat((indices, rest_indices), dim=1).gather(1, best.indices)
 
 
 def exp_(exponents: Tensor) -> Tensor:
@@ -426,12 +434,12 @@ class _Captures(threading.local):
     def __call__(self, device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.CUDAGraph]:
         if device not in self.by_device:
             # the first graph is never replayed: it keeps the memory pool alive
-            stream, first = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
+            stream, pool_graph = torch.cuda.Stream(device), torch.cuda.CUDAGraph()
             with torch.cuda.stream(stream):
-                first.capture_begin(capture_error_mode="thread_local")
+                pool_graph.capture_begin(capture_error_mode="thread_local")
                 torch.zeros(1, device=device)
-                first.capture_end()
-            self.by_device[device] = stream, first
+                pool_graph.capture_end()
+            self.by_device[device] = stream, pool_graph
         return self.by_device[device]
 
 
@@ -449,21 +457,21 @@ def captured(compute: Callable[[], None], device: torch.device) -> Callable[[], 
     Returns:
         Function that repeats the work on the GPU without running the Python code again.
     """
-    stream, first = _captures(device)
-    current = torch.cuda.current_stream(device)
-    stream.wait_stream(current)
+    stream, pool_graph = _captures(device)
+    current_stream = torch.cuda.current_stream(device)
+    stream.wait_stream(current_stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         # a warm-up, which also computes the result: libraries initialize themselves in the first
         # call, and an initialization cannot be captured
         compute()
         # thread_local, because other threads may use the GPU meanwhile
-        graph.capture_begin(pool=first.pool(), capture_error_mode="thread_local")
+        graph.capture_begin(pool=pool_graph.pool(), capture_error_mode="thread_local")
         try:
             compute()
         finally:
             graph.capture_end()
-    current.wait_stream(stream)
+    current_stream.wait_stream(stream)
     return graph.replay
 
 

@@ -61,7 +61,7 @@ CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer_config.json"
 GENERATION_FILE = "generation_config.json"
 ADAPTER_FILE = "adapter_config.json"
-DTYPE = Kind(
+DTYPE_KIND = Kind(
     "the name of a floating-point dtype of torch",
     lambda name: (
         isinstance(dtype := getattr(torch, str(name).removeprefix("torch."), None), torch.dtype)
@@ -69,24 +69,27 @@ DTYPE = Kind(
     ),
 )
 # fields of any `config.json` that this package reads; the configuration class checks the others
-CONFIG = mapping(
+CONFIG_KIND = mapping(
     optional={
         "model_type": TEXT,
         "architectures": or_null(list_of(TEXT)),
         "auto_map": mapping(other_items=TEXT),
         "custom_pipelines": mapping(other_items=mapping()),
         "vocab_size": whole_number(1),
-        "dtype": or_null(DTYPE),
-        "torch_dtype": or_null(DTYPE),
+        "dtype": or_null(DTYPE_KIND),
+        "torch_dtype": or_null(DTYPE_KIND),
     }
 )
 # a special token is text, or a mapping of the properties of an AddedToken
-TOKEN = Kind(
+TOKEN_KIND = Kind(
     "text, a mapping or null", lambda value: value is None or isinstance(value, str | dict)
 )
-TOKENIZER = mapping(
+TOKENIZER_KIND = mapping(
     optional={
-        **{f"{name}_token": TOKEN for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk")},
+        **{
+            f"{name}_token": TOKEN_KIND
+            for name in ("bos", "cls", "eos", "mask", "pad", "sep", "unk")
+        },
         "tokenizer_class": or_null(TEXT),
         # 1e30 means no limit
         "model_max_length": or_null(
@@ -99,7 +102,7 @@ TOKENIZER = mapping(
 # optional packages that some tokenizers of transformers need
 TOKENIZER_PACKAGES = ("sentencepiece", "sacremoses")
 # advice in commands that never run the code of a tokenizer
-WITHOUT_CODE = (
+TOKENIZER_WITHOUT_CODE = (
     "Load the tokenizer in Python, and save its backend_tokenizer as a PreTrainedTokenizerFast, "
     "which needs no code."
 )
@@ -108,7 +111,7 @@ HTTP_ERROR: type[Exception] = HfHubHTTPError.__bases__[0]
 # seconds to wait until the Hub answers whether it has a model
 HUB_TIMEOUT = 10
 # start of the errors about a run
-RUN = "run must be a run folder, a model folder or a Hub name"
+RUN_RULE = "run must be a run folder, a model folder or a Hub name"
 
 
 def load(
@@ -172,79 +175,84 @@ def load_run(
     """
     if isinstance(run, TranslationPipeline):
         return run.model, run.tokenizer
-    check_local(run, RUN)
+    check_local(run, RUN_RULE)
     if Path(run, "checkpoints").is_dir() and not Path(run, CONFIG_FILE).exists():
         raise ValueError(
-            f"{RUN}, got {str(run)!r}, a run that has no model yet: `vanilla-transformer average "
-            f"{run}` averages its checkpoints into one."
+            f"{RUN_RULE}, got {str(run)!r}, a run that has no model yet: `vanilla-transformer "
+            f"average {run}` averages its checkpoints into one."
         )
     if Path(run).is_dir() and not Path(run, CONFIG_FILE).is_file():
-        raise ValueError(f"{RUN}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
+        raise ValueError(f"{RUN_RULE}, got {str(run)!r}, a folder without {CONFIG_FILE}.")
     try:
-        model = load_whole(_class_of(run, trust_remote_code, of_library), run, of_library)
+        model = load_whole(_model_class_of(run, trust_remote_code, of_library), run, of_library)
         # the tokenizer of a checkpoint is in the run folder
-        is_of_a_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
-        is_checkpoint = is_of_a_run and not Path(run, TOKENIZER_FILE).is_file()
-        home = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
+        is_in_run = Path(run).is_dir() and Path(run).resolve().parent.name == "checkpoints"
+        is_checkpoint = is_in_run and not Path(run, TOKENIZER_FILE).is_file()
+        tokenizer_source = Path(run).resolve().parents[1] / "tokenizer" if is_checkpoint else run
     except (OSError, StrictDataclassError) as error:
-        raise ValueError(f"{RUN}, got {str(run)!r}: {sentence_of(error)}") from error
-    tokenizer = read_tokenizer(home, trust_remote_code)
+        raise ValueError(f"{RUN_RULE}, got {str(run)!r}: {sentence_of(error)}") from error
+    tokenizer = read_tokenizer(tokenizer_source, trust_remote_code)
     check_tokenizer(model, tokenizer)
     return model, tokenizer
 
 
-def _class_of(run: str | Path, trust_remote_code: bool, of_library: bool) -> type[PreTrainedModel]:
+def _model_class_of(
+    run: str | Path, trust_remote_code: bool, of_library: bool
+) -> type[PreTrainedModel]:
     """Return the class that a model was saved with; refuse code that is not trusted."""
-    settings = read_config(run)
-    auto_map, kind = settings.get("auto_map") or {}, settings.get("model_type")
+    config_entries = read_config(run)
+    auto_map, model_type = config_entries.get("auto_map") or {}, config_entries.get("model_type")
     # a published model of this package refers to code that is already installed here
-    code = auto_map.get(AUTO_CLASS, "")
-    name = next(iter(settings.get("architectures") or []), PUBLIC_CLASS.__name__)
+    class_address = auto_map.get(AUTO_CLASS, "")
+    class_name = next(iter(config_entries.get("architectures") or []), PUBLIC_CLASS.__name__)
     difference = None
-    if code == auto_map_address(PUBLIC_CLASS):
-        file = cached_file(
-            run, f"{code.split('.')[0]}.py", _raise_exceptions_for_missing_entries=False
+    if class_address == auto_map_address(PUBLIC_CLASS):
+        code_file = cached_file(
+            run, f"{class_address.split('.')[0]}.py", _raise_exceptions_for_missing_entries=False
         )
-        difference = file_difference(file) if file else None
-    if code and (code != auto_map_address(PUBLIC_CLASS) or difference is not None):
+        difference = file_difference(code_file) if code_file else None
+    if class_address and (
+        class_address != auto_map_address(PUBLIC_CLASS) or difference is not None
+    ):
         if not trust_remote_code:
-            refuse_code(Path(run, CONFIG_FILE), _described(code, difference))
-        model_class = get_class_from_dynamic_module(code, str(run))
+            refuse_code(Path(run, CONFIG_FILE), _describe_code(class_address, difference))
+        model_class = get_class_from_dynamic_module(class_address, str(run))
         # so that `save_pretrained` copies the file of the class too
         model_class.register_for_auto_class(AUTO_CLASS)
         return model_class
-    if kind in CONFIG_MAPPING:
-        config_class = CONFIG_MAPPING[kind]
+    if model_type in CONFIG_MAPPING:
+        config_class = CONFIG_MAPPING[model_type]
     else:
         if "AutoConfig" in auto_map and not trust_remote_code:
-            refuse_code(Path(run, CONFIG_FILE), _described(auto_map["AutoConfig"]))
+            refuse_code(Path(run, CONFIG_FILE), _describe_code(auto_map["AutoConfig"]))
         config_class = type(AutoConfig.from_pretrained(run, trust_remote_code=trust_remote_code))
     if issubclass(config_class, VanillaTransformerConfig):
-        if name != PUBLIC_CLASS.__name__:
+        if class_name != PUBLIC_CLASS.__name__:
             raise ValueError(
-                f"{run} was saved by the class {name}, but holds no code of that class. Load the "
-                f"model with {name}.from_pretrained, and pass model and tokenizer to a "
+                f"{run} was saved by the class {class_name}, but holds no code of that class. Load "
+                f"the model with {class_name}.from_pretrained, and pass model and tokenizer to a "
                 "TranslationPipeline."
             )
         return PUBLIC_CLASS
     # a run may have trained a class of transformers
     recipe = Path(run, "recipe.yaml")
-    found: Any = getattr(transformers, name, None)
+    library_class: Any = getattr(transformers, class_name, None)
     # no Auto class here: it would run the code that the folder names
-    is_model = inspect.isclass(found) and issubclass(found, PreTrainedModel)
-    if is_model and recipe.is_file() and f"transformers:{name}" in read_text(recipe):
-        return found
+    is_model = inspect.isclass(library_class) and issubclass(library_class, PreTrainedModel)
+    if is_model and recipe.is_file() and f"transformers:{class_name}" in read_text(recipe):
+        return library_class
     if of_library and config_class in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING:
         return MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING[config_class]
-    wanted = "an encoder-decoder for translation" if of_library else "a vanilla_transformer"
-    raise ValueError(f"run must be {wanted}, got a {kind}: {run}.")
+    expected = "an encoder-decoder for translation" if of_library else "a vanilla_transformer"
+    raise ValueError(f"run must be {expected}, got a {model_type}: {run}.")
 
 
-def _described(address: str, difference: str | None = None) -> str:
+def _describe_code(address: str, difference: str | None = None) -> str:
     """Describe the code at an address of an `auto_map`."""
-    home, _, address = address.rpartition("--")
-    module, _, name = address.rpartition(".")
-    return f"{module}.py{f' of {home}' if home else ''} ({difference or f'class {name}'})"
+    repository, _, address = address.rpartition("--")
+    module, _, class_name = address.rpartition(".")
+    origin = f" of {repository}" if repository else ""
+    return f"{module}.py{origin} ({difference or f'class {class_name}'})"
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -258,10 +266,10 @@ def read_config(source: str | Path) -> dict[str, Any]:
 
     Raises:
         OSError: If the source has no `config.json`.
-        ValueError: If the content does not match `CONFIG`.
+        ValueError: If the content does not match `CONFIG_KIND`.
     """
     path = cached_file(str(source), CONFIG_FILE)
-    return read_json(Path(path), CONFIG)
+    return read_json(Path(path), CONFIG_KIND)
 
 
 def read_tokenizer(
@@ -282,19 +290,19 @@ def read_tokenizer(
             that is not installed.
     """
     try:
-        settings = cached_file(
+        tokenizer_file = cached_file(
             str(source), TOKENIZER_FILE, _raise_exceptions_for_missing_entries=False
         )
-        if settings is not None:
-            read_json(Path(settings), TOKENIZER)
+        if tokenizer_file is not None:
+            read_json(Path(tokenizer_file), TOKENIZER_KIND)
         return AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
     except ImportError as error:
-        names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
-        if not names:
+        package_names = [name for name in TOKENIZER_PACKAGES if name in str(error).lower()]
+        if not package_names:
             raise
         raise ValueError(
-            f"tokenizer {str(source)!r} needs {names[0]}, which is not installed: pip install "
-            f"{names[0]}."
+            f"tokenizer {str(source)!r} needs {package_names[0]}, which is not installed: pip "
+            f"install {package_names[0]}."
         ) from error
     # any error, because those of the libraries are unspecific: if one of several files is missing,
     # transformers opens a file named None. A panic of the Rust code in tokenizers is no Exception
@@ -305,8 +313,8 @@ def read_tokenizer(
             addresses = get_tokenizer_config(source)["auto_map"]
             if isinstance(addresses, dict):
                 addresses = addresses["AutoTokenizer"]
-            code = _described(next(filter(None, reversed(addresses))))
-            refuse_code(Path(source, TOKENIZER_FILE), code, remedy)
+            code_description = _describe_code(next(filter(None, reversed(addresses))))
+            refuse_code(Path(source, TOKENIZER_FILE), code_description, remedy)
         raise ValueError(
             f"tokenizer {str(source)!r} cannot be loaded: {' '.join(str(error).split())}"
         ) from error
@@ -339,8 +347,8 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
             f"{source} must be a whole model, got adapters, whose {ADAPTER_FILE} names their base "
             "model. Merge them into this model first, with merge_and_unload of peft."
         )
-    settings = read_config(source)
-    kernel = settings.get("attn_implementation")
+    config_entries = read_config(source)
+    kernel = config_entries.get("attn_implementation")
     if kernel is not None and "/" in str(kernel):
         remedy = "Remove attn_implementation from the file, and set it in Python."
         refuse_code(Path(source, CONFIG_FILE), f"the kernel {kernel} on the Hub", remedy)
@@ -350,17 +358,17 @@ def _check_source(model_class: type[PreTrainedModel], source: str | Path):
 
 
 def _has_file(source: str | Path, name: str) -> bool:
-    found = cached_file(
+    file = cached_file(
         source,
         name,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return found is not None
+    return file is not None
 
 
 def load_whole(
-    model_class: type[PreTrainedModel], source: str | Path, may_have_more: bool = False
+    model_class: type[PreTrainedModel], source: str | Path, ignores_unknown: bool = False
 ) -> PreTrainedModel:
     """Load a model; refuse damaged files, and unknown, missing or misshapen weights.
 
@@ -369,8 +377,8 @@ def load_whole(
     Args:
         model_class: Class of the model.
         source: Folder or Hub name.
-        may_have_more: Whether to ignore unknown weights if the class is one of transformers, whose
-            old checkpoints have some; transformers logs a warning.
+        ignores_unknown: Whether to ignore unknown weights if the class is one of transformers,
+            whose old checkpoints have some; transformers logs a warning.
 
     Returns:
         The model.
@@ -382,7 +390,7 @@ def load_whole(
     """
     try:
         _check_source(model_class, source)
-        model, loaded = model_class.from_pretrained(
+        model, loading_info = model_class.from_pretrained(
             source,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
@@ -392,21 +400,25 @@ def load_whole(
         # only the first line, because the others of torch's message explain how to load the file
         # in spite of the risk
         reason = str(error).split("\n")[0] or type(error).__name__
-        code = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"a file that would run {code[1]}" if code else reason
+        code_match = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"a file that would run {code_match[1]}" if code_match else reason
         raise ValueError(
             f"{source} must have whole files of weights that fit its {CONFIG_FILE}, got files "
             f"that cannot be loaded: {reason}."
         ) from error
-    missing, unexpected, mismatched = (
-        loaded[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")
+    missing_names, unexpected_names, mismatched_weights = (
+        loading_info[f"{kind}_keys"] for kind in ("missing", "unexpected", "mismatched")
     )
-    if may_have_more and model_class.__module__.startswith("transformers."):
-        unexpected = set()
-    if missing or unexpected or mismatched:
-        weights = {name: part for name, part in model.state_dict().items() if name not in missing}
-        weights |= dict.fromkeys(unexpected)
-        weights |= {name: torch.empty(shape, device="meta") for name, shape, _ in mismatched}
+    if ignores_unknown and model_class.__module__.startswith("transformers."):
+        unexpected_names = set()
+    if missing_names or unexpected_names or mismatched_weights:
+        weights = {
+            name: tensor for name, tensor in model.state_dict().items() if name not in missing_names
+        }
+        weights |= dict.fromkeys(unexpected_names)
+        weights |= {
+            name: torch.empty(shape, device="meta") for name, shape, _ in mismatched_weights
+        }
         check_fit(model, weights, str(source))
     with add_file_to_errors(Path(source, GENERATION_FILE)):
         check_numbers(vars(model.generation_config))
@@ -431,15 +443,15 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
     path, name = Path(source), str(source)
     if path.is_dir() and name.strip():
         return
-    is_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
+    is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name) and not name.startswith(".")
     # not for datasets, because a local folder may have the name of a user on the Hub
-    is_beside = kind == "model" and path.parent != Path() and path.parent.is_dir()
-    if is_name:
+    is_in_folder = kind == "model" and path.parent != Path() and path.parent.is_dir()
+    if is_hub_name:
         try:
             validate_repo_id(name)
         except HFValidationError:
-            is_name = False
-    if not is_name or is_beside:
+            is_hub_name = False
+    if not is_hub_name or is_in_folder:
         raise ValueError(f"{rule}, got {name!r}: no such folder.")
     # the local cache has this model or dataset, so no network is needed
     if Path(constants.HF_HUB_CACHE, repo_folder_name(repo_id=name, repo_type=kind)).is_dir():
@@ -466,16 +478,16 @@ def check_local(source: str | Path, rule: str, kind: str = "model"):
         ) from error
 
 
-def auto_map_address(public: type) -> str:
+def auto_map_address(public_class: type) -> str:
     """Return the address of a class in the `auto_map` of a folder that its file was copied to.
 
     Args:
-        public: Class of this package.
+        public_class: Class of this package.
 
     Returns:
         Name of the module and name of the class, with a dot between.
     """
-    return f"{public.__module__.rsplit('.', 1)[-1]}.{public.__name__}"
+    return f"{public_class.__module__.rsplit('.', 1)[-1]}.{public_class.__name__}"
 
 
 __all__ = [

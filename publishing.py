@@ -147,13 +147,15 @@ def export_for_hub(
 
 def _refuse_foreign_links(run: Path):
     """Refuse symbolic links that point outside of a folder that is published."""
-    home = run.resolve()
+    real_folder = run.resolve()
     # the Hub's cache stores the files of a snapshot in a folder next to the snapshots
-    homes = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    allowed_folders = [real_folder]
+    if real_folder.parent.name == "snapshots":
+        allowed_folders.append(real_folder.parents[1] / "blobs")
     for parent, folders, files in os.walk(run):
         for name in (*folders, *files):
             path = Path(parent, name)
-            if path.is_symlink() and not any(map(path.resolve().is_relative_to, homes)):
+            if path.is_symlink() and not any(map(path.resolve().is_relative_to, allowed_folders)):
                 raise ValueError(
                     f"{path} is a link to {os.readlink(path)}, outside of {run}, and would be "
                     "published. Remove the link, or replace it by the file."
@@ -172,22 +174,22 @@ def _write_files(
     # custom_object_save copies the file of a class and its relative imports into one folder. The
     # classes are not registered for this instead: `save_pretrained` would then copy their code in
     # every later save of this process, and the users of these models would have to trust it
-    addresses = {}
+    class_addresses = {}
     if type(model) is PUBLIC_CLASS:
         custom_object_save(PUBLIC_CLASS, folder)
-        addresses["auto_map"] = {
+        class_addresses["auto_map"] = {
             "AutoConfig": auto_map_address(VanillaTransformerConfig),
             "AutoModel": auto_map_address(VanillaTransformerModel),
             AUTO_CLASS: auto_map_address(PUBLIC_CLASS),
         }
     custom_object_save(TranslationPipeline, folder)
-    pipelines = {TASK: {"impl": auto_map_address(TranslationPipeline), "pt": [AUTO_CLASS]}}
-    _edit_json(folder / CONFIG_FILE, custom_pipelines=pipelines, **addresses)
+    pipeline_entries = {TASK: {"impl": auto_map_address(TranslationPipeline), "pt": [AUTO_CLASS]}}
+    _edit_json(folder / CONFIG_FILE, custom_pipelines=pipeline_entries, **class_addresses)
     # a converted model may keep its original tokenizer, which needs no code of this package
     if isinstance(tokenizer, VanillaTransformerTokenizer):
         custom_object_save(VanillaTransformerTokenizer, folder)
-        tokenizers = [auto_map_address(VanillaTransformerTokenizer), None]
-        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": tokenizers})
+        tokenizer_addresses = [auto_map_address(VanillaTransformerTokenizer), None]
+        _edit_json(folder / TOKENIZER_FILE, auto_map={"AutoTokenizer": tokenizer_addresses})
     if isinstance(run, str | Path):
         for name in RUN_FILES:
             source = Path(run, name)
@@ -217,17 +219,17 @@ def _write_model_card(
     run: str | Path | TranslationPipeline, folder: Path, repo_id: str, model: PreTrainedModel
 ):
     """Write the run's own model card, or a new card, and add how to load the model by Hub name."""
-    found = None
+    card_file = None
     if isinstance(run, str | Path):
-        found = cached_file(str(run), CARD_FILE, _raise_exceptions_for_missing_entries=False)
-    if found is None:
+        card_file = cached_file(str(run), CARD_FILE, _raise_exceptions_for_missing_entries=False)
+    if card_file is None:
         card = ModelCard(
             f"# {repo_id.split('/')[-1]}\n\n"
             'The Transformer of "Attention Is All You Need" (Vaswani et al., 2017), with '
             f"{model.num_parameters():,} parameters.\n"
         )
     else:
-        card = _read_model_card(Path(found))
+        card = _read_model_card(Path(card_file))
     for name, value in (
         ("library_name", "transformers"),
         ("pipeline_tag", TASK),

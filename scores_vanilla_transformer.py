@@ -39,24 +39,32 @@ def token_log_probabilities(
     """
     device, num_sources = inputs["input_ids"].device, len(inputs["input_ids"])
     ids = decoder_rows(models[0], targets).to(device)
-    longest = ids.shape[1] - 1
-    if not longest:
+    max_target_length = ids.shape[1] - 1
+    if not max_target_length:
         return [[] for _ in targets]
-    sources = torch.arange(len(targets), device=device) // (len(targets) // num_sources)
+    source_rows = torch.arange(len(targets), device=device) // (len(targets) // num_sources)
     vocab_size = models[0].get_output_embeddings().weight.shape[0]
-    rows = max(1, MOST_LOGITS // (longest * vocab_size))
-    found: list[list[float]] = []
-    for part, source in zip(ids.split(rows), sources.split(rows), strict=True):
-        read = {name: tensor[source] for name, tensor in inputs.items()}
+    rows_per_part = max(1, MOST_LOGITS // (max_target_length * vocab_size))
+    log_probs_of_targets: list[list[float]] = []
+    for target_part, source_part in zip(
+        ids.split(rows_per_part), source_rows.split(rows_per_part), strict=True
+    ):
+        model_inputs = {name: tensor[source_part] for name, tensor in inputs.items()}
         # not from the encoder's output, although it is the same for all translations of a source:
         # without the source tokens, FSMT does not hide later target tokens
         outputs = [
-            model(**read, decoder_input_ids=part[:, :-1], use_cache=False) for model in models
+            model(**model_inputs, decoder_input_ids=target_part[:, :-1], use_cache=False)
+            for model in models
         ]
         # [rows, T, V]
-        log_probs = mean_log_probs([it.logits.float().log_softmax(dim=-1) for it in outputs])
-        found += log_probs.gather(2, part[:, 1:, None])[:, :, 0].tolist()
-    return [row[: len(tokens)] for row, tokens in zip(found, targets, strict=True)]
+        log_probs = mean_log_probs(
+            [output.logits.float().log_softmax(dim=-1) for output in outputs]
+        )
+        log_probs_of_targets += log_probs.gather(2, target_part[:, 1:, None])[:, :, 0].tolist()
+    return [
+        target_log_probs[: len(tokens)]
+        for target_log_probs, tokens in zip(log_probs_of_targets, targets, strict=True)
+    ]
 
 
 def decoder_rows(model: PreTrainedModel, targets: Sequence[Sequence[int]]) -> Tensor:
@@ -73,11 +81,11 @@ def decoder_rows(model: PreTrainedModel, targets: Sequence[Sequence[int]]) -> Te
         ValueError: If the configuration names no token that starts a translation.
     """
     config = model.generation_config
-    start = config.decoder_start_token_id
-    start = config.bos_token_id if start is None else start
-    if start is None:
+    start_id = config.decoder_start_token_id
+    start_id = config.bos_token_id if start_id is None else start_id
+    if start_id is None:
         raise ValueError("decoder_start_token_id must be set to score a translation, got None.")
-    ids = torch.full((len(targets), 1 + max(map(len, targets), default=0)), start)
+    ids = torch.full((len(targets), 1 + max(map(len, targets), default=0)), start_id)
     for row, tokens in enumerate(targets):
         ids[row, 1 : len(tokens) + 1] = torch.tensor(tokens)
     return ids

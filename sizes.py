@@ -10,7 +10,7 @@ from transformers.utils import CONFIG_NAME, cached_file
 from .configuration_vanilla_transformer import LAYER_FIELDS, VanillaTransformerConfig
 
 # names of this package's fields in the configurations of T5 and similar models
-OTHER_NAMES = {
+T5_NAMES = {
     "encoder_layers": "num_layers",
     "encoder_attention_heads": "num_heads",
     "encoder_ffn_dim": "d_ff",
@@ -20,7 +20,7 @@ OTHER_NAMES = {
     "dropout": "dropout_rate",
 }
 # names of the vocabulary size in the configurations of Marian and FSMT
-VOCABULARIES = ("vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size")
+VOCABULARY_FIELDS = ("vocab_size", "decoder_vocab_size", "src_vocab_size", "tgt_vocab_size")
 # largest number of layers in a stack, and of weights; more layers take minutes to build, even if no
 # memory is allocated for their weights
 MOST_LAYERS, MOST_WEIGHTS = 1000, 10**13
@@ -44,7 +44,7 @@ def size_of(config: PreTrainedConfig, name: str) -> Any:
     Returns:
         The value; 0 if the configuration has no such field.
     """
-    return getattr(config, name, getattr(config, OTHER_NAMES.get(name, name), 0))
+    return getattr(config, name, getattr(config, T5_NAMES.get(name, name), 0))
 
 
 def num_weights(config: PreTrainedConfig) -> int:
@@ -58,13 +58,13 @@ def num_weights(config: PreTrainedConfig) -> int:
     """
     is_ours = isinstance(config, VanillaTransformerConfig)
     d_model = size_of(config, "d_model")
-    rows = max(size_of(config, name) or 0 for name in VOCABULARIES)
+    num_embeddings = max(size_of(config, name) or 0 for name in VOCABULARY_FIELDS)
     # untied: embeddings of source and target, and the output projection
-    rows *= 3 if is_ours and not config.tie_word_embeddings else 1
+    num_embeddings *= 3 if is_ours and not config.tie_word_embeddings else 1
     if not is_ours or config.position_encoding == "learned":
-        rows += 2 * size_of(config, "max_position_embeddings")
+        num_embeddings += 2 * size_of(config, "max_position_embeddings")
 
-    def attention(num_heads: int) -> int:
+    def attention_weights(num_heads: int) -> int:
         d_k, d_v = (
             getattr(config, name, None)
             or getattr(config, "d_kv", None)
@@ -73,16 +73,17 @@ def num_weights(config: PreTrainedConfig) -> int:
         )
         return 2 * num_heads * (d_k + d_v) * d_model
 
-    encoder, decoder = (
+    (encoder_depth, encoder_heads, encoder_width), (decoder_depth, decoder_heads, decoder_width) = (
         [size_of(config, f"{stack}_{name}") for name in ("layers", "attention_heads", "ffn_dim")]
         for stack in ("encoder", "decoder")
     )
-    encoder_layer = attention(encoder[1]) + 2 * encoder[2] * d_model
-    decoder_layer = 2 * attention(decoder[1]) + 2 * decoder[2] * d_model
-    return rows * d_model + encoder[0] * encoder_layer + decoder[0] * decoder_layer
+    encoder_layer = attention_weights(encoder_heads) + 2 * encoder_width * d_model
+    decoder_layer = 2 * attention_weights(decoder_heads) + 2 * decoder_width * d_model
+    layers = encoder_depth * encoder_layer + decoder_depth * decoder_layer
+    return num_embeddings * d_model + layers
 
 
-def _declared(config: PreTrainedConfig) -> str:
+def _describe_sizes(config: PreTrainedConfig) -> str:
     names = ("vocab_size", "d_model", *LAYER_FIELDS, "d_k", "d_v", "max_position_embeddings")
     sizes = {name: size_of(config, name) for name in names}
     return ", ".join(f"{name} {size:,}" for name, size in sizes.items() if size)
@@ -103,33 +104,33 @@ def refuse_impossible(config: PreTrainedConfig, origin: str | Path) -> None:
             raise ValueError(
                 f"{origin}: {name} must be at most {MOST_LAYERS:,}, got {size_of(config, name):,}."
             )
-    declared = num_weights(config)
-    if declared > MOST_WEIGHTS:
+    declared_weights = num_weights(config)
+    if declared_weights > MOST_WEIGHTS:
         raise ValueError(
-            f"{origin}: a model must have at most {MOST_WEIGHTS:,} weights, got {declared:,} by "
-            f"{_declared(config)}."
+            f"{origin}: a model must have at most {MOST_WEIGHTS:,} weights, got "
+            f"{declared_weights:,} by {_describe_sizes(config)}."
         )
 
 
-def refuse_beyond_memory(needed: int, what: str) -> None:
+def refuse_beyond_memory(needed_bytes: int, data_name: str) -> None:
     """Refuse data that is larger than the memory of this machine.
 
     Args:
-        needed: Size of the data, in bytes.
-        what: Name of the data, for the error.
+        needed_bytes: Size of the data, in bytes.
+        data_name: Name of the data, for the error.
 
     Raises:
         ValueError: If the machine has less memory in total, in use or not.
     """
-    total = psutil.virtual_memory().total
+    memory_bytes = psutil.virtual_memory().total
     # the limit of a container may be lower
-    limit = CGROUP / "memory.max"
-    if limit.is_file() and (text := limit.read_text().strip()) != "max":
-        total = min(total, int(text))
-    if needed > total:
+    limit_file = CGROUP / "memory.max"
+    if limit_file.is_file() and (limit_text := limit_file.read_text().strip()) != "max":
+        memory_bytes = min(memory_bytes, int(limit_text))
+    if needed_bytes > memory_bytes:
         raise ValueError(
-            f"{what} must fit into the memory of this machine, which has {total / 1e9:,.1f} GB, "
-            f"got {needed / 1e9:,.1f} GB."
+            f"{data_name} must fit into the memory of this machine, which has "
+            f"{memory_bytes / 1e9:,.1f} GB, got {needed_bytes / 1e9:,.1f} GB."
         )
 
 
@@ -144,17 +145,18 @@ def refuse_other_sizes(config: PreTrainedConfig, source: str | Path) -> None:
         ValueError: If the files are too small for the weights, or too large for the memory.
     """
     refuse_impossible(config, Path(source, CONFIG_NAME))
-    held = _weight_bytes(source)
-    if held is None:
+    num_bytes = _weight_bytes(source)
+    if num_bytes is None:
         return
-    declared = num_weights(config)
+    declared_weights = num_weights(config)
     # a weight takes at least one byte, so the files contain at most as many weights as bytes
-    if declared > held + SPARE_WEIGHTS:
+    if declared_weights > num_bytes + SPARE_WEIGHTS:
         raise ValueError(
             f"{Path(source, CONFIG_NAME)} must declare the sizes of its weights, got "
-            f"{declared:,} weights by {_declared(config)}, and files of {held:,} bytes."
+            f"{declared_weights:,} weights by {_describe_sizes(config)}, and files of "
+            f"{num_bytes:,} bytes."
         )
-    refuse_beyond_memory(held, f"the weights of {source}")
+    refuse_beyond_memory(num_bytes, f"the weights of {source}")
 
 
 def _weight_bytes(source: str | Path) -> int | None:
@@ -165,11 +167,11 @@ def _weight_bytes(source: str | Path) -> int | None:
             cached_file(source, name, _raise_exceptions_for_missing_entries=False)
             for name in WEIGHT_FILES
         )
-        found = next((file for file in files if file), None)
+        first_file = next((file for file in files if file), None)
         # the files that an index names are not downloaded yet
-        if found is None or found.endswith(".json"):
+        if first_file is None or first_file.endswith(".json"):
             return None
-        folder = Path(found).parent
+        folder = Path(first_file).parent
     return sum(it.stat().st_size for it in folder.iterdir() if it.suffix in WEIGHT_SUFFIXES)
 
 

@@ -46,20 +46,21 @@ def check_fit(model: nn.Module, weights: dict[str, Tensor], origin: str):
         ValueError: If a weight is unknown, missing or of another shape; the message names the
             weight.
     """
-    known = model.state_dict()
-    for name in sorted(weights.keys() - known.keys()):
-        meaning = next((what for part, what in FOREIGN_PARTS.items() if part in name), None)
+    model_weights = model.state_dict()
+    for name in sorted(weights.keys() - model_weights.keys()):
+        features = (feature for part, feature in FOREIGN_PARTS.items() if part in name)
+        feature = next(features, None)
         raise ValueError(
             f"the weights of {origin} must all have a parameter in the model, got {name}"
-            + (f", which belongs to {meaning}." if meaning else ".")
+            + (f", which belongs to {feature}." if feature else ".")
         )
-    for name in sorted(known.keys() - weights.keys()):
+    for name in sorted(model_weights.keys() - weights.keys()):
         raise ValueError(f"the weights of {origin} must be complete, got none for {name}.")
     for name, tensor in weights.items():
-        if tensor.shape != known[name].shape:
+        if tensor.shape != model_weights[name].shape:
             raise ValueError(
-                f"{name} must be of shape {list(known[name].shape)}, got {list(tensor.shape)} in "
-                f"{origin}."
+                f"{name} must be of shape {list(model_weights[name].shape)}, got "
+                f"{list(tensor.shape)} in {origin}."
             )
 
 
@@ -87,11 +88,11 @@ def check_stored(tensor: Any, name: str, path: str | Path) -> None:
             f"{path} must hold a plain tensor for {name}, got another kind: a "
             f"{type(tensor).__name__} with layout {tensor.layout} on {tensor.device}."
         )
-    stored = tensor.untyped_storage().nbytes() // tensor.element_size()
-    if stored < tensor.numel():
+    num_stored = tensor.untyped_storage().nbytes() // tensor.element_size()
+    if num_stored < tensor.numel():
         raise ValueError(
-            f"{path} must hold all {tensor.numel():,} numbers of {name}, got {stored:,} that are "
-            f"expanded to the shape {list(tensor.shape)}."
+            f"{path} must hold all {tensor.numel():,} numbers of {name}, got {num_stored:,} that "
+            f"are expanded to the shape {list(tensor.shape)}."
         )
 
 

@@ -12,7 +12,7 @@ from transformers import (
 
 from ..atomic_files import atomic_folder
 from ..console import parse_flags, require_empty_folder
-from ..loading import WITHOUT_CODE, check_local, load_whole, read_tokenizer
+from ..loading import TOKENIZER_WITHOUT_CODE, check_local, load_whole, read_tokenizer
 from ..modeling_vanilla_transformer import VanillaTransformerForConditionalGeneration
 from ..pipeline_vanilla_transformer import check_tokenizer
 from .fairseq import fairseq_tokenizer, from_fairseq
@@ -86,7 +86,7 @@ def _from_library(kind: str, source: str) -> Converted:
     files = ("tokenizer_config.json", "tokenizer.json", "vocab.json", "vocab-src.json")
     if Path(source).is_dir() and not any(Path(source, name).is_file() for name in files):
         return model, None, f"No tokenizer: {source} has none."
-    tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
+    tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if tokenizer.eos_token is None:
         # FSMT's tokenizer has no `eos_token`: its `sep_token` ends a sentence
         tokenizer.eos_token = tokenizer.sep_token

@@ -377,7 +377,7 @@ def test_another_default_dtype_changes_nothing(lively_model, source, searched):
     model = lively_model()
     expected = model.generate(**source, **PAPER, engine="off")
     kernels.packing_library.cache_clear()
-    kernels._multiplies.cache_clear()
+    kernels._is_available_and_correct.cache_clear()
     torch.set_default_dtype(torch.float64)
     try:
         found = model.generate(**source, **PAPER)

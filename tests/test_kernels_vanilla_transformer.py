@@ -44,12 +44,12 @@ def test_exponentials_are_those_of_the_math_module():
 def test_a_product_is_that_of_the_layers_for_any_number_of_rows(
     monkeypatch, num_rows, library, is_large
 ):
-    if library is not None and not kernels._multiplies(library):
+    if library is not None and not kernels._is_available_and_correct(library):
         pytest.skip(f"this torch has no kernels of {library} for packed weights")
     monkeypatch.setattr(kernels, "packing_library", lambda: library)
     if is_large:
-        monkeypatch.setattr(kernels, "LARGEST_PACKED", 40 * 70)
-        monkeypatch.setattr(kernels, "_multiplies", lambda _: library == "onednn")
+        monkeypatch.setattr(kernels, "MAX_PACKED_ELEMENTS", 40 * 70)
+        monkeypatch.setattr(kernels, "_is_available_and_correct", lambda _: library == "onednn")
     for inputs, outputs, bias in ((40, 70, True), (600, 90, False)):
         layers = [torch.nn.Linear(inputs, outputs + more, bias=bias) for more in (0, 3)]
         x = torch.randn(num_rows, inputs)
@@ -85,7 +85,9 @@ def test_a_library_that_is_right_for_one_number_of_rows_is_not_used(monkeypatch)
 
     monkeypatch.setattr(kernels, "mkl_product", right_for_those_packed_for)
     monkeypatch.setattr(kernels, "is_intel", lambda: True)
-    monkeypatch.setattr(kernels, "_multiplies", kernels._multiplies.__wrapped__)
+    monkeypatch.setattr(
+        kernels, "_is_available_and_correct", kernels._is_available_and_correct.__wrapped__
+    )
     tried_anew = functools.cache(kernels.packing_library.__wrapped__)
     monkeypatch.setattr(kernels, "packing_library", tried_anew)
     layer, x = torch.nn.Linear(40, 70), torch.randn(3, 40)
@@ -106,7 +108,7 @@ def test_a_library_that_is_right_for_one_number_of_rows_is_not_used(monkeypatch)
 )
 def test_the_packing_library_is_available_and_correct(monkeypatch, is_intel, there, chosen):
     monkeypatch.setattr(kernels, "is_intel", lambda: is_intel)
-    monkeypatch.setattr(kernels, "_multiplies", there.__contains__)
+    monkeypatch.setattr(kernels, "_is_available_and_correct", there.__contains__)
     assert kernels.packing_library.__wrapped__() == chosen
 
 
@@ -116,7 +118,9 @@ def test_a_torch_without_these_kernels_multiplies_too(monkeypatch):
 
     monkeypatch.setattr(kernels, "onednn_product", gone)
     monkeypatch.setattr(kernels, "mkl_product", gone)
-    monkeypatch.setattr(kernels, "_multiplies", kernels._multiplies.__wrapped__)
+    monkeypatch.setattr(
+        kernels, "_is_available_and_correct", kernels._is_available_and_correct.__wrapped__
+    )
     assert kernels.packing_library.__wrapped__() is None
 
 
@@ -129,7 +133,7 @@ def test_an_int8_product_is_the_product_of_the_rounded_numbers(num_rows, then_re
         plain = torch.cat([layer(x) for layer in layers], dim=1)
     linear = kernels.Int8Linear(layers, then_relu)
     # x is rounded as torch does it, the weights of each output by hand
-    scale, zero = torch._choose_qparams_per_tensor(x, linear.in_seven_bits)
+    scale, zero = torch._choose_qparams_per_tensor(x, linear.uses_seven_bits)
     rounded = scale * ((x / scale).round() + zero).clamp(0, 255).sub(zero)
     expected = []
     for layer in layers:
@@ -150,7 +154,7 @@ def test_few_rows_have_a_kernel_of_their_own_with_vnni(has_vnni, monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: has_vnni)
     known = {*kernels.INT8_KERNELS} & {*torch.backends.quantized.supported_engines}
     linear = kernels.Int8Linear([torch.nn.Linear(8, 5)])
-    assert linear.in_seven_bits is not has_vnni
+    assert linear.uses_seven_bits is not has_vnni
     assert len(linear.weights) == (max(1, len(known)) if has_vnni else 1)
     if not has_vnni:
         return

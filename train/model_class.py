@@ -25,7 +25,7 @@ from ..configuration_vanilla_transformer import (
 from ..generation_vanilla_transformer import SearchMixin, set_paper_search
 from ..loading import AUTO_CLASS
 from ..pipeline_vanilla_transformer import evaluating
-from ..sizes import OTHER_NAMES, size_of
+from ..sizes import T5_NAMES, size_of
 
 if TYPE_CHECKING:
     from .config import TrainConfig
@@ -146,7 +146,7 @@ def _refuse_other_kind(model_class: type[PreTrainedModel]):
         )
     fields = _fields_of(config_class)
     for size in SIZES:
-        if not {size, OTHER_NAMES.get(size)} & fields:
+        if not {size, T5_NAMES.get(size)} & fields:
             raise ValueError(
                 f"model_class must have a configuration with the field {size}, and "
                 f"{config_class.__name__} has none."
@@ -182,7 +182,7 @@ def make_config(
     for name in given:
         # fields of separate vocabularies pass, because the configuration has a better error
         known = {*fields, *TOKEN_ID_FIELDS, "attn_implementation", *SEPARATE_VOCABULARY_KEYS}
-        if not {name, OTHER_NAMES.get(name)} & known:
+        if not {name, T5_NAMES.get(name)} & known:
             raise ValueError(
                 f"{name} is not a field of {config_class.__name__}."
                 + closest_name(str(name), sorted(fields))
@@ -192,11 +192,11 @@ def make_config(
     else:
         aliases = VanillaTransformerConfig.attribute_map
         shared = {*SIZES, *SHARED, *aliases, *aliases.values()} & given.keys()
-        row_sizes = {ours: given[other] for ours, other in OTHER_NAMES.items() if other in given}
+        row_sizes = {ours: given[other] for ours, other in T5_NAMES.items() if other in given}
         row_sizes |= {name: given[name] for name in shared}
         row = VanillaTransformerConfig.from_paper(paper_row, **row_sizes)
         sizes = {name: getattr(row, name) for name in (*SIZES, *SHARED)}
-        sizes |= {other: sizes[name] for name, other in OTHER_NAMES.items()}
+        sizes |= {other: sizes[name] for name, other in T5_NAMES.items()}
         sizes["d_kv"] = row.d_k or row.d_model // row.encoder_attention_heads
         # the default token ids of the class belong to another vocabulary, so 0 replaces them
         sizes |= dict.fromkeys(TOKEN_ID_FIELDS, 0)

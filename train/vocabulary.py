@@ -8,7 +8,7 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from ..atomic_files import all_to_disk, atomic_folder, write_atomically
-from ..loading import WITHOUT_CODE, check_local, read_tokenizer
+from ..loading import TOKENIZER_WITHOUT_CODE, check_local, read_tokenizer
 from ..records import read_text
 from ..tokenization.learning import learn_vocabulary, tokenizer_hash
 from ..tokenization.sentence_pieces import read_sentence_pieces
@@ -191,7 +191,7 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerBase:
     else:
         rule = "tokenizer must be a folder, a Hub name or a SentencePiece file (.model)"
         check_local(source, rule)
-        tokenizer = read_tokenizer(source, remedy=WITHOUT_CODE)
+        tokenizer = read_tokenizer(source, remedy=TOKENIZER_WITHOUT_CODE)
     if not tokenizer.is_fast:
         raise ValueError(
             f"tokenizer {source!r} must be a fast one, got {type(tokenizer).__name__}."
