@@ -686,7 +686,7 @@ def test_scores_of_long_texts_are_made_in_parts(lively_model, source, scores, se
 
 def test_another_thread_may_have_made_a_shorter_table_of_positions(lively_model, monkeypatch):
     stack = engine.SearchEngine(lively_model()).stacks["encoder"]
-    make, expected = stack.encoding, stack.positions(30)
+    make, expected = stack.position_module, stack.positions(30)
 
     class Interrupted:
         """An encoding during which another thread stores its own table."""
@@ -695,11 +695,11 @@ def test_another_thread_may_have_made_a_shorter_table_of_positions(lively_model,
 
         def __call__(self, nothing):
             made = make(nothing)
-            stack.table = made[0, :3]
+            stack.position_table = made[0, :3]
             return made
 
-    stack.table = None
-    monkeypatch.setattr(stack, "encoding", Interrupted())
+    stack.position_table = None
+    monkeypatch.setattr(stack, "position_module", Interrupted())
     assert torch.equal(stack.positions(30), expected)
 
 
