@@ -39,12 +39,12 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     """
     if folder.exists() and not folder.is_dir():
         raise ValueError(f"output_dir must be a folder, got the file {folder}.")
-    made: list[Path] = []
-    path = folder / LOCK_FILE
-    lock = FileLock(path, timeout=seconds, fallback_to_soft=False, thread_local=False)
+    created_folders: list[Path] = []
+    lock_path = folder / LOCK_FILE
+    lock = FileLock(lock_path, timeout=seconds, fallback_to_soft=False, thread_local=False)
     try:
         while True:
-            made += make_folder(folder)
+            created_folders += make_folder(folder)
             # the previous holder may have removed the folder in the meantime
             with contextlib.suppress(FileNotFoundError):
                 lock.acquire()
@@ -62,11 +62,11 @@ def locked_folder(folder: Path, seconds: float = 0.0) -> Iterator[bool]:
     finally:
         # unlink before the release: after the release, the file may be the lock of another command
         with contextlib.suppress(OSError):
-            path.unlink()
+            lock_path.unlink()
         lock.release()
         with contextlib.suppress(OSError):
-            for created in made:
-                created.rmdir()
+            for created_folder in created_folders:
+                created_folder.rmdir()
 
 
 def refuse_links(folder: Path, names: Collection[str]):
@@ -77,19 +77,22 @@ def refuse_links(folder: Path, names: Collection[str]):
         names: Names of the files and folders in `folder` that the command may write.
 
     Raises:
-        ValueError: If one of these files and folders, or anything inside, is a symbolic link; names
-            the link.
+        ValueError: If one of these files and folders, or anything inside, is a symbolic link; the
+            message names the link.
     """
     for name in names:
         path = folder / name
-        inside = (
-            Path(parent, it) for parent, *them in os.walk(path) for part in them for it in part
+        inner_paths = (
+            Path(parent, inner_name)
+            for parent, *names_by_kind in os.walk(path)
+            for names_of_kind in names_by_kind
+            for inner_name in names_of_kind
         )
-        for found in (path, *inside):
-            if found.is_symlink():
+        for candidate in (path, *inner_paths):
+            if candidate.is_symlink():
                 raise ValueError(
-                    f"{found} is a link to {os.readlink(found)}, and commands write only to the "
-                    f"files of {folder} itself. Replace the link by what it leads to."
+                    f"{candidate} is a link to {os.readlink(candidate)}, and commands write only to "
+                    f"the files of {folder} itself. Replace the link by what it leads to."
                 )
 
 
@@ -102,11 +105,11 @@ def make_folder(folder: Path) -> list[Path]:
     Returns:
         The folders that were created, each before its parent.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    missing_folders = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
-    for path in missing:
+    for path in missing_folders:
         to_disk(path.parent)
-    return missing
+    return missing_folders
 
 
 def unfinished_path(path: Path) -> Path:
@@ -129,15 +132,15 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         path: File in an existing folder. A symbolic link is replaced, not followed.
         content: Whole content of the file; text is written in UTF-8.
     """
-    unfinished = unfinished_path(path)
+    unfinished_file = unfinished_path(path)
     try:
-        with unfinished.open("xb") as file:
+        with unfinished_file.open("xb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        unfinished.replace(path)
+        unfinished_file.replace(path)
     except BaseException:
-        unfinished.unlink(missing_ok=True)
+        unfinished_file.unlink(missing_ok=True)
         raise
     to_disk(path.parent)
 
@@ -158,21 +161,21 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
 
     Raises:
         ValueError: If another command writes to the new or empty folder in the meantime.
-        OSError: If the disk is full; states the free space.
+        OSError: If the disk is full; the message states the free space.
     """
     folder = Path(folder).resolve()
     is_one_step = not folder.exists() or not (any(folder.iterdir()) or os.path.ismount(folder))
     parent = folder.parent if is_one_step else folder
     make_folder(parent)
-    unfinished = unfinished_path(parent / folder.name)
-    unfinished.mkdir()
+    unfinished_folder = unfinished_path(parent / folder.name)
+    unfinished_folder.mkdir()
     try:
-        yield unfinished
-        all_to_disk(unfinished)
+        yield unfinished_folder
+        all_to_disk(unfinished_folder)
         if is_one_step:
-            _rename_folder(unfinished, folder)
+            _rename_folder(unfinished_folder, folder)
         else:
-            _move_files(unfinished, folder)
+            _move_files(unfinished_folder, folder)
     except Exception as error:
         # for a full disk, some libraries raise errors of their own without an error number
         is_full = getattr(error, "errno", None) in DISK_FULL or "No space left" in str(error)
@@ -183,14 +186,14 @@ def atomic_folder(folder: str | Path) -> Iterator[Path]:
             f"left: {' '.join(str(error).split())}"
         ) from error
     finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        shutil.rmtree(unfinished_folder, ignore_errors=True)
 
 
-def _rename_folder(unfinished: Path, folder: Path):
+def _rename_folder(unfinished_folder: Path, folder: Path):
     try:
         with contextlib.suppress(FileNotFoundError):
             folder.rmdir()
-        unfinished.rename(folder)
+        unfinished_folder.rename(folder)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -201,16 +204,16 @@ def _rename_folder(unfinished: Path, folder: Path):
     to_disk(folder.parent)
 
 
-def _move_files(unfinished: Path, folder: Path):
+def _move_files(unfinished_folder: Path, folder: Path):
     # weights last: a folder without weights does not load, so no half-written model loads
-    files = [path for path in unfinished.rglob("*") if path.is_file()]
+    files = [path for path in unfinished_folder.rglob("*") if path.is_file()]
     for path in sorted(files, key=lambda path: path.suffix == ".safetensors"):
-        target = folder / path.relative_to(unfinished)
+        target = folder / path.relative_to(unfinished_folder)
         make_folder(target.parent)
         path.replace(target)
         # flush after each file, so that the disk keeps this order after a power loss
         to_disk(target.parent)
-    shutil.rmtree(unfinished)
+    shutil.rmtree(unfinished_folder)
 
 
 def remove(path: Path):

@@ -23,11 +23,11 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run_verb(argv: list[str]) -> int | None:
-    arguments, rest = _parser().parse_known_args(argv)
+    arguments, verb_arguments = _parser().parse_known_args(argv)
     if not arguments.takes_more:
-        refuse_unknown(arguments.parser, rest)
+        refuse_unknown(arguments.parser, verb_arguments)
     log_to_stderr()
-    return arguments.run(arguments, rest)
+    return arguments.run(arguments, verb_arguments)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,20 +39,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
 
-    def verb(name: str, run: Any, help_text: str, takes_more: bool = False):
+    def add_verb(name: str, run: Any, help_text: str, takes_more: bool = False):
         added = verbs.add_parser(
             name, help=help_text, description=help_text, add_help=not takes_more, allow_abbrev=False
         )
         added.set_defaults(run=run, parser=added, takes_more=takes_more)
         return added
 
-    demo = verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
+    demo = add_verb("demo", _demo, "train, evaluate and translate on the embedded corpus")
     demo.add_argument("--output_dir", default="runs/demo", help="run folder (default: %(default)s)")
-    verb("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
-    verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
-    verb("train", _train, "train a recipe, from raw text to averaged weights", takes_more=True)
+    add_verb("new", _new, "write the recipe of a new model for a corpus", takes_more=True)
+    add_verb("tokenize", _tokenize, "learn the vocabulary of a recipe", takes_more=True)
+    add_verb("train", _train, "train a recipe, from raw text to averaged weights", takes_more=True)
 
-    average = verb("average", _average, "average the checkpoints of a run into its model")
+    average = add_verb("average", _average, "average the checkpoints of a run into its model")
     average.add_argument("run_folder", metavar="RUN", help="run folder")
     group = average.add_argument_group(
         "checkpoints", "at most one of these flags; without one, as in the recipe"
@@ -65,32 +65,36 @@ def _parser() -> argparse.ArgumentParser:
     average.add_argument("--output_dir", help="folder for the model (default: RUN)")
     add_trust_flag(average)
 
-    verb("evaluate", _evaluate, "translate and score a split or a test set", takes_more=True)
-    verb("translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True)
+    add_verb("evaluate", _evaluate, "translate and score a split or a test set", takes_more=True)
+    add_verb(
+        "translate", _translate, "translate lines of a file or stdin to stdout", takes_more=True
+    )
 
-    verb("score", _score, "compute log-probabilities of given translations", takes_more=True)
-    verb(
+    add_verb("score", _score, "compute log-probabilities of given translations", takes_more=True)
+    add_verb(
         "align",
         _align,
         "find the words of given translations that belong together",
         takes_more=True,
     )
 
-    verb("distill", _synthesize, "translate training text into a corpus", takes_more=True)
-    verb(
+    add_verb("distill", _synthesize, "translate training text into a corpus", takes_more=True)
+    add_verb(
         "back-translate",
         _synthesize,
         "translate text of the target language into a corpus",
         takes_more=True,
     )
-    verb("serve", _serve, "serve translations over HTTP", takes_more=True)
-    verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
-    verb("space", _space, "serve the web page", takes_more=True)
-    verb("explain", _explain, "explain a translation in the browser, offline", takes_more=True)
-    verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
-    verb("export", _export, "export a model to another inference engine", takes_more=True)
+    add_verb("serve", _serve, "serve translations over HTTP", takes_more=True)
+    add_verb("paper", _paper, "reproduce a table, figure or section of the paper", takes_more=True)
+    add_verb("space", _space, "serve the web page", takes_more=True)
+    add_verb("explain", _explain, "explain a translation in the browser, offline", takes_more=True)
+    add_verb("convert", _convert, "convert a checkpoint from another toolkit", takes_more=True)
+    add_verb("export", _export, "export a model to another inference engine", takes_more=True)
 
-    push = verb("push", _push, "publish a model on the Hub; it loads with or without this package")
+    push = add_verb(
+        "push", _push, "publish a model on the Hub; it loads with or without this package"
+    )
     push.add_argument("model", metavar="RUN", help="run folder, model folder or Hub name")
     push.add_argument("repo_id", metavar="USER/NAME", help="repository on the Hub")
     push.add_argument(
@@ -102,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _given(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
+def _given_arguments(arguments: argparse.Namespace, *names: str) -> dict[str, Any]:
     return {
         name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None
     }
@@ -113,22 +117,22 @@ def _write_utf_8():
         sys.stdout.reconfigure(encoding="utf-8", newline="\n")
 
 
-def _demo(arguments: argparse.Namespace, rest: list[str]):
+def _demo(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.demo import run_demo
 
     print(run_demo(arguments.output_dir))
 
 
-def _new(arguments: argparse.Namespace, rest: list[str]):
+def _new(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.new import run
 
-    print(run(rest, "vanilla-transformer new"))
+    print(run(verb_arguments, "vanilla-transformer new"))
 
 
-def _tokenize(arguments: argparse.Namespace, rest: list[str]):
+def _tokenize(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.recipe import MEASURED, parse_arguments
 
-    config, switches = parse_arguments(rest, "vanilla-transformer tokenize")
+    config, switches = parse_arguments(verb_arguments, "vanilla-transformer tokenize")
     if switches.resume:
         raise ValueError("--resume must not be given to tokenize: there is nothing to resume.")
     if switches.dry_run == MEASURED:
@@ -156,13 +160,13 @@ def _tokenize(arguments: argparse.Namespace, rest: list[str]):
     print(f"{len(tokenizer):,} tokens in {config.output_dir}/tokenizer")
 
 
-def _train(arguments: argparse.Namespace, rest: list[str]) -> int:
+def _train(arguments: argparse.Namespace, verb_arguments: list[str]) -> int:
     from .train.__main__ import run
 
-    return run(rest, "vanilla-transformer train")
+    return run(verb_arguments, "vanilla-transformer train")
 
 
-def _average(arguments: argparse.Namespace, rest: list[str]):
+def _average(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.averaging import average_run
 
     with add_file_to_errors(arguments.run_folder):
@@ -177,88 +181,90 @@ def _average(arguments: argparse.Namespace, rest: list[str]):
     print(f"{average}, is in {Path(arguments.output_dir or arguments.run_folder)}")
 
 
-def _evaluate(arguments: argparse.Namespace, rest: list[str]):
+def _evaluate(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.evaluate import run
 
-    table = run(rest, "vanilla-transformer evaluate")
+    table = run(verb_arguments, "vanilla-transformer evaluate")
     if table is not None:
         print(table)
 
 
-def _translate(arguments: argparse.Namespace, rest: list[str]):
+def _translate(arguments: argparse.Namespace, verb_arguments: list[str]):
     # input and output are UTF-8 in every locale
     _write_utf_8()
     from .train.translate import run
 
-    for line in run(rest, "vanilla-transformer translate"):
+    for line in run(verb_arguments, "vanilla-transformer translate"):
         print(line, flush=True)
 
 
-def _paper(arguments: argparse.Namespace, rest: list[str]):
+def _paper(arguments: argparse.Namespace, verb_arguments: list[str]):
     _write_utf_8()
     from .paper.__main__ import run
 
-    run(rest, "vanilla-transformer paper")
+    run(verb_arguments, "vanilla-transformer paper")
 
 
-def _score(arguments: argparse.Namespace, rest: list[str]):
+def _score(arguments: argparse.Namespace, verb_arguments: list[str]):
     _write_utf_8()
     from .train.score import run
 
-    for line in run(rest, "vanilla-transformer score"):
+    for line in run(verb_arguments, "vanilla-transformer score"):
         print(line)
 
 
-def _align(arguments: argparse.Namespace, rest: list[str]):
+def _align(arguments: argparse.Namespace, verb_arguments: list[str]):
     _write_utf_8()
     from .train.align import run
 
-    for line in run(rest, "vanilla-transformer align"):
+    for line in run(verb_arguments, "vanilla-transformer align"):
         print(line)
 
 
-def _synthesize(arguments: argparse.Namespace, rest: list[str]):
+def _synthesize(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .train.synthesize import run
 
-    summary = run(arguments.verb, rest, f"vanilla-transformer {arguments.verb}")
+    summary = run(arguments.verb, verb_arguments, f"vanilla-transformer {arguments.verb}")
     if summary is not None:
         print(summary)
 
 
-def _serve(arguments: argparse.Namespace, rest: list[str]):
+def _serve(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .serving.command import run
 
-    run(rest, "vanilla-transformer serve")
+    run(verb_arguments, "vanilla-transformer serve")
 
 
-def _space(arguments: argparse.Namespace, rest: list[str]):
+def _space(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .space.app import run
 
-    run(rest, "vanilla-transformer space")
+    run(verb_arguments, "vanilla-transformer space")
 
 
-def _explain(arguments: argparse.Namespace, rest: list[str]):
+def _explain(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .explainer.command import run
 
-    run(rest, "vanilla-transformer explain")
+    run(verb_arguments, "vanilla-transformer explain")
 
 
-def _convert(arguments: argparse.Namespace, rest: list[str]):
+def _convert(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .conversion.command import run
 
-    print(run(rest, "vanilla-transformer convert"))
+    print(run(verb_arguments, "vanilla-transformer convert"))
 
 
-def _export(arguments: argparse.Namespace, rest: list[str]):
+def _export(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .export.command import run
 
-    print(run(rest, "vanilla-transformer export"))
+    print(run(verb_arguments, "vanilla-transformer export"))
 
 
-def _push(arguments: argparse.Namespace, rest: list[str]):
+def _push(arguments: argparse.Namespace, verb_arguments: list[str]):
     from .publishing import push_to_hub
 
-    options = _given(arguments, "private", "revision", "commit_message", "trust_remote_code")
+    options = _given_arguments(
+        arguments, "private", "revision", "commit_message", "trust_remote_code"
+    )
     commit = push_to_hub(arguments.model, arguments.repo_id, **options)
     print(commit.commit_url)
 

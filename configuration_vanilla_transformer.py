@@ -103,18 +103,18 @@ SEPARATE_VOCABULARY_KEYS = {
 }
 
 
-def closest_name(name: str, known: list[str]) -> str:
+def closest_name(name: str, known_names: list[str]) -> str:
     """Return a hint at the closest valid name, to be appended to an error message.
 
     Args:
         name: Given name.
-        known: Valid names.
+        known_names: Valid names.
 
     Returns:
         " Did you mean X?", or "" if no valid name is close.
     """
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    close_names = difflib.get_close_matches(name, known_names, n=1, cutoff=0.6)
+    return f" Did you mean {close_names[0]!r}?" if close_names else ""
 
 
 @strict
@@ -323,13 +323,13 @@ class VanillaTransformerConfig(PreTrainedConfig):
                         f"{name} must be below vocab_size ({self.vocab_size}), got {token_id}."
                     )
 
-    def _refuse_unknown(self, given: dict):
+    def _refuse_unknown(self, given_fields: dict):
         """Refuse misspelt fields, which the base class would silently keep as attributes."""
         # a saved configuration may have a user's own attributes, or keys of a newer transformers
         # version, so unknown names are allowed
         is_saved = self.transformers_version is not None
-        fields = list(self.__dataclass_fields__) + list(self.attribute_map)
-        for name in given:
+        known_fields = list(self.__dataclass_fields__) + list(self.attribute_map)
+        for name in given_fields:
             if name in SEPARATE_VOCABULARY_KEYS:
                 raise ValueError(
                     f"{name} must not be given: source and target share vocab_size tokens."
@@ -337,7 +337,7 @@ class VanillaTransformerConfig(PreTrainedConfig):
             is_library_key = name in LIBRARY_KEYS or name in vars(GenerationConfig())
             if is_saved or is_library_key or name.startswith("_"):
                 continue
-            hint = closest_name(name, fields)
+            hint = closest_name(name, known_fields)
             raise ValueError(f"{name} is not a field of {type(self).__name__}.{hint}")
 
 

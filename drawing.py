@@ -45,10 +45,10 @@ def write_message(figure: "Figure", message: str) -> None:
         figure: The picture.
         message: Sentence that states what the picture shows.
     """
-    figure.suptitle(wrapped(figure, message), fontsize=11, parse_math=False)
+    figure.suptitle(wrap_text(figure, message), fontsize=11, parse_math=False)
 
 
-def wrapped(figure: "Figure", text: str) -> str:
+def wrap_text(figure: "Figure", text: str) -> str:
     """Return a text, wrapped to lines that are not wider than a picture.
 
     Args:
@@ -67,10 +67,10 @@ def label_rows_and_columns(axes: Any, rows: Sequence[str], columns: Sequence[str
         columns: Label of each column.
     """
     # a dollar sign in a token must not start a formula
-    plain = {"parse_math": False}
-    turned = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
-    axes.set_xticks(range(len(columns)), columns, **turned, **plain)
-    axes.set_yticks(range(len(rows)), rows, **plain)
+    plain_text = {"parse_math": False}
+    turned_text = {"rotation": 60, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(columns)), columns, **turned_text, **plain_text)
+    axes.set_yticks(range(len(rows)), rows, **plain_text)
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
@@ -80,7 +80,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
         figure: The picture.
         path: Path of the .png file.
     """
-    drawn = io.BytesIO()
-    figure.savefig(drawn, dpi=DOTS_PER_INCH, format=path.suffix.removeprefix("."))
+    image_buffer = io.BytesIO()
+    figure.savefig(image_buffer, dpi=DOTS_PER_INCH, format=path.suffix.removeprefix("."))
     make_folder(path.parent)
-    write_atomically(path, drawn.getvalue())
+    write_atomically(path, image_buffer.getvalue())

@@ -3,7 +3,7 @@
 from collections import Counter
 from dataclasses import asdict
 
-from ...drawing import wrapped
+from ...drawing import wrap_text
 from ..evalb import score_corpus, score_sentence
 from ..study import Section
 from ..trees import WORD, Tree, linearize, tree_from_tokens, trees_in, walk
@@ -41,7 +41,7 @@ def example(has_model: bool) -> Section:
         rows.append([number, token, f"{meaning} {what}", depth])
     figure, (axes,) = tree_figure([tree])
     draw_tree(axes, tree, [MATCHED] * len(tree.brackets))
-    figure.supxlabel(wrapped(figure, " ".join(tokens)), fontsize=10)
+    figure.supxlabel(wrap_text(figure, " ".join(tokens)), fontsize=10)
     finding = (
         f"The tree over {len(tree.words)} words becomes {len(tokens)} tokens. Each bracket has an "
         f"opening and a closing token with its label. Every word is {WORD}: the source has the "
