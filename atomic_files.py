@@ -88,10 +88,10 @@ def refuse_links(folder: Path, names: Collection[str]):
             for names_of_kind in names_by_kind
             for inner_name in names_of_kind
         )
-        for candidate in (path, *inner_paths):
-            if candidate.is_symlink():
+        for link in (path, *inner_paths):
+            if link.is_symlink():
                 raise ValueError(
-                    f"{candidate} is a link to {os.readlink(candidate)}, and commands write only to "
+                    f"{link} is a link to {os.readlink(link)}, and commands write only to "
                     f"the files of {folder} itself. Replace the link by what it leads to."
                 )
 

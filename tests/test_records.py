@@ -53,7 +53,7 @@ def test_content_that_matches_its_description_is_read(more, tmp_path):
         ('{"step": 3, "names": ["a"], "more": 1}', "file.json must not have 'more'"),
         (
             '{"step": 3, "names": ["a"], "loss": 1e999}',
-            "loss must be a number of at most 2.63 - 1 in size or null",
+            r"loss must be a number of at most 2\^63 - 1 in size or null",
         ),
         ('{"step": 3, "names": ["a"], "loss": NaN}', "must be JSON, .* NaN is no number of JSON"),
         ('{"step": 3, "names": ["a"], "sizes": {"../a": 1}}', "sizes must not have '../a'"),
