@@ -139,9 +139,9 @@ def _measured(run: Run) -> Costs:
     # all processes must make the same number of steps
     broadcast_object_list(numbers)
     (number,) = numbers
-    before = len(run.unread)
+    before = len(run.unread_results)
     seconds = _seconds_of(run, steps, number) / number
-    tokens = sum(int(result.num_tokens) for _, result, _ in run.unread[before:]) / number
+    tokens = sum(int(result.num_tokens) for _, result, _ in run.unread_results[before:]) / number
     began = time.monotonic()
     evaluate_step(run, number + 2)
     evaluated = time.monotonic()

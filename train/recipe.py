@@ -15,7 +15,7 @@ from ..configuration_vanilla_transformer import closest_name
 from ..console import LONGEST_VALUE, TRUST, add_trust_flag, refuse_code, shown
 from ..records import read_text
 from .config import TrainConfig
-from .resuming import by_field
+from .resuming import by_canonical_name
 
 RECIPES_FOLDER = Path(__file__).parent / "recipes"
 # name of the recipe in a run folder
@@ -192,7 +192,10 @@ def load_config(recipe: str | Path, overrides: dict[str, Any] | None = None) -> 
         if name not in TrainConfig.__dataclass_fields__:
             _refuse_setting(str(name))
     if isinstance(recipe_settings.get("model"), dict) and isinstance(overrides.get("model"), dict):
-        merged_fields = {**by_field(recipe_settings["model"]), **by_field(overrides["model"])}
+        merged_fields = {
+            **by_canonical_name(recipe_settings["model"]),
+            **by_canonical_name(overrides["model"]),
+        }
         overrides = {**overrides, "model": merged_fields}
     settings: dict[str, Any] = {}
     for new_settings in (recipe_settings, overrides):

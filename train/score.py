@@ -15,7 +15,7 @@ from ..console import add_trust_flag, parse_flags
 from ..loading import load
 from ..pipeline_vanilla_transformer import TEXTS_PER_WINDOW
 from .data.text_files import lines_of, opened, read_lines
-from .translate import add_languages, fitting_lines
+from .translate import add_language_flags, fitting_lines
 
 
 def run(argv: list[str], prog: str) -> Iterator[str]:
@@ -84,7 +84,7 @@ def pairs_parser(prog: str, description: str) -> argparse.ArgumentParser:
             metavar="FILE",
             help=f"{what}; plain or compressed",
         )
-    add_languages(parser)
+    add_language_flags(parser)
     add_trust_flag(parser)
     return parser
 
