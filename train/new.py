@@ -220,8 +220,8 @@ def run(argv: list[str], prog: str = "vanilla-transformer new") -> str:
         exit_on_error=False,
         description="Read a corpus as training would, and write a recipe for its number of pairs.",
         epilog=f"{', '.join(f'--{name}' for name in REQUIRED_SETTINGS)} are needed. With "
-        f"--{MAX_MINUTES} a few steps are trained, and the numbers of steps fit into this time. All "
-        "other settings are changed in the recipe.",
+        f"--{MAX_MINUTES} a few steps are trained, and the numbers of steps fit into this time. "
+        "All other settings are changed in the recipe.",
     )
     # optional, because argparse would answer a missing name with its usage; `_new_recipe_path`
     # refuses it
