@@ -475,10 +475,8 @@ def _translations_to_compare(
     found_name, translations = _find_saved_translations(
         other_folder, candidate_names, sources, references
     )
-    other_scores, average = (
-        read_scores(other_folder).get(found_name, {}),
-        describe_average(other_folder),
-    )
+    other_scores = read_scores(other_folder).get(found_name, {})
+    average = describe_average(other_folder)
     if average is not None and is_of_other_weights(other_scores, average):
         raise ValueError(
             f"against must be a run whose translations are its model's, got {other_folder} with "

@@ -28,7 +28,7 @@ from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.cpu_kernels import FLOAT32_ATTENTION
 from .ending import (
-    Requests,
+    StopRequests,
     ending_if_stalled,
     ignore_signals,
     naming_a_dead_worker,
@@ -133,7 +133,7 @@ def _report_signal(number: int, saved_clause: str):
     print_after_launcher(text)
 
 
-def _train_and_average(run: Run, requests: Requests) -> int | None:
+def _train_and_average(run: Run, requests: StopRequests) -> int | None:
     stop = _run_steps(run, requests)
     if stop is not None:
         step, number = stop
@@ -150,7 +150,7 @@ def _train_and_average(run: Run, requests: Requests) -> int | None:
     return None
 
 
-def _run_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
+def _run_steps(run: Run, requests: StopRequests) -> tuple[int, int] | None:
     """Train to the end of the run; after a signal, return the last step and the signal's number."""
     config, is_single_process = run.config, run.accelerator.num_processes == 1
     if run.was_finished_at_start:
@@ -202,11 +202,11 @@ def _run_steps(run: Run, requests: Requests) -> tuple[int, int] | None:
                         _warn_of_skipped_end(run, step)
                     return None
             if is_stopped:
-                return step, requests.number or signal.SIGTERM
+                return step, requests.signal_number or signal.SIGTERM
     return None
 
 
-def _reasons_to_end(run: Run, requests: Requests, step: int) -> tuple[bool, bool, int]:
+def _reasons_to_end(run: Run, requests: StopRequests, step: int) -> tuple[bool, bool, int]:
     """Return whether a signal asks for the end, whether `max_minutes` are over, and `due_cooldown`.
 
     With several processes, the values are those of the step before: to read the reduced values of
@@ -489,7 +489,7 @@ def evaluate_step(run: Run, step: int):
     if run.config.validation_sample is not None:
         scores |= score_sample(run, validation, run.config.validation_sample)
     run.scores = {"step": step, **scores}
-    run.progress.evaluated(step, scores)
+    run.progress.log_scores(step, scores)
     numbers = ", ".join(f"{name} {score:.4g}" for name, score in scores.items())
     logger.info("step %d: validation %s", step, numbers)
 

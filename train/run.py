@@ -30,7 +30,7 @@ from .data.prepare import Data, load_texts, make_steps, prepare_data
 from .data.streaming import StreamedSteps
 from .devices import distribution
 from .devices.memory import LAUNCH_TOKENS, max_micro_batch_tokens, refuse_too_large
-from .model_class import keep_file, make_model, set_search, try_model
+from .model_class import copy_model_file, make_model, set_search, try_model
 from .progress import Progress, open_trackers, refuse_trackers
 from .recipe import RECIPE_FILE, save_config
 from .resuming import STEP_SETTINGS, describe_changes, refuse_late_cooldown, refuse_other_run
@@ -478,7 +478,7 @@ def _record_start(run: Run, user_config: TrainConfig, changes: str, checkpoint: 
     # written after the environment: if the process is killed in between, the next start still finds
     # the old recipe, and records the changes
     save_config(user_config, run.folder / RECIPE_FILE)
-    keep_file(user_config, run.folder)
+    copy_model_file(user_config, run.folder)
     if checkpoint is not None and run.was_finished_at_start:
         checkpointing.make_regular(checkpoint)
     counts = {"parameters": run.model.num_parameters()}

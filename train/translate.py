@@ -350,7 +350,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     """
     # FILE can follow flags
     search = vars(parse_flags(_make_parser(prog), argv, is_intermixed=True))
-    trust_remote_code, column, scores, jsonl, runs, glossary_path = (
+    trust_remote_code, column, shows_scores, writes_jsonl, runs, glossary_path = (
         search.pop(flag)
         for flag in ("trust_remote_code", "column", "scores", "jsonl", "runs", "glossary")
     )
@@ -359,9 +359,9 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     path = None if path == "-" else path
     file_name = path or "stdin"
     is_subtitles = ".srt" in Path(file_name).suffixes
-    is_n_best = scores or "num_return_sequences" in search
+    is_n_best = shows_scores or "num_return_sequences" in search
     is_aligned = "return_alignment" in search
-    if is_subtitles and (column or jsonl or is_n_best or is_aligned):
+    if is_subtitles and (column or writes_jsonl or is_n_best or is_aligned):
         raise ValueError(
             "column, jsonl, scores, alignment and num_return_sequences must not be given: "
             "subtitles are translated to subtitles."
@@ -373,7 +373,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
     for stream_name, stream in (("stdin", path or sys.stdin), ("stdout", sys.stdout)):
         if stream is None:
             raise ValueError(f"{stream_name} must be open, got a closed one.")
-    if scores:
+    if shows_scores:
         search["return_scores"] = True
     # opened first, so that an unreadable file is reported before the model is loaded
     with opened(Path(path)) if path else nullcontext(sys.stdin.buffer) as file:
@@ -392,7 +392,7 @@ def run(argv: list[str], prog: str) -> Iterator[str]:
         ):
             if number == 0 and field_reader is None and "\t" in line:
                 logger.warning("%s", TABS_WARNING.format(file_name))
-            if jsonl:
+            if writes_jsonl:
                 yield json.dumps({"source": line, "translations": translations}, ensure_ascii=False)
             elif is_n_best:
                 yield from n_best_lines(number, translations)
