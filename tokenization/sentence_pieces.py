@@ -124,15 +124,15 @@ def _make_normalizer(fields: dict[int, list], has_prefix: bool) -> normalizers.N
 def _reconstruct_merges(pieces: list[tuple[str, float, int]]) -> list[tuple[str, str]]:
     """Reconstruct the merges of a BPE model, which stores only the pieces that merges produce."""
     normal_pieces = {
-        piece: (score, number)
-        for number, (piece, score, piece_type) in enumerate(pieces)
+        piece: (score, index)
+        for index, (piece, score, piece_type) in enumerate(pieces)
         if piece_type == NORMAL
     }
     ranked_merges = [
-        (-score, number, piece[:end], piece[end:])
-        for piece, (score, number) in normal_pieces.items()
-        for end in range(1, len(piece))
-        if piece[:end] in normal_pieces and piece[end:] in normal_pieces
+        (-score, index, piece[:split_position], piece[split_position:])
+        for piece, (score, index) in normal_pieces.items()
+        for split_position in range(1, len(piece))
+        if piece[:split_position] in normal_pieces and piece[split_position:] in normal_pieces
     ]
     return [(left, right) for _, _, left, right in sorted(ranked_merges)]
 
@@ -163,9 +163,9 @@ def _parse_fields(message: bytes) -> dict[int, list]:
                 return value
 
     while position < len(message):
-        key = varint()
+        tag = varint()
         # wire type: 0 is a varint, 1 and 5 have a fixed size, 2 begins with its size
-        wire_type = key & 7
+        wire_type = tag & 7
         if wire_type == 0:
             value: int | bytes = varint()
         elif wire_type in (1, 2, 5):
@@ -174,7 +174,7 @@ def _parse_fields(message: bytes) -> dict[int, list]:
             position += size
         else:
             raise ValueError
-        fields.setdefault(key >> 3, []).append(value)
+        fields.setdefault(tag >> 3, []).append(value)
     if position != len(message):
         raise ValueError
     return fields

@@ -366,8 +366,8 @@ def _check_test_set(
 ) -> str | None:
     """Refuse several test sets at once; return the name of one that is no dataset, or None."""
     if (source is None) != (not references):
-        missing = "source" if source is None else "reference"
-        raise ValueError(f"source and reference must be given together, got no {missing}.")
+        missing_argument = "source" if source is None else "reference"
+        raise ValueError(f"source and reference must be given together, got no {missing_argument}.")
     dataset_names = [name for name, value in dataset_arguments.items() if value is not None]
     test_set_names = [
         name for name, value in (("source", source), ("sacrebleu", sacrebleu)) if value

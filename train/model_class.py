@@ -65,10 +65,14 @@ def model_class_of(config: "TrainConfig", folder: Path | None = None) -> type[Pr
         # to check each name of transformers would import all its models, so these names are not
         # filtered
         is_library = module is transformers
-        names = [it for it in dir(module) if is_library or _is_model(vars(module).get(it))]
+        attribute_names = [
+            attribute
+            for attribute in dir(module)
+            if is_library or _is_model(vars(module).get(attribute))
+        ]
         raise ValueError(
             f"model_class must name a PreTrainedModel, got {config.model_class!r}."
-            + closest_name(name, [it for it in names if it != name])
+            + closest_name(name, [attribute for attribute in attribute_names if attribute != name])
         )
     _refuse_untrainable_class(model_class)
     if module is not transformers:
@@ -157,10 +161,10 @@ def _refuse_untrainable_class(model_class: type[PreTrainedModel]):
             f"model_class must be an encoder-decoder with a language model head, got {name}."
         )
     fields = _fields_of(config_class)
-    for size in SIZE_FIELDS:
-        if not {size, OTHER_NAMES.get(size)} & fields:
+    for size_field in SIZE_FIELDS:
+        if not {size_field, OTHER_NAMES.get(size_field)} & fields:
             raise ValueError(
-                f"model_class must have a configuration with the field {size}, and "
+                f"model_class must have a configuration with the field {size_field}, and "
                 f"{config_class.__name__} has none."
             )
 

@@ -28,7 +28,7 @@ BAR_FORMAT = "|{bar}| {n_fmt}/{total_fmt} {remaining} left{desc}"
 ESTIMATING_BAR_FORMAT = BAR_FORMAT.replace("/", "/~")
 SECONDS_BETWEEN_LINES = 30
 TRACKERS_FOLDER = "trackers"
-TRACKERS = tuple(kind.value for kind in LoggerType if kind != LoggerType.ALL)
+TRACKERS = tuple(logger_type.value for logger_type in LoggerType if logger_type != LoggerType.ALL)
 
 
 def refuse_trackers(names: Sequence[str]) -> None:

@@ -404,15 +404,17 @@ def _load_models(
     runs: list[str], trust_remote_code: bool, int8: bool
 ) -> tuple[TranslationPipeline, list[PreTrainedModel]]:
     """Load the first model with its tokenizer, and the other models of an ensemble."""
-    pipeline, *others = [load(run, trust_remote_code=trust_remote_code, int8=int8) for run in runs]
+    pipeline, *other_pipelines = [
+        load(run, trust_remote_code=trust_remote_code, int8=int8) for run in runs
+    ]
     vocabulary = pipeline.tokenizer.get_vocab()
-    for run, other in zip(runs[1:], others, strict=True):
-        if other.tokenizer.get_vocab() != vocabulary:
+    for run, other_pipeline in zip(runs[1:], other_pipelines, strict=True):
+        if other_pipeline.tokenizer.get_vocab() != vocabulary:
             raise ValueError(
                 f"models that translate together must have one vocabulary, and that of {run} "
                 f"differs from that of {runs[0]}."
             )
-    return pipeline, [other.model for other in others]
+    return pipeline, [other_pipeline.model for other_pipeline in other_pipelines]
 
 
 def _translate_groups(
